@@ -79,7 +79,7 @@ class TokenScores:
     """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
 
     Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
-    With a reference, all arrays down to ``same_top`` exist; the last four are computed on request.
+    With a reference, all arrays exist.
     """
 
     window: int
@@ -91,10 +91,6 @@ class TokenScores:
     ref_top1_logprob: NDArray[np.float32] | None = None
     kld: NDArray[np.float32] | None = None  # KL(reference || model)
     same_top: NDArray[np.bool_] | None = None  # both have the same most probable token
-    reverse_kld: NDArray[np.float32] | None = None  # KL(model || reference)
-    js: NDArray[np.float32] | None = None  # Jensen-Shannon divergence
-    tv: NDArray[np.float32] | None = None  # total variation, from 0 to 1
-    top5: NDArray[np.float32] | None = None  # share of the five most probable tokens that both have
 
 
 class ScoreRequest(BaseModel):
@@ -105,7 +101,6 @@ class ScoreRequest(BaseModel):
     reference: Path | None = None  # folder of the reference store to compare with
     vocab_size: int | None = None  # number of entries that are compared, the first ones; None: all of the reference's
     record: Path | None = None  # existing folder into which this model's states or logits are written, as a store
-    divergences: bool = False  # also compute ``reverse_kld``, ``js``, ``tv`` and ``top5``
 
 
 @dataclass(frozen=True)

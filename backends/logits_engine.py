@@ -41,7 +41,7 @@ from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.reference.comparison import Comparison, StoredRows
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import decode_check, divergences, statistics
+from compare_q.backends.scoring import decode_check, statistics
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +186,7 @@ class LogitsScorer:
             self.recorder.write_pieces(window.index, window.n_scored, chain([first], kept))
         if self.comparison is not None:
             self.comparison.drop(window.index)
-        return divergences.scores(window.index, window.targets, [np.concatenate(shard)])
+        return statistics.scores(window.index, window.targets, [np.concatenate(shard)])
 
     def pieces_to_record(self, window: Window, shard: list[NDArray[np.float32]]) -> Iterator[torch.Tensor]:
         """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to be recorded."""
@@ -227,7 +227,7 @@ class LogitsScorer:
         if self.comparison is None:
             store = open_reference(request.reference)
             entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])
-            self.comparison = Comparison(store, (0, entries), logits.device, with_divergences=request.divergences)
+            self.comparison = Comparison(store, (0, entries), logits.device)
         return self.comparison.statistics(rows, logits, targets)
 
 

@@ -202,7 +202,7 @@ def compare(
     *named: Given, data: Given | None = None, models: Given | None = None, rows: int | str | None = None,
     eval_len: int | None = None, eval_stride: int | None = None, sample: str | None = None,
     tokenizer: str | Path | None = None, logits_file: str | Path | None = None, cache_dir: str | Path | None = None,
-    clear_cache: bool = False, divergences: bool = False, verbose: bool = False, quiet: bool = False,
+    clear_cache: bool = False, verbose: bool = False, quiet: bool = False,
 ) -> Comparison:  # fmt: skip
     """Score models on one or several texts; cached scores are not computed again.
 
@@ -223,7 +223,7 @@ def compare(
     n_windows = window_flags.pop("rows", None)
     config = local_config(
         Cache(Path(cache_dir or default_root())), Progress(quiet=quiet), clear=clear_cache, verbose=verbose,
-        logits_file=Path(logits_file) if logits_file is not None else None, divergences=divergences,
+        logits_file=Path(logits_file) if logits_file is not None else None,
     )  # fmt: skip
     if words:
         named_texts = list[str | DataSpec]()

@@ -30,10 +30,9 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable, redacted, shortened, unicode
 from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
-from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval.common.files import write_text
 from compare_q.eval.specs.reading import numbered
-from compare_q.eval.stats.estimates import DIVERGENCES, PERCENTILES, AgainstReference, Estimates
+from compare_q.eval.stats.estimates import PERCENTILES, AgainstReference, Estimates
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
 FORMAT = 8
@@ -225,14 +224,6 @@ class ModelResult(Stored):
     bits_per_byte: Number = copied("rates/bits_per_byte/value", "loss in bits per byte of the text (UTF-8)")
     byte_perplexity: Number = copied("rates/byte_perplexity/value", "perplexity per byte")
     word_perplexity: Number = copied("rates/word_perplexity/value", "perplexity per word")
-    reverse_kld: Number = copied("against/reverse_kld/value", "mean KL(model || reference), nats")
-    reverse_kld_stderr: Number = copied("against/reverse_kld/stderr", "its error, nats")
-    js: Number = copied("against/js/value", "mean Jensen-Shannon divergence, nats")
-    js_stderr: Number = copied("against/js/stderr", "its error, nats")
-    tv: Number = copied("against/tv/value", "mean total variation, a share")
-    tv_stderr: Number = copied("against/tv/stderr", "its error")
-    top5: Number = copied("against/top5/value", "share of the reference's five top tokens that are the model's")
-    top5_stderr: Number = copied("against/top5/stderr", "its error")
 
     questions: Count | None = copied("answers/questions", "questions whose answers were scored")
     acc: Number = copied("answers/acc/accuracy/value", "share of right answers, by log-probability")
@@ -608,13 +599,10 @@ def contradiction(model: ModelResult) -> str:
 
 
 def distributions_hold(against: AgainstReference) -> bool:
-    """True if all percentiles exist, and a KLD where its percentiles do."""
-    divergences = against.divergence_percentiles
-    return (
-        divergences.keys() <= set(DIVERGENCES)
-        and all(set(each) in (set(), set(PERCENTILES)) for each in (against.kld_percentiles, *divergences.values()))
-        and (not against.kld_percentiles or against.kld.value is not None)
-    )
+    """True if all percentiles of the KLD exist, and with them the KLD, or none of them."""
+    if not against.kld_percentiles:
+        return True
+    return set(against.kld_percentiles) == set(PERCENTILES) and against.kld.value is not None
 
 
 def load(files: Sequence[Path]) -> RunResult:
@@ -681,23 +669,21 @@ def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
 def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
     """The rows without duplicates, by the key of their scores.
 
-    A row with ``--divergences`` replaces the same row without them.  A measured row replaces a failed row of the same
-    label.  Other rows with the same label get a number: "label (2)".
+    A measured row replaces a failed row of the same label.  Other rows with the same label get a number: "label (2)".
     """
     rows: list[ModelResult] = []
 
     def is_same(one: ModelResult, other: ModelResult) -> bool:
         if one.error or other.error:
             return one.label == other.label
-        key, other_key = (row.scores_key.removesuffix(DIVERGENCES_SUFFIX) for row in (one, other))
-        return key == other_key != ""
+        return one.scores_key == other.scores_key != ""
 
     for model in models:
         place = next((i for i, row in enumerate(rows) if is_same(row, model)), len(rows))
         if place == len(rows):
             (label,) = numbered([model.label], [row.label for row in rows])
             rows.append(model.updated(label=label))
-        elif rows[place].error or model.scores_key == rows[place].scores_key + DIVERGENCES_SUFFIX:
+        elif rows[place].error:
             rows[place] = model.updated(label=rows[place].label)
     return tuple(rows)
 

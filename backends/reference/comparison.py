@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.head import head_logits
 from compare_q.backends.reference.store import Reader
-from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring import statistics
 
 if TYPE_CHECKING:
     import torch
@@ -178,15 +178,13 @@ def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -
 class Comparison:
     """Logits of a reference store on a device, over the vocabulary entries [first, last) of ``shard``.
 
-    ``head``: the store's head, if it is loaded already; ``with_divergences``: also compute the second pass of
-    ``backends/scoring/divergences.py``.  ``close`` ends the reading thread.
+    ``head``: the store's head, if it is loaded already.  ``close`` ends the reading thread.
     """
 
     def __init__(
-        self, store: Reader, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None,
-        *, with_divergences: bool = False,
-    ) -> None:  # fmt: skip
-        self.store, self.shard, self.device, self.with_divergences = store, shard, device, with_divergences
+        self, store: Reader, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None
+    ) -> None:
+        self.store, self.shard, self.device = store, shard, device
         self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
         self.windows = ReferenceWindows(store, pin=device.type == "cuda")
 
@@ -230,16 +228,12 @@ class Comparison:
         logits = logits[:, slice(*self.shard)]
         n_rows, entries = logits.shape
         ids = statistics.target_ids(rows.window, logits, targets)
-        out = torch.empty(n_rows, divergences.width(True, self.with_divergences), device=logits.device)
+        out = torch.empty(n_rows, statistics.width(True), device=logits.device)
         step = max(CHUNK_ELEMENTS // entries, 1)
         for begin in range(0, n_rows, step):
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
-            part, first_pass = logits[begin:end], out[begin:end, : divergences.FIRST]
-            statistics.partial(part, ids[begin:end], first_pass, reference=reference)
-            if self.with_divergences:
-                whole = divergences.normalizers(first_pass[None])
-                divergences.partial(part, reference, whole, out[begin:end, divergences.FIRST :])
+            statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
         return out.cpu().numpy()  # waits until the GPU has copied the window
 
     def drop(self, window: int) -> None:

@@ -4,9 +4,9 @@ A folder holds the scores of one model, text and engine, alone and compared with
 changed, only added (``backends/common/storage.py``):
 
 - segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined, each float32 [N] or
-  bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key, with ``DIVERGENCES_SUFFIX`` if it has
-  the divergences that are computed on request.  The header has the key (the folder's name), the windows, with a digest
-  of each window's tokens, the session that made it, and the seconds that these windows took;
+  bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key.  The header has the key (the folder's
+  name), the windows, with a digest of each window's tokens, the session that made it, and the seconds that these
+  windows took;
 - records, ``record.<session>.json``: metadata of one session, and the key.
 
 Files that name another key, or do not name a key, are misplaced or older.  They are ignored and kept.
@@ -34,9 +34,7 @@ from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import redacted
 
-DIVERGENCES_SUFFIX = "-more"
-"""End of the tag of segments with the divergences that are computed on request."""
-TAG = re.compile(rf"alone|[0-9a-f]{{16}}(?:{DIVERGENCES_SUFFIX})?")
+TAG = re.compile("alone|[0-9a-f]{16}")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
@@ -45,7 +43,6 @@ VERSION = 3
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
-    "reverse_kld": np.float32, "js": np.float32, "tv": np.float32, "top5": np.float32,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
 
@@ -136,17 +133,18 @@ def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]
     """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
     for file in storage.files_in(folder):
         what = storage.what_of(file.name)
-        if TAG.fullmatch(what) and tag in (ALONE, what, what.removesuffix(DIVERGENCES_SUFFIX)):
+        if TAG.fullmatch(what) and tag in (ALONE, what):
             segment = segment_in(file)
             if segment is None or segment.key == folder.name:
                 yield file, segment
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Return the scores with only the columns of a tag: the first line of ``COLUMNS``, the first two, or all three."""
-    kept = 4 if tag == ALONE else len(COLUMNS) if tag.endswith(DIVERGENCES_SUFFIX) else 8
-    others: dict[str, Any] = dict.fromkeys(list(COLUMNS)[kept:])
-    return replace(scores, **others)
+    """Return the scores with only the columns of a tag: with ``ALONE``, the first line of ``COLUMNS``."""
+    if tag != ALONE:
+        return scores
+    columns_of_reference: dict[str, Any] = dict.fromkeys(list(COLUMNS)[4:])
+    return replace(scores, **columns_of_reference)
 
 
 def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:

@@ -94,7 +94,7 @@ def partial(
 
 @cache
 def triton_kernels() -> Any:
-    """The module with both passes in Triton; None if Triton is not installed."""
+    """The module with ``partial`` in Triton; None if Triton is not installed."""
     try:
         from compare_q.backends.scoring import triton_kernels
     except ImportError:

@@ -1,15 +1,10 @@
-"""Both passes over the logits, one Triton kernel each: a pass reads every logit once, and stores only its statistics.
+"""``partial`` of ``backends/scoring/statistics.py`` in one Triton kernel, which reads every logit once.
 
-The first pass is ``partial`` of ``backends/scoring/statistics.py``.  One program reduces one row.  Each of its LANES
+One program reduces one row.  Each of its LANES
 reads GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most once per
 group, so that a logit costs one exponential and about nine other instructions, and the loop has no reduction across
 lanes.  At the end the lanes are merged like shards.  Exponents are kept in bits (units of ln 2) until the end, because
 a power of two is the cheaper exponential.
-
-In the second pass, ``partial`` of ``backends/scoring/divergences.py``, the maxima are known.  To find the five largest
-logits (ordered by value, then by id), each lane keeps only its largest logit, which takes two instructions per logit.
-The five largest logits are in at most five lanes: those with the largest maxima.  Therefore, five times, the largest
-logit of all lanes is taken, and its lane (one of 256) is read again to find the next largest logit of this lane.
 """
 
 from __future__ import annotations
@@ -38,10 +33,6 @@ WIDE = tl.constexpr(1e29)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-TOP = tl.constexpr(5)
-TILES = tl.constexpr(16)
-"""Number of tiles that are read at once when a lane is read again; 16 tiles of all lanes have 65,536 logits."""
-NOWHERE = tl.constexpr(2147483647)
 
 
 def partial_statistics(
@@ -57,21 +48,6 @@ def partial_statistics(
         _statistics[(rows,)](
             z, r, targets.contiguous(), out, columns, first, z.stride(0), r.stride(0), out.stride(0), out.stride(1),
             has_reference=reference is not None, lanes=LANES, group=GROUP, num_warps=WARPS, enable_fp_fusion=True,
-        )  # fmt: skip
-
-
-def partial_divergences(
-    logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, out: torch.Tensor, first: int
-) -> None:
-    """``divergences.partial`` for at least one column; rows may have any stride and alignment."""
-    rows, columns = logits.shape
-    z, r = _dense(logits), _dense(reference)
-    if rows == 0:
-        return
-    with torch.cuda.device(logits.device if logits.is_cuda else -1):
-        _divergences[(rows,)](
-            z, r, whole.contiguous(), out, columns, first, z.stride(0), r.stride(0), out.stride(0), out.stride(1),
-            lanes=LANES, group=GROUP, num_warps=WARPS, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -220,99 +196,3 @@ def _statistics(
             gaps = tl.where(_excludes(z, r, columns, lanes * 4), float("inf"), gaps)
         _store(out + 5 * out_column, out_column, peak, total, gaps, target,
                first + _first_top(r, columns, rm, peak, rgroups, group))  # fmt: skip
-
-
-@_jit
-def _higher(
-    best: tl.tensor, groups: tl.tensor, x: tl.tensor, begin: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Update each lane's largest logit, and the first column of the group that has it first, by the next tile."""
-    top = _most(x)
-    higher = top > best  # False for NaN
-    return tl.where(higher, top, best), tl.where(higher, begin, groups)
-
-
-@_jit
-def _after(
-    row: tl.tensor, columns: tl.tensor, home: tl.tensor, peak: tl.tensor, taken: tl.tensor, lanes: tl.constexpr,
-    group: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(value, column) of a lane's next smaller logit after ``peak``, which is in column ``taken``; ``home``: the lane's
-    first column."""
-    value = tl.full([], float("-inf"), tl.float32)
-    column = tl.full([], NOWHERE, tl.int32)
-    place = home + tl.arange(0, TILES)[:, None] * (lanes * group) + tl.arange(0, group)[None, :]
-    for start in range(0, columns, TILES * lanes * group):
-        at = start + place
-        x = _load(row, at, columns)
-        x = tl.where((x < peak) | ((x == peak) & (at > taken)), x, float("-inf"))
-        top = tl.max(tl.max(x, 1), 0)
-        where = tl.min(tl.min(tl.where(x == top, at, NOWHERE), 1), 0)
-        column = tl.where(top > value, where, column)
-        value = tl.maximum(top, value)
-    return value, column
-
-
-@_jit
-def _store_tops(
-    row: tl.tensor, columns: tl.tensor, first: tl.tensor, best: tl.tensor, groups: tl.tensor, out: tl.tensor,
-    stride: tl.tensor, lanes: tl.constexpr, group: tl.constexpr,
-) -> None:  # fmt: skip
-    """Values and global ids of the largest logits of a row, filled with -inf and +inf if the row is too short."""
-    lane = tl.arange(0, lanes) * group
-    for number in tl.static_range(TOP):
-        peak = tl.max(best, 0)
-        begin = tl.min(tl.where(best == peak, groups, NOWHERE), 0)
-        at = begin + tl.arange(0, group)
-        found = tl.min(tl.where(_load(row, at, columns) == peak, at, columns), 0)
-        there = found < columns
-        tl.store(out + number * stride, tl.where(there, peak, float("-inf")))
-        tl.store(out + (TOP + number) * stride, tl.where(there, (first + found).to(tl.float32), float("inf")))
-        home = begin % (lanes * group) // group * group
-        value, column = _after(row, columns, home, peak, found, lanes, group)
-        best, groups = tl.where(lane == home, value, best), tl.where(lane == home, column, groups)
-
-
-@_jit
-def _divergences(
-    z: tl.tensor, r: tl.tensor, whole: tl.tensor, out: tl.tensor, columns: tl.tensor, first: tl.tensor,
-    z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
-    lanes: tl.constexpr, group: tl.constexpr,
-) -> None:  # fmt: skip
-    """The second pass of row ``program_id``; names as in ``compare_q.backends.scoring.divergences``."""
-    row = tl.program_id(0).to(tl.int64)
-    z += row * z_stride
-    r += row * r_stride
-    out += row * out_stride
-    whole += row * 4
-    m, s = tl.load(whole), tl.load(whole + 1) * LOG2_E
-    rm, rs = tl.load(whole + 2), tl.load(whole + 3) * LOG2_E
-    lane = tl.arange(0, lanes) * group
-    place = lane[:, None] + tl.arange(0, group // 2)[None, :]
-    best = tl.full([lanes], float("-inf"), tl.float32)
-    tv = tl.zeros([lanes], tl.float32)
-    reverse, js, widest, rbest, groups, rgroups = tv, tv, tv, best, lane, lane
-    for start in range(0, columns, lanes * group):
-        x, y = _tile(z, start + place, columns), _tile(r, start + place, columns)
-        best, groups = _higher(best, groups, x, start + lane)
-        rbest, rgroups = _higher(rbest, rgroups, y, start + lane)
-        x, y = tl.fma(x - m, LOG2_E, -s), tl.fma(y - rm, LOG2_E, -rs)
-        gap = x - y
-        far = tl.abs(gap)
-        less = tl.exp2(-far)
-        larger = tl.exp2(tl.maximum(x, y))
-        smaller = larger * less
-        widest = tl.maximum(widest, _most(gap))
-        reverse += _over(tl.where(gap > 0, larger, smaller) * gap)
-        tv += _over(larger - smaller)
-        js += _over((larger + smaller) * (1 - tl.log2(1 + less)) - smaller * far)
-
-    reverse = tl.sum(reverse, 0) * LN_2
-    if tl.max(widest, 0) > WIDE:  # rare; a very low finite logit makes such a gap too, but is not excluded
-        known = (s == s) & (rs == rs)
-        reverse = tl.where(known & _excludes(r, z, columns, lanes * 4), float("inf"), reverse)
-    tl.store(out, reverse)
-    tl.store(out + out_column, tl.sum(js, 0) * (LN_2 / 2))
-    tl.store(out + 2 * out_column, tl.sum(tv, 0) / 2)
-    _store_tops(z, columns, first, best, groups, out + 3 * out_column, out_column, lanes, group)
-    _store_tops(r, columns, first, rbest, rgroups, out + (3 + 2 * TOP) * out_column, out_column, lanes, group)

@@ -22,7 +22,7 @@ from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
 from compare_q.backends.reference.head import Contents, head_mismatch, spacing
-from compare_q.backends.scoring import decode_check, divergences, statistics
+from compare_q.backends.scoring import decode_check, statistics
 from compare_q.backends.vllm.hooks import TAG
 
 PROBE_WINDOWS = 2
@@ -72,7 +72,6 @@ class ScoringPlan:
     record: str | None = None  # folder for this model's states or logits
     record_contents: Contents = "states"
     record_reason: str = ""  # why logits
-    divergences: bool = False  # also compute the divergences that need a second pass
     step: int | None = None  # tokens of a window in each decode step; None in prefill
 
 
@@ -120,11 +119,11 @@ class VllmDriver:
             if end := repetition(window, shards):
                 doubtful.append((window, end, shards))
             else:
-                yield divergences.scores(window.index, window.targets, shards)
+                yield statistics.scores(window.index, window.targets, shards)
         report = self.report
         for window, end, shards in doubtful:
             self.check_repetition(window, end, gathered=plan.gathered)
-            yield divergences.scores(window.index, window.targets, shards)
+            yield statistics.scores(window.index, window.targets, shards)
         self.report = report
 
     def run(

@@ -92,8 +92,7 @@ class ScoringExtension:
         self._compare_q_scorer = Scorer(
             self._compare_q_source, ScoringPlan(**plan) if last_stage else ScoringPlan(), self.device,
             self.model_config.get_vocab_size(), tp.world_size, keeps=tp.rank_in_group == 0,
-            reports=last_stage, of_all_ranks=lambda rows: tp.all_gather(rows.contiguous()[None], dim=0),
-            steps=None if step is None else Steps(step, self._compare_q_graphs),
+            reports=last_stage, steps=None if step is None else Steps(step, self._compare_q_graphs),
         )  # fmt: skip
 
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:

@@ -9,7 +9,7 @@ copied asynchronously, and an event shows when the results of a step have arrive
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,7 +25,7 @@ from compare_q.backends.common.messages import dtype_name, one_line, with_class
 from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring import statistics
 from compare_q.backends.scoring.statistics import Column
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
@@ -53,11 +53,6 @@ class Chunk(NamedTuple):
     parts: Sequence[ScoredRows]
     targets: torch.Tensor
     out: torch.Tensor
-
-    @property
-    def first_pass(self) -> torch.Tensor:
-        """The results without the columns of ``divergences.partial``."""
-        return self.out[:, : divergences.FIRST]
 
 
 def chunks_of(parts: Sequence[ScoredRows], rows: int) -> Iterator[list[ScoredRows]]:
@@ -160,8 +155,6 @@ class Scorer:
     tp_size: int
     keeps: bool = True  # this rank keeps the record's states or logits
     reports: bool = True  # this rank has statistics: it is in the last pipeline stage, and vLLM gives it logits
-    # This rank's rows [n, 10] -> rows of all tensor-parallel ranks [R, n, 10]; every rank calls it.
-    of_all_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows[None]
     steps: Steps | None = None  # counts decode steps; None in prefill
     local_difference: float = 0.0
     head_difference: float = 0.0
@@ -173,7 +166,6 @@ class Scorer:
     recorder: Recorder | None = None
     most_rows: int = 1 << 30
     buffers: Buffers = field(default_factory=Buffers)
-    exchanged: bool = False
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(3))
     writes: deque[Future[None]] = field(default_factory=deque)
     head_write: Future[None] | None = None
@@ -211,7 +203,7 @@ class Scorer:
     @property
     def width(self) -> int:
         """Number of columns of the results."""
-        return divergences.width(self.comparison is not None, self.plan.divergences)
+        return statistics.width(self.comparison is not None)
 
     @property
     def gathers(self) -> bool:
@@ -219,14 +211,9 @@ class Scorer:
         return self.plan.gathered or self.plan.probe
 
     @property
-    def exchanges(self) -> bool:
-        """True if ranks exchange the rows of the first pass for the second one."""
-        return self.width > divergences.FIRST and self.tp_size > 1 and not self.gathers
-
-    @property
     def goes_on(self) -> bool:
         """True if the next chunk must be computed: no error occurred, or other ranks would wait for this rank."""
-        return not self.error or self.gathers or self.exchanges
+        return not self.error or self.gathers
 
     @property
     def has_head_beside(self) -> bool:
@@ -246,17 +233,16 @@ class Scorer:
         """Return the number of rows of a chunk of states [N, H] with ``itemsize`` bytes per number.
 
         A chunk holds its logits and its gathered states.  A reference adds its logits and states or, where one product
-        gives both logits, copies of its states and the states of both models side by side.  Sizes assume the worst
-        case, since ranks that exchange rows must cut the same chunks.
+        gives both logits, copies of its states and the states of both models side by side.
         """
         columns = self.vocab_size if self.gathers else -(-self.vocab_size // self.tp_size)
         copies = states = 2 if self.comparison is not None else 1
-        products, ranks = 1, self.tp_size if self.exchanges else 0
+        products = 1
         if any(processor.soft_cap is not None for processor in self.source.processors):
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
-        if self.has_head_beside or self.exchanges:
+        if self.has_head_beside:
             states, products = 5, 2
-        results = max(self.width, divergences.FIRST) * 4 + 8 + ranks * divergences.FIRST * 4
+        results = statistics.width(True) * 4 + 8  # with the targets
         rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
@@ -299,7 +285,6 @@ class Scorer:
 
         Return False if memory was too small for these rows; chunks then have half as many rows from now on.
         """
-        self.exchanged = False
         try:
             logits, reference = self.both_logits(hidden, chunk)
             if logits is None:  # vLLM gives them to another rank
@@ -312,29 +297,18 @@ class Scorer:
                 if self.comparison is not None and reference is None:
                     reference = self.comparison.logits([part.rows for part in chunk.parts])
                 reference = None if reference is None else reference[:, : last - first]
-                statistics.partial(logits, chunk.targets, chunk.first_pass, first=first, reference=reference)
-                if reference is not None and self.width > divergences.FIRST:
-                    whole = divergences.normalizers(self.exchange(chunk.first_pass))
-                    divergences.partial(logits, reference, whole, chunk.out[:, divergences.FIRST :], first=first)
+                statistics.partial(logits, chunk.targets, chunk.out, first=first, reference=reference)
                 if self.recorder is not None and self.keeps:
                     self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk)
                 chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)
         except torch.OutOfMemoryError as error:
-            if len(hidden) > 1 and not (self.gathers or self.exchanges or self.error):
+            if len(hidden) > 1 and not (self.gathers or self.error):
                 self.most_rows = len(hidden) // 2
                 return False
             self.fail(error)
         except Exception as error:
             self.fail(error)
-        finally:
-            if self.exchanges and not self.exchanged:  # the other ranks wait for these rows, even if they are wrong
-                self.exchange(chunk.first_pass)
         return True
-
-    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
-        """Exchange rows [n, 10] of the first pass; return the rows of all ranks of the vocabulary, [R, n, 10]."""
-        self.exchanged = True
-        return self.of_all_ranks(rows) if self.exchanges else rows[None]
 
     def both_logits(self, hidden: torch.Tensor, chunk: Chunk) -> tuple[Any, torch.Tensor | None]:
         """Return (the model's logits [n, V'], the reference's [n, V'] if one product gives both) of a chunk."""

@@ -229,7 +229,6 @@ OPTIONS: dict[str, list[Option]] = {
         option("--arbiter", "gate", "ENGINE", "report which variant is nearer to float32 in this engine", str),
         option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05'",
                conditions.parse, action="append", default=[]),
-        on("--divergences", RUN, "also measure reverse KLD, JS, TV, top-5 agreement"),
         option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
         on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
         on("--verify-weights", RUN, "identify models by every byte, not by samples"),

@@ -45,7 +45,7 @@ def run_config(args: argparse.Namespace) -> RunConfig:
     progress = Progress()
     config = local_config(
         Cache(args.cache_dir), progress, gpus=[] if args.ray else args.gpus or None, pythons=dict(args.python),
-        clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file, divergences=args.divergences,
+        clear=args.clear_cache, verbose=args.verbose, logits_file=args.logits_file,
         verify_weights=args.verify_weights, on_row=partial(outputs.print_row, progress.say), **silence,
     )  # fmt: skip
     if args.ray:

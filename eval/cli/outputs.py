@@ -145,7 +145,7 @@ def write_run(
 
         with outputs.writing(args.save_specs):
             command = shorthand.save(args.save_specs, SPECS, list(texts.values()), models, done)
-            flags = ["--divergences"] * args.divergences + ["--verify-weights"] * args.verify_weights
+            flags = ["--verify-weights"] * args.verify_weights
             flags += [f"--python={shlex.quote(f'{engine}={python}')}" for engine, python in args.python]
             print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted
     files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}

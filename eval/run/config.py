@@ -32,7 +32,6 @@ class RunConfig:
     verbose: bool = False  # engines print on the terminal
     verify_weights: bool = False  # the scores' key holds the hash of every byte of the weight files, not of samples
     check_decode: bool = True  # refuse a model whose decode differs from its prefill; False: the caller compares them
-    divergences: bool = False  # also compute reverse KLD, Jensen-Shannon, total variation and top-5 agreement
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
     on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None  # gets each finished row, from any thread

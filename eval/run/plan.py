@@ -37,8 +37,6 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     InputError with one line per problem.  A server that does not answer is not a problem yet: it is asked
     again when its model is scheduled.
     """
-    if config.divergences and config.logits_file is None and not any(spec.is_reference for spec in specs):
-        raise InputError('--divergences: there is no reference; mark a model with "reference": true, or give -lf')
     check_unicode("--logits_file", config.logits_file)
     if config.clear:
         config.cache.check_writable()

@@ -49,7 +49,6 @@ class Reference:
     label: str  # the model's name
     identity: Mapping[str, Any]  # everything that the store depends on
     content: str | None = None  # fingerprint of the model that records the store; None: given without a model
-    divergences: bool = False  # models are also compared by reverse KLD, Jensen-Shannon, total variation and top-5
     is_pack: bool = False  # the store is in a reference pack: it is not locked, extended or deleted
 
     @property
@@ -87,7 +86,7 @@ def of_model(config: RunConfig, model: PlannedModel, text: EvalData) -> Referenc
     key, given = Cache.key("reference", identity), config.logits_file
     in_cache = config.cache.path("references", key, "")
     path = given or (model.out_logits / key if model.out_logits else in_cache)
-    found = Reference(key, path, model.label, identity, backends.files_of(model).content(), config.divergences)
+    found = Reference(key, path, model.label, identity, backends.files_of(model).content())
     option = "out_logits" if given is None else "--logits_file"
     if found.exists and (given is not None or (not config.clear and found.has(0))):
         check(open_reference(path), {"decode": None, **identity})
@@ -134,7 +133,7 @@ def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
         raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {text.top_id}")
     identity = store.unlabelled(opened.identity)
     key = Cache.key("reference", identity)
-    return Reference(key, path, opened.identity["label"], identity, divergences=config.divergences)
+    return Reference(key, path, opened.identity["label"], identity)
 
 
 def check(opened: Reader, expected: Mapping[str, Any]) -> None:

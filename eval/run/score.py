@@ -213,7 +213,7 @@ def tag_of(model: PlannedModel, against: Reference | None) -> str:
     """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores without a reference."""
     if against is None or model.is_reference or not backends.engine_class(model.engine).capabilities.compares:
         return segments.ALONE
-    return against.key[:TAG_DIGITS] + (segments.DIVERGENCES_SUFFIX if against.divergences else "")
+    return against.key[:TAG_DIGITS]
 
 
 def use_given_store(config: RunConfig, path: Path, rows: Rows) -> None:
@@ -310,7 +310,7 @@ class Replicas:
         facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
         if against is not None and work.tag != segments.ALONE:
             entries = store.open_reference(against.path).head.vocab_size
-            request = ScoreRequest(reference=against.path, vocab_size=entries, divergences=against.divergences)
+            request = ScoreRequest(reference=against.path, vocab_size=entries)
             facts["reference"] = {"label": against.label, "key": against.key, "vocab_size": entries,
                                   "model_vocab_size": plan.facts_of(self.model).vocab_size}  # fmt: skip
         if own is not None:

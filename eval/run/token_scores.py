@@ -226,8 +226,7 @@ def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterat
         if has_reference:
             yield "no KLD: the reference failed, or could not be kept"
     elif "kld" not in stored.columns:
-        more = ", nor what --divergences asks for" if work.reference.divergences else ""
-        yield f"no KLD{more}: this engine gives no more than the real tokens' log-probabilities"
+        yield "no KLD: this engine gives no more than the real tokens' log-probabilities"
     else:
         found = stored.run_record["reference"]
         entries, size = found["vocab_size"], found["model_vocab_size"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -45,8 +45,6 @@ PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
 CURVE_BINS = 32
 LEAST_BLOCKS = FEWEST_WAVES + 1
 """Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 % or better."""
-DIVERGENCES = ("reverse_kld", "js", "tv", "top5")
-"""Columns that exist only if requested, and their estimates in ``AgainstReference``."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +98,6 @@ class AgainstReference:
 
     ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
     reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
-
-    ``reverse_kld``, ``js`` (nats), ``tv`` and ``top5`` (shares): None unless requested; each has percentiles
-    in ``divergence_percentiles``, under its name.
     """
 
     ref_ppl: Perplexity
@@ -116,11 +111,6 @@ class AgainstReference:
     delta_p_rms: Value
     delta_p_percentiles: dict[str, float]
     same_top: Mean
-    reverse_kld: Mean | None = None
-    js: Mean | None = None
-    tv: Mean | None = None
-    top5: Mean | None = None
-    divergence_percentiles: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -219,7 +209,6 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
     varies = len(a) and np.ptp(a) and np.ptp(b)  # the std of a constant may be 1e-17
     delta = np.exp(model) - np.exp(reference)
     kld = columns["kld"]
-    more = {name: columns[name] for name in DIVERGENCES if name in columns}
     return AgainstReference(
         ref_ppl=ref_ppl,
         ln_ppl_ratio=ratio,
@@ -232,8 +221,6 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
         delta_p_rms=root_of_mean(mean_with_errors(delta**2, None, places)),
         delta_p_percentiles=percentiles_of(delta[both]),
         same_top=mean_with_errors(columns["same_top"], both, places),
-        **{name: mean_with_errors(column, None, places) for name, column in more.items()},
-        divergence_percentiles={name: percentiles_of(column[np.isfinite(column)]) for name, column in more.items()},
     )
 
 

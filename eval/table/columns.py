@@ -17,7 +17,7 @@ from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS
 
-DIVERGENCES, QUESTIONS = "--divergences", "a task of questions (-d lm_eval:TASK)"
+QUESTIONS = "a task of questions (-d lm_eval:TASK)"
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,9 @@ class Column:
 
 
 about = partial(Column, per_model=True)
-extra = partial(Column, error=True, needs=DIVERGENCES, shown="known")
 share = partial(Column, digits=2, times=100.0, error=True)
 asked = partial(share, needs=QUESTIONS)
-"""Columns about the model, of extra divergences, of shares in percent, and of answers to questions."""
+"""Columns about the model, of shares in percent, and of answers to questions."""
 COLUMNS = (
     about("label", "label", "the model, with its marks", wraps=True, shown="always"),
     about("engine", "engine", "the load_fn of its spec", wraps=True),
@@ -115,15 +114,8 @@ COLUMNS = (
     Column("kld_p99.9", "99.9 %\nKLD", "99.9 % of the tokens have a smaller KLD", digits=4, of_reference=0,
            shown="known", spare=9),
     Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
-    extra("reverse_kld", "reverse\nKLD", "mean KL(model || reference), nats", digits=KLD_DIGITS, of_reference=0,
-          spare=7),
-    extra("js", "JS", "mean Jensen-Shannon divergence, nats", digits=KLD_DIGITS, of_reference=0, spare=6),
-    extra("tv", "TV %", "total variation: how often, at least, a sampled token is another one", digits=2, times=100,
-          of_reference=0, spare=5),
     share("same_top", "same\ntop %", "tokens at which model and reference have the same most probable token",
           of_reference=1, best="same_top", more_is_better=True, shown="compared"),
-    extra("top5", "top 5\n%", "how many of the five most probable tokens are the reference's", digits=2, times=100,
-          of_reference=1, more_is_better=True, spare=4),
     share("top1", "hits\n%", "tokens of the text that are the model's most probable", error=False, more_is_better=True),
     Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
     Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),

@@ -20,7 +20,6 @@ from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, head
 from compare_q.backends.reference import store as reference
-from tests.support.definitions import assert_divergences_of
 from tests.support.toy import brute_force, planned, toy_windows, with_gaps
 
 REQUEST = planned("given", "given", "none", 100)
@@ -74,7 +73,7 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
         engine = Given({window.index: logits}, at_a_time)
         (alone,) = engine.score([window], ScoreRequest(record=folder))
         reference.seal(folder, {}, 1)
-        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store", divergences=True))
+        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store"))
         kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
     assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
@@ -88,7 +87,7 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, 1)
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
-    task = ScoreRequest(reference=tmp_path / "store", vocab_size=300, divergences=True)
+    task = ScoreRequest(reference=tmp_path / "store", vocab_size=300)
     found = scores_of(after, window, task)
     p, q = (logits[window.positions - 1].double().log_softmax(-1) for logits in (before, after))
     assert found.kld is not None
@@ -99,8 +98,6 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 300 * 5)
     np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
     assert not np.any(scores_of(before, window, task).kld)
-    assert_divergences_of(found, after[window.positions - 1], before[window.positions - 1], atol=1e-5)
-    assert scores_of(after, window, task.model_copy(update={"divergences": False})).tv is None
 
 
 class Masked(Given):

@@ -23,7 +23,6 @@ from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import engine as vllm_score
 from compare_q.backends.vllm.engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
-from tests.support.definitions import assert_divergences_of
 from tests.support.toy import planned, rounds_by_place
 
 pytestmark = pytest.mark.engine
@@ -93,7 +92,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured) -> None:
     """Score one engine against one store, and keep the logits of these scores."""
     entries = reference.Reader(folder / store).head.vocab_size
-    task = ScoreRequest(reference=folder / store, vocab_size=entries, divergences=True)
+    task = ScoreRequest(reference=folder / store, vocab_size=entries)
     if isinstance(backend, VllmEngine):
         backend.llm.collective_rpc("compare_q_keep")
     for scores in backend.score(found.windows, task):
@@ -122,7 +121,6 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
         targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
         np.testing.assert_allclose(scores.logprob, q.gather(1, targets)[:, 0], atol=1e-5, rtol=0)
         np.testing.assert_array_equal(scores.same_top, p.argmax(-1) == q.argmax(-1))
-        assert_divergences_of(scores, pair[1], pair[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -131,8 +129,7 @@ def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> No
     by_place = name.startswith("transformers") and rounds_by_place(LENGTH, 576, 4096, torch.bfloat16)
     for window in measured.windows:
         scores = measured.scores[name, name, window.index]
-        assert np.max(np.abs([scores.kld, scores.reverse_kld, scores.js, scores.tv])) <= (1e-4 if by_place else 0)
-        assert np.all(scores.top5 == 1)
+        assert np.max(np.abs(scores.kld)) <= (1e-4 if by_place else 0)
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:

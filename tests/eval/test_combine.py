@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.scoring.segments import DIVERGENCES_SUFFIX
 from compare_q.eval import results
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult, TextResult
@@ -72,15 +71,10 @@ def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> No
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(("worse", "better"), [
-    (QUANT_A, on(QUANT, f"w4{DIVERGENCES_SUFFIX}", notes=("with divergences",))),
-    (replace(FAILED, label="W4A16"), QUANT_A),
-])  # fmt: skip
-def test_a_row_with_more_stands_for_the_same_with_less(
-    write: Write, worse: ModelResult, better: ModelResult, order: int
-) -> None:
-    files = [write("a.json", REF_A, worse), write("b.json", REF_A, better)]
-    assert combined(files[::order])[1].models == (REF_A, better)
+def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
+    failed = replace(FAILED, label=QUANT_A.label)
+    files = [write("a.json", REF_A, failed), write("b.json", REF_A, QUANT_A)]
+    assert combined(files[::order])[1].models == (REF_A, QUANT_A)
 
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:

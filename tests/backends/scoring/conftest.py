@@ -11,7 +11,7 @@ import importlib.util
 import io
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.scoring import divergences, statistics
+from compare_q.backends.scoring import statistics
 from tests.support.definitions import Partial
 
 CUDA = torch.cuda.is_available()
@@ -29,11 +29,11 @@ TRITON = (
 )
 
 
-def in_interpreter(kernel: str, saved: bytes) -> np.ndarray:
-    """Run a kernel in the interpreter's process; ``saved``: its tensors, with their strides."""
+def in_interpreter(saved: bytes) -> np.ndarray:
+    """Run the kernel in the interpreter's process; ``saved``: its tensors, with their strides."""
     given = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
-        getattr(importlib.import_module("compare_q.backends.scoring.triton_kernels"), kernel)(**given)
+        importlib.import_module("compare_q.backends.scoring.triton_kernels").partial_statistics(**given)
     out: np.ndarray = given["out"].numpy()
     return out
 
@@ -48,54 +48,34 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
-def run(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    """``run(module, kernel, **given)`` -> ``out`` of a module's ``partial``; it must not change other tensors."""
+def partial(request: pytest.FixtureRequest) -> Partial:
+    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; other tensors must not change."""
     implementation = request.param
 
-    def run(module: Any, kernel: str, **given: Any) -> np.ndarray:
+    def run(**given: Any) -> np.ndarray:
         before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
         if implementation == "triton" and not CUDA and given["logits"].shape[1]:
             buffer = io.BytesIO()
             torch.save(given, buffer)
             pool = request.getfixturevalue("interpreter")
-            return pool.submit(in_interpreter, kernel, buffer.getvalue()).result()
+            return pool.submit(in_interpreter, buffer.getvalue()).result()
         used = {name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
                 for name, value in given.items()}  # fmt: skip
         assert implementation != "triton" or not CUDA or statistics.triton_kernels() is not None
-        (module.torch_partial if implementation == "torch-cuda" else module.partial)(**used)
+        (statistics.torch_partial if implementation == "torch-cuda" else statistics.partial)(**used)
         for name in before.keys() - {"out"}:
             assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
         out: np.ndarray = used["out"].cpu().numpy()
         return out
 
-    return run
-
-
-@pytest.fixture
-def partial(run: Callable[..., np.ndarray]) -> Partial:
-    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]."""
-
-    def first_pass(
+    def partial(
         logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None
     ) -> np.ndarray:
         ids = torch.as_tensor(targets, dtype=torch.int64)
         out = torch.full((len(ids), statistics.width(reference is not None)), math.nan)
-        given = {"logits": logits, "targets": ids, "out": out, "first": first, "reference": reference}
-        return run(statistics, "partial_statistics", **given)
+        return run(logits=logits, targets=ids, out=out, first=first, reference=reference)
 
-    return first_pass
-
-
-@pytest.fixture
-def second(run: Callable[..., np.ndarray]) -> Partial:
-    """``second(logits, reference, whole, first)`` -> [n, divergences.WIDTH]."""
-
-    def second_pass(logits: torch.Tensor, reference: torch.Tensor, whole: torch.Tensor, first: int) -> np.ndarray:
-        out = torch.full((len(logits), divergences.WIDTH), math.nan)
-        given = {"logits": logits, "reference": reference, "whole": whole, "out": out, "first": first}
-        return run(divergences, "partial_divergences", **given)
-
-    return second_pass
+    return partial
 
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:

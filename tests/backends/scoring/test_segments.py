@@ -18,7 +18,7 @@ from compare_q.backends.scoring.segments import ALONE, COLUMNS, commit, committe
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.scores import random_scores, random_windows
 
-TAG, OTHER = "0123456789abcdef-more", "fedcba9876543210"
+TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -> list[tuple[Window, TokenScores]]:
@@ -41,7 +41,7 @@ def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
     return found
 
 
-REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top", "reverse_kld", "js", "tv", "top5")
+REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top")
 
 
 def same(*scores: TokenScores) -> bool:
@@ -94,6 +94,17 @@ def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) ->
     few = load(tmp_path, ALONE, windows[3:5])  # both have all of these; ALONE counts first
     assert few.sessions == {"alone": 2.0}
     assert same(few.scores[3], segments.asked_for(alone[0][1], ALONE))
+
+
+def test_segments_of_a_tag_that_0_3_wrote_are_ignored(tmp_path: Path) -> None:
+    """They belong to the folder, so that clearing the cache deletes them, but nobody reads them."""
+    windows = random_windows(2)
+    file = commit(tmp_path, f"{TAG}-more", pairs(windows), "s", 1.0)
+    assert not committed(tmp_path, TAG)
+    assert not committed(tmp_path, ALONE)
+    loaded = load(tmp_path, TAG, windows)
+    assert (loaded.scores, loaded.damaged) == ({}, ())
+    assert segments.own_files(tmp_path) == [file]
 
 
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:

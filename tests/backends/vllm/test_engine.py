@@ -1,4 +1,4 @@
-"""vllm_score in a real vLLM: scores and divergences compared with brute force, ranks, the probe, refusals, noise."""
+"""vllm_score in a real vLLM: scores compared with brute force, ranks, the probe, refusals, noise."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEn
     store = reference.Reader(toy_store)
     store.verify()
     assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
-    found = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
+    found = scores_of(noisy_engine, WINDOWS, against(toy_store))
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     assert noisy_engine.provenance()["scorer"]["reference_head"].startswith("a copy, ")
     for window in WINDOWS[-2:]:
@@ -161,16 +161,16 @@ def test_two_ranks_equal_one_and_gather_nothing(
     toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Scores, divergences and the store of a TP=2 run; only one row per request is gathered, for vLLM's own token."""
+    """Scores and the store of a TP=2 run; only one row per request is gathered, for vLLM's own token."""
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
-    gold = scores_of(noisy_engine, WINDOWS, against(toy_store, divergences=True))
+    gold = scores_of(noisy_engine, WINDOWS, against(toy_store))
     with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
-        found = scores_of(backend, WINDOWS, against(toy_store, divergences=True))
+        found = scores_of(backend, WINDOWS, against(toy_store))
         assert_same(found, gold, 10 * ATOL_BATCH)
         for window in WINDOWS[-2:]:
             ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
             assert_exact(found[window.index], logits, window, EXACT, ref)
-        plan = driver.ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB, divergences=True)
+        plan = driver.ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
         list(backend.driver.score(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):

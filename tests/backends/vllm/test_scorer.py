@@ -1,5 +1,5 @@
-"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; ranks that exchange rows of the first
-pass use the same chunks, and no rank waits for ever; and the driver's checks of vLLM's answers.
+"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; two ranks score as one does, and no rank
+waits for ever; and the driver's checks of vLLM's answers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.scoring import divergences
+from compare_q.backends.scoring import statistics
 from compare_q.backends.vllm import driver
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
 from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
-from tests.support.definitions import assert_divergences_of, draw
+from tests.support.definitions import definitions, draw
 
 LIMIT = 256 << 20
 OTHER_HEAD: Any = SimpleNamespace(head=None)
@@ -61,10 +61,6 @@ def test_chunks_by_hand() -> None:
     against = scorer(128_256)
     for against.comparison in (OTHER_HEAD, OWN_HEAD):
         assert against.chunk_rows(4096, 2) == 384
-    second, rows = scorer(128_256, tp_size=2, divergences=True), set()
-    for second.comparison in (OTHER_HEAD, OWN_HEAD):  # ranks that exchange rows need equal chunks
-        rows.add(second.chunk_rows(16_384, 2))
-    assert (len(rows), second.exchanges) == (1, True)
     assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1536
     assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 768
     assert scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256  # two more copies: 343, rounded down
@@ -154,70 +150,71 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
         one.buffers.finished(7)
 
 
-SHARDS = ((0, 25), (25, 40))
+def reference_of(first: int, last: int) -> Any:
+    """A comparison with a reference whose logits are given, cut to the entries [first, last)."""
 
+    def logits(parts: Sequence[Any]) -> torch.Tensor:
+        return torch.cat([REFERENCE[part.begin + 1 : part.end + 1, first:last] for part in parts])
 
-class Ranks:
-    """Two ranks of one model whose logits are its states, in threads; ``fails``: (rank, number of its chunk)."""
-
-    def __init__(self, fails: tuple[int, int] | None, error: Exception) -> None:
-        self.fails, self.error = fails, error
-        self.barrier = threading.Barrier(2, timeout=30)
-        self.rows: dict[int, torch.Tensor] = {}
-        self.exchanged: list[list[int]] = [[], []]
-
-    def scorer(self, rank: int) -> Scorer:
-        first, last = SHARDS[rank]
-        chunks = iter(range(100))
-
-        def local(hidden: torch.Tensor) -> torch.Tensor:
-            if (rank, next(chunks)) == self.fails:
-                raise self.error
-            return hidden[:, first:last]
-
-        def of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
-            self.rows[rank] = rows.clone()
-            self.exchanged[rank].append(len(rows))
-            self.barrier.wait()
-            found = torch.stack([self.rows[0], self.rows[1]])
-            self.barrier.wait()
-            return found
-
-        source: Any = SimpleNamespace(processors=[], processor=None, shard=(first, last), local=local)
-        one = Scorer(source, ScoringPlan(divergences=True), torch.device("cpu"), 40, 2, of_all_ranks=of_all_ranks)
-        one.comparison = SimpleNamespace(  # type: ignore[assignment]
-            head=None, logits=lambda parts: torch.cat([REFERENCE[a.begin + 1 : a.end + 1, first:last] for a in parts])
-        )
-        return one
-
-    def step(self) -> list[Scorer]:
-        """Return both ranks after one step with the whole window."""
-        scorers = [self.scorer(0), self.scorer(1)]
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda one: one.step(STATES, [REQUEST], tokens), scorers))
-        for one in scorers:
-            one.buffers.land()
-        return scorers
+    return SimpleNamespace(head=None, logits=logits)
 
 
 def test_two_ranks_score_as_one_does() -> None:
-    ranks = Ranks(None, ValueError())
-    scorers = ranks.step()
-    assert [one.error for one in scorers] == ["", ""]
-    shards = [one.buffers.windows[7].statistics for one in scorers]
-    found = divergences.scores(7, TOKENS[2:].numpy(), shards)
-    assert_divergences_of(found, STATES[1:-1], REFERENCE[1:-1], atol=1e-5)
-    assert ranks.exchanged == [[256, 256, 256, 230]] * 2
+    """Each rank scores its slice of the vocabulary, and the slices together give the scores of the whole."""
+    shards = []
+    for first, last in ((0, 25), (25, 40)):
+        source: Any = SimpleNamespace(
+            processors=[], processor=None, shard=(first, last), local=lambda hidden, a=first, b=last: hidden[:, a:b]
+        )
+        rank = Scorer(source, ScoringPlan(), torch.device("cpu"), 40, 2)
+        rank.comparison = reference_of(first, last)
+        rank.step(STATES, [REQUEST], tokens)
+        rank.buffers.land()
+        assert rank.error == ""
+        shards.append(rank.buffers.windows[7].statistics)
+    targets = TOKENS[2:].numpy()
+    scores = statistics.scores(7, targets, shards)
+    for name, values in definitions(STATES[1:-1], targets, REFERENCE[1:-1]).items():
+        np.testing.assert_allclose(getattr(scores, name), values, atol=1e-5, rtol=1e-6, err_msg=name)
+
+
+class Ranks:
+    """Two ranks of one model that gather logits together, in threads; ``fails``: the rank with an error in chunk 1."""
+
+    def __init__(self, fails: int, error: Exception) -> None:
+        self.fails = fails
+        self.error = error
+        self.barrier = threading.Barrier(2, timeout=30)
+        self.gathered: list[list[int]] = [[], []]
+
+    def scorer(self, rank: int) -> Scorer:
+        def gathered(hidden: torch.Tensor) -> torch.Tensor:
+            self.gathered[rank].append(len(hidden))
+            self.barrier.wait()
+            return hidden
+
+        def logits(parts: Sequence[Any]) -> torch.Tensor:
+            if rank == self.fails and len(self.gathered[rank]) == 2:
+                raise self.error
+            return whole.logits(parts)
+
+        whole = reference_of(0, 40)
+        source: Any = SimpleNamespace(processors=[], processor=None, shard=None, gathered=gathered)
+        scorer = Scorer(source, ScoringPlan(gathered=True), torch.device("cpu"), 40, 2)
+        scorer.comparison = SimpleNamespace(head=None, logits=logits)  # type: ignore[assignment]
+        return scorer
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str)
 def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exception) -> None:
-    """If ranks exchange rows, a rank without memory does not halve its chunks, because the other rank would not."""
-    ranks = Ranks((rank, 1), error)
-    scorers = ranks.step()
-    assert [bool(one.error) for one in scorers] == [rank == 0, rank == 1]
-    assert ranks.exchanged == [[256, 256, 256, 230]] * 2
+    """If ranks gather together, a rank without memory does not halve its chunks, because the other rank would not."""
+    ranks = Ranks(rank, error)
+    scorers = [ranks.scorer(0), ranks.scorer(1)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda scorer: scorer.step(STATES, [REQUEST], tokens), scorers))
+    assert [bool(scorer.error) for scorer in scorers] == [rank == 0, rank == 1]
+    assert ranks.gathered == [[256, 256, 256, 230]] * 2
 
 
 def test_what_is_collected() -> None:

@@ -21,7 +21,6 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
     ("models", "flags", "said"),
     [
         ([{**FAKE, "load_fn": "fkae"}], [], "fake: load_fn: unknown engine 'fkae' (did you mean 'fake'?)"),
-        ([FAKE], ["--divergences"], "--divergences: there is no reference"),
         (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; there is no folder no"),
         (TWO, ["--plots", "data.json"], "--plots: data.json: is read here, or lies in a folder that is; name another"),
         (TWO, ["--plots", "file/new"], "--plots: file/new: cannot be written; is the folder yours?"),

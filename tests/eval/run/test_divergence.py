@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from tests.support.comparisons import (
     stub,
     toy,
 )
-from tests.support.definitions import definitions, divergence_definitions
+from tests.support.definitions import definitions
 from tests.support.stub_engine import StubEngine, rounding_of_rows, save_stub_model, stub_logits
 from tests.support.toy import TOY_VOCAB, save_llama
 from tests.support.transformers_models import changed
@@ -79,7 +77,6 @@ def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> No
 
 
 PREFIX = "system:\nuser:Say something.\na:"  # from the toy tokenizer's chat template, one token per character
-MORE = ("reverse_kld", "js", "tv", "top5")
 
 
 @pytest.mark.parametrize(
@@ -168,65 +165,14 @@ def test_a_padded_head_is_cut_and_the_table_says_so(
 def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) -> None:
     """One NaN in the reference and one in the model: two positions have no divergence; the others are correct."""
     ref = fake("ref", boost=3.0, nan_windows=[0], reference=True)
-    ran = measured([ref, fake("holes", nan_windows=[2]), fake("whole")], "--divergences")
+    ran = measured([ref, fake("holes", nan_windows=[2]), fake("whole")])
     assert ran.status == 0, ran.out
     positions = N_WINDOWS * (LENGTH - 1)
     for label, holes in (("holes", 2), ("whole", 1)):
-        model, against = ran.models[label], ran.models[label]["estimates"]["against"]
+        model = ran.models[label]
         assert (model["kld_non_finite"], model["kld_tokens"]) == (holes, positions - holes)
         assert model["kld"] == pytest.approx(KLD, abs=1e-6)
-        assert [(against[name]["non_finite"], against[name]["tokens"]) for name in MORE] == [
-            (holes, positions - holes)
-        ] * 4
     assert ran.models["ref"]["non_finite"] == 1
-
-
-def test_divergences_of_every_token_and_their_means(
-    measured: Compare, pair: Models, stub_model: Path, noisy_stub: Path, toy_text: Path
-) -> None:
-    """The columns of ``--divergences``, compared with float64; the reference's own row does not have them."""
-    ran = measured(pair, "--divergences")
-    assert ran.status == 0, ran.err
-    windows = text_windows(toy_text)
-    before, after = (
-        torch.cat([logits[:-1] for logits in whole_logits(folder, windows)]) for folder in (stub_model, noisy_stub)
-    )
-    gold, found, model = divergence_definitions(after, before), ran.tokens("noisy"), ran.models["noisy"]
-    against = model["estimates"]["against"]
-    for name in MORE:
-        np.testing.assert_allclose(found[name], gold[name], rtol=0, atol=1e-5, err_msg=name)
-        assert model[name] == pytest.approx(np.mean(gold[name]), abs=1e-5)
-        assert model[f"{name}_stderr"] == against[name]["stderr"] > 0
-        assert against["divergence_percentiles"][name]["50"] == pytest.approx(np.median(gold[name]), abs=1e-5)
-        assert ran.models["ref"][name] is None
-    assert 0 < model["js"] <= math.log(2)
-    assert 0 < model["tv"] <= 1
-
-
-def test_what_the_cache_has_of_divergences(measured: Compare, compare_q: Any, tmp_path: Path) -> None:
-    """Cached scores without divergences are measured again for ``--divergences``; scores with them serve every run.
-
-    Results of a run without ``--divergences`` do not have them, also when shown again.
-    """
-
-    def tokens(*flags: str, loaded: Sequence[str] = ()) -> dict[str, list[Any]]:
-        ran, copy = measured(UNIFORM, *flags), tmp_path / "copy.json"
-        assert ran.loaded == list(loaded)
-        assert compare_q("show", tmp_path / "results.json", "-o", copy).status == 0
-        model, shown = ran.models["uniform"], json.loads(copy.read_text())["texts"][0]["models"][1]
-        assert shown["estimates"] == model["estimates"]
-        for name in MORE:
-            assert (name in ran.tokens("uniform")) == (model[name] is not None) == (shown[name] is not None)
-        return ran.tokens("uniform")
-
-    plain = tokens(loaded=["ref", "uniform"])
-    assert not set(MORE) & plain.keys()
-    asked = tokens("--divergences", loaded=["uniform"])
-    assert set(MORE) <= asked.keys()
-    assert tokens("--divergences") == asked
-    assert tokens() == plain
-    assert tokens("--divergences", "-cc", loaded=["ref", "uniform"]) == asked
-    assert tokens() == plain
 
 
 def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:

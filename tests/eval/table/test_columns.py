@@ -178,7 +178,7 @@ def made(label: str, ppl: float, kld: float | None, bpw: float | None, gib: floa
     [
         ("kld", ["bf16", "b", "A", "c", "broken"]), ("bpw_layer", ["c", "b", "bf16", "A", "broken"]),
         ("vram_gib", ["A", "c", "bf16", "b", "broken"]), ("same_top", ["bf16", "b", "A", "c", "broken"]),
-        ("js", ["bf16", "A", "b", "c", "broken"]), ("kernel", ["A", "b", "c", "bf16", "broken"]),
+        ("kernel", ["A", "b", "c", "bf16", "broken"]),
         ("label", ["A", "b", "bf16", "c", "broken"]), (None, ["A", "broken", "b", "c", "bf16"]),
     ],
 )  # fmt: skip
@@ -201,7 +201,6 @@ def test_order_of_the_rows_of_several_texts() -> None:
 def test_a_column_without_values_orders_nothing() -> None:
     run: RunResult = three(c4={"EXL3 4.0": "out of memory"})
     assert no_order(run, "ppl") is None
-    assert "--divergences" in (no_order(run, "js") or "")
     assert "-d lm_eval:TASK" in (no_order(run, "acc") or "")
     assert no_order(results_of(run_of(REF, FAILED)), "kld") is not None
     only = [{"EXL3 4.0": "x", "GGUF Q4_K": "x", "noise": "x"}] * 2
