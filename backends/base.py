@@ -317,12 +317,8 @@ class ModelFiles:
         """Return a fingerprint that a copy of the model on another machine shares."""
         return self.stamp()
 
-    def finished_store(self, place: Path | None = None, tensors: Sequence[Placed] = ()) -> Path:
-        """Return the folder of the reference store, if ``is_store``.
-
-        ``place``: a folder of the cache for parts that must be added, None to add nothing; ``tensors``: of the run's
-        other models.
-        """
+    def finished_store(self) -> Path:
+        """Return the folder of the reference store, if ``is_store``."""
         raise NotImplementedError
 
     def weight_files(self) -> tuple[Path, ...]:

@@ -20,7 +20,6 @@ from compare_q.backends.base import (
     Layer,
     ModelFacts,
     ModelFiles,
-    Placed,
     PlannedModel,
     ScoreRequest,
     Storage,
@@ -75,8 +74,8 @@ class PackFiles(ModelFiles):
     def storage(self) -> Storage:
         return Storage(**pack.read(self.folder).storage)
 
-    def finished_store(self, place: Path | None = None, tensors: Sequence[Placed] = ()) -> Path:
-        return self.folder / pack.STATES if place is None else pack.completed(self.folder, place, tensors)
+    def finished_store(self) -> Path:
+        return self.folder / pack.STATES
 
 
 class PackEngine(LogitsEngine):
@@ -101,7 +100,7 @@ class PackEngine(LogitsEngine):
         import torch
 
         self.manifest = pack.read(folder := Path(self.planned.model_dir))  # ``check`` has verified every byte
-        self.opened = store.Reader(self.planned.out_logits or folder / pack.STATES)
+        self.opened = store.Reader(folder / pack.STATES)
         self.known = pack.scores_of(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.largest = 0.0

@@ -18,8 +18,7 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +27,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from compare_q.backends import hub
-from compare_q.backends.base import Placed
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_folder
@@ -44,7 +42,6 @@ COMPARED = ("logprob", "top1_logprob", "entropy")
 """Scores of ``SCORES``, each float32 [N], in nats; ``ends`` int64 [W] says where each window's scores end."""
 PATTERNS = (MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
 """Files of a data set on the hub that are downloaded."""
-PIECE_BYTES = 16 << 20
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
 Facts = dict[str, Any]
 
@@ -83,7 +80,6 @@ class Manifest(BaseModel):
     text_license: str | None = None
     created: str
     command: list[str]
-    heads: dict[store.FileName, str] = Field({}, description="files of the head that were left out, and their headers")
     files: dict[FileName, File]
 
     @property
@@ -109,11 +105,20 @@ def resolve(name: str, revision: str | None = None, watch: hub.Watch = hub.SILEN
 
 
 def read(folder: Path) -> Manifest:
-    """Return the manifest of a pack; InputError if it is missing, damaged, or of a newer compare_q."""
+    """Return the manifest of a pack.
+
+    InputError if it is missing, damaged, or of a newer compare_q, or if the pack was made without its head.
+    """
     file = folder / MANIFEST
     try:
         content = storage.load(file.read_bytes())
         if content.get("format") == FORMAT:
+            absent_head = content.pop("heads", None)  # compare_q 0.3 wrote this entry, empty in a pack with its head
+            if absent_head:
+                raise InputError(
+                    f"{file}: the pack was made without its head (--no-head), which this compare_q does not read; "
+                    "record it again with compare-q pack, in another folder"
+                )
             return Manifest.model_validate_json(json.dumps(content))
     except (OSError, ValueError) as error:  # of pydantic too
         raise InputError(f"{file}: is not a manifest of a reference pack: {one_line(error)}") from None
@@ -160,10 +165,9 @@ def check_store(folder: Path, manifest: Manifest) -> None:
     """InputError unless the store of a pack matches the manifest, and its files have the form of the store."""
     opened = Reader(folder / STATES)
     listed = {f"{STATES}/{name}" for name in opened.manifest.files}
-    lacking = sorted(listed - manifest.files.keys() - {f"{STATES}/{name}" for name in manifest.heads})
-    here = [name for name in opened.manifest.files if name not in manifest.heads]
-    written = None if lacking else store.written_in(folder / STATES, here)
-    expected = (opened.contents, opened.reason, None if manifest.heads else opened.head)
+    lacking = sorted(listed - manifest.files.keys())
+    written = None if lacking else store.written_in(folder / STATES, list(opened.manifest.files))
+    expected = (opened.contents, opened.reason, opened.head)
     differing = {
         f"{STATES}: lacks {(lacking or [''])[0]}": lacking,
         f"{STATES}: its files are not of one form, or have other shapes than its manifest says": not lacking
@@ -176,49 +180,6 @@ def check_store(folder: Path, manifest: Manifest) -> None:
     for problem, holds in differing.items():
         if holds:
             raise InputError(f"{folder}: {problem}")
-
-
-def completed(folder: Path, target: Path, tensors: Sequence[Placed]) -> Path:
-    """Return the store of a pack.  If the pack has no head, the store is made in ``target`` with another model's head.
-
-    ``tensors``: of models on this machine.  InputError if no tensor has the same bytes as the head; the names of the
-    head's files contain its digest.
-    """
-    manifest = read(folder)
-    if not manifest.heads:
-        return folder / STATES
-    if (target / store.MANIFEST).is_file():
-        return target
-    target.mkdir(parents=True, exist_ok=True)
-    with storage.keeping("the head of a pack", target):
-        for name, header in manifest.heads.items():
-            if not any(copy_head(target, name, header.encode(), each) for each in tensors):
-                raise InputError(
-                    f"{folder}: was made without its head, and no model on this machine has the same one; give a pack "
-                    "with its head, or compare a model that has not changed it"
-                )
-        found = store.read_manifest(folder / STATES)
-        for name in found.windows.values():
-            shutil.copyfile(folder / STATES / name, target / name)
-        store.write_manifest(target, found)
-    return target
-
-
-def copy_head(target: Path, name: str, header: bytes, tensor: Placed) -> bool:
-    """Write a file of a head from the rows of a stored tensor; return False if the digest in ``name`` differs."""
-    count, width = storage.parse(header)["weight"]["shape"]
-    first, row = int(storage.what_of(name).partition(".")[2]), tensor.nbytes // max(tensor.shape[0], 1)
-    if len(tensor.shape) != 2 or tensor.shape[1] != width or first + count > tensor.shape[0]:
-        return False
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start + first * row)
-        sizes = (min(PIECE_BYTES, count * row - at) for at in range(0, count * row, PIECE_BYTES))
-        pieces = map(stream.read, sizes)
-        content = itertools.chain((len(header).to_bytes(8, "little"), header), pieces)
-        file = storage.keep(target, storage.what_of(name), content)
-    if file.name != name:
-        file.unlink()
-    return file.name == name
 
 
 def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:

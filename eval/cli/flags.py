@@ -211,7 +211,6 @@ OPTIONS: dict[str, list[Option]] = {
         option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
         option("--tokenizer", RUNS, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
         on("--no-floor", "pack", "do not score the model once more for the noise floor"),
-        on("--no-head", "pack", "leave the head out; a compared model on the same machine must have it"),
         on("--logits", "pack", "allow a pack of logits where states do not suffice; it is much larger"),
         option("--eval-len", RUNS, "N", "with MODELs: tokens in a window", COUNT),
         option("--eval-stride", RUNS, "N", "with MODELs: tokens between the starts of two windows", COUNT),

@@ -7,8 +7,6 @@ and later runs can add more.  The pack is made in a temporary folder, and then r
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import os
 import shutil
 import sys
@@ -45,8 +43,6 @@ LICENSES = dict.fromkeys(("wiki2", "wikitext2", "wiki103", "wikitext103"), "cc-b
 """Known data sets -> their licenses."""
 PRIVATE = ("python_path",)
 """Facts about a run that may reveal the machine's user."""
-LARGEST_FILE = 2_000_000_000
-"""Bytes of a head's file above which it is split, so that no file of a pack is larger."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,11 +113,11 @@ def made(
     if noise is not None and noise.error:
         print_note(f"noise floor: not measured: {noise.error}")
     with appearing(args.output) as place, storage.keeping("the pack", args.output.absolute().parent):
-        heads = copy_store(opened, place / pack.STATES, len(cut.windows), with_head=not args.no_head)
+        copy_store(opened, place / pack.STATES, len(cut.windows))
         copy_tokenizer(cut.tokenizer, place / pack.TOKENIZER)
         tokens.write_pack(place, windows.tokens_of(data, config.cache))
         write_scores(config, row, cut, place / pack.SCORES)
-        facts = {**identity, "text": text_keys(data, cut), "heads": heads, **facts_of(spec, row, noise, cut)}
+        facts = {**identity, "text": text_keys(data, cut), **facts_of(spec, row, noise, cut)}
         facts["text_license"] = LICENSES.get(data.dataset.lower())
         shown = Manifest.model_validate({**facts, "files": {}})
         (place / pack.CARD).write_text(card(shown, text.subtitle, opened), encoding="utf-8")
@@ -177,61 +173,15 @@ def appearing(target: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def copy_store(opened: store.Reader, target: Path, n_windows: int, *, with_head: bool) -> dict[str, str]:
-    """Copy windows of a reference store; return the headers of the head's files that are left out, by their names.
-
-    The file of a head of more than ``LARGEST_FILE`` is split by rows.
-    """
+def copy_store(opened: store.Reader, target: Path, n_windows: int) -> None:
+    """Copy the head and the first windows of a reference store."""
     target.mkdir()
+    windows_of_pack = [opened.windows[index] for index in range(n_windows)]
     files: dict[str, int] = {}
-    heads: dict[str, str] = {}
-    for name in (*[opened.windows[index] for index in range(n_windows)], *opened.manifest.heads.values()):
-        if name in opened.manifest.heads.values() and opened.manifest.files[name] > LARGEST_FILE:
-            written = split_head(opened.path / name, target, LARGEST_FILE)
-        else:
-            written = [Path(shutil.copyfile(opened.path / name, target / name))]
-        if not with_head:
-            heads |= {file.name: header_text(file) for file in written if file.name.startswith("head.")}
-        files |= {file.name: file.stat().st_size for file in written}
-    kept = opened.manifest.model_copy(update={"files": dict(sorted(files.items())), "made": False})
-    store.write_manifest(target, kept)
-    for name in heads:
-        (target / name).unlink()
-    return heads
-
-
-def header_text(file: Path) -> str:
-    """Return the header of a head's file, needed to write the file again; InputError if the head has a bias."""
-    if "bias" in storage.header_of(file)[1]:
-        raise InputError(f"{file}: the head has a bias, so that the pack needs it; leave --no-head out")
-    with file.open("rb") as stream:
-        return stream.read(int.from_bytes(stream.read(8), "little")).decode()
-
-
-def split_head(file: Path, target: Path, most: int) -> list[Path]:
-    """Write a head's file as several, each with some rows [n, H] of its weight; InputError if it has a bias."""
-    first = int(storage.what_of(file.name).partition(".")[2])
-    facts, tensors = storage.header_of(file)
-    weight = tensors.pop("weight")
-    if tensors:
-        raise InputError(f"{file}: a head of this size with a bias cannot be split")
-    count, width = weight["shape"]
-    row_bytes, written = (weight["data_offsets"][1] - weight["data_offsets"][0]) // count, []
-    with file.open("rb") as stream:
-        start = 8 + int.from_bytes(stream.read(8), "little") + weight["data_offsets"][0]
-        rows = max(most // row_bytes, 1)
-        for begin in range(0, count, rows):
-            number = min(rows, count - begin)
-            entry = {"dtype": weight["dtype"], "shape": [number, width], "data_offsets": [0, number * row_bytes]}
-            header = json.dumps({"__metadata__": storage.facts_line(facts), "weight": entry}).encode()
-            header += b" " * (-len(header) % 8)
-            stream.seek(start + begin * row_bytes)
-            pieces = (
-                stream.read(min(16 << 20, number * row_bytes - at)) for at in range(0, number * row_bytes, 16 << 20)
-            )
-            content = [len(header).to_bytes(8, "little"), header]
-            written.append(storage.keep(target, f"head.{first + begin:06d}", itertools.chain(content, pieces)))
-    return written
+    for name in sorted([*windows_of_pack, *opened.manifest.heads.values()]):
+        shutil.copyfile(opened.path / name, target / name)
+        files[name] = (target / name).stat().st_size
+    store.write_manifest(target, opened.manifest.model_copy(update={"files": files, "made": False}))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,20 +104,10 @@ def of_pack(config: RunConfig, model: PlannedModel, text: EvalData) -> Reference
     """Return the reference of a text in a pack; InputError if the pack is of another text, or has fewer windows."""
     if config.logits_file is not None:
         raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
-    path = model.out_logits or backends.files_of(model).finished_store()
+    path = backends.files_of(model).finished_store()
     found = of_store(config, path, text)
     key = Cache.key("reference", {**found.identity, "files": sorted(open_reference(path).manifest.files)})
     return replace(found, key=key, label=model.label, is_pack=True)
-
-
-def located(config: RunConfig, model: PlannedModel, others: Sequence[PlannedModel]) -> PlannedModel:
-    """Return a model that is a finished store, with the store's path; it may need the head of another model."""
-    key = Cache.key("reference", {"pack": backends.files_of(model).stamp()})
-    config.cache.use("references", key)
-    files = [files for each in others if each is not model and not (files := backends.files_of(each)).is_remote]
-    tensors = [tensor for each in files for tensor in each.placed()]
-    place = config.cache.path("references", key, "")
-    return model.updated(out_logits=backends.files_of(model).finished_store(place, tensors))
 
 
 def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:

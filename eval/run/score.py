@@ -159,8 +159,6 @@ def score_model(config: RunConfig, model: PlannedModel, downloads: Downloads, ro
     works, settled = list[Work](), plan.is_known(model)
     try:
         model = downloads.result(model)
-        if model.is_reference and backends.files_of(model).is_store:
-            model = reference.located(config, model, rows.others)
     except Exception as error:
         return rows.fail(model, rows.texts, error)
     for name, text in rows.texts.items():

@@ -11,18 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from safetensors.torch import load_file as load_torch
-from safetensors.torch import save_file as save_torch
 
 from compare_q.backends.common import storage
 from compare_q.backends.reference import pack
-from compare_q.backends.reference.head import Head
-from compare_q.backends.reference.recorder import Recorder
 from compare_q.eval.cli import main
-from compare_q.eval.cli import pack as command
 from compare_q.eval.text import tokens
 from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
 
@@ -165,8 +159,13 @@ def escape(folder: Path) -> None:
     rewritten(folder, files=files | {"../secret": {"bytes": 1, "sha256": "0" * 64}})
 
 
-def escape_by_a_head(folder: Path) -> None:
-    rewritten(folder, heads={f"../../head.000000.{'0' * 40}.safetensors": '{"weight": {"shape": [1, 1]}}'})
+def without_head(folder: Path) -> None:
+    """Leave the head out, as compare_q 0.3 did with --no-head: the manifest has the header of the head's file."""
+    (file,) = (folder / pack.STATES).glob("head.*")
+    file.unlink()
+    resealed(folder)
+    header = {"weight": {"dtype": "BF16", "shape": [320, 64], "data_offsets": [0, 40960]}}
+    rewritten(folder, heads={file.name: json.dumps(header)})
 
 
 def huge(folder: Path) -> None:
@@ -206,7 +205,7 @@ def short_scores(folder: Path) -> None:
     [
         (lambda folder: rewritten(folder, format=2), "format 2, this compare_q reads 1; update compare_q"),
         (escape, "pack.json"),
-        (escape_by_a_head, "pack.json"),
+        (without_head, "the pack was made without its head (--no-head)"),
         (huge, "tokens.safetensors: damaged"),
         (huge_head, "states: its files are not of one form, or have other shapes"),
         (other_states, "states: was made of another text or tokenizer"),
@@ -230,6 +229,13 @@ def test_a_pack_that_lies_is_refused(
     assert digest_of(copy) == before
 
 
+def test_a_pack_of_0_3_with_its_head_is_read(copy: Path) -> None:
+    """Its manifest has an empty entry for the files of a head that was left out."""
+    manifest = pack.verified(copy)
+    rewritten(copy, heads={})
+    assert pack.verified(copy) == manifest
+
+
 def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     made: Path, toy_model: Path, compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
@@ -248,35 +254,6 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     assert_refused(compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already")
     words = with_pack(made, write_specs, small)
     assert_refused(compare_q(*words, "-lf", tmp_path / "store"), "--logits_file: a reference pack is a store already")
-
-
-def test_a_pack_without_its_head_takes_that_of_a_compared_model(
-    toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path
-) -> None:
-    """The rows equal those with the reference model; a model with a changed head cannot provide the head."""
-    small, model = tmp_path / "small.pack", in_transformers(toy_model, label="ref", load_fn="transformers_auto_bf16")
-    data, models = write_specs([model])
-    ran = compare_q("pack", "-d", data, "-m", models, "-r", 2, "-o", small, "--no-floor", "--no-head")
-    assert ran.status == 0, ran.err
-    assert not list(small.glob("states/head.*"))
-    w4, before = in_transformers(quantized("W4A16"), label="w4", load_fn="transformers_auto_bf16"), digest_of(small)
-    changed = in_transformers(
-        Path(shutil.copytree(toy_model, tmp_path / "changed")), label="changed", load_fn="transformers_auto"
-    )
-    weights = load_torch(tmp_path / "changed" / "model.safetensors")
-    weights = {
-        name: tensor + 1e-3 if "lm_head" in name or "embed" in name else tensor for name, tensor in weights.items()
-    }
-    save_torch(weights, tmp_path / "changed" / "model.safetensors", {"format": "pt"})
-    assert_refused(compare_q(*with_pack(small, write_specs, changed)), "was made without its head")
-    assert compare_q("check", *with_pack(small, write_specs, changed, w4)).status == 0
-    assert compare_q(*with_pack(small, write_specs, changed, w4), "-o", tmp_path / "pack.json").status == 0
-    data, models = write_specs([{**model, "reference": True}, changed, w4])
-    assert compare_q("-d", data, "-m", models, "-r", 2, "-o", tmp_path / "model.json").status == 0
-    found, expected = rows_of(tmp_path / "pack.json"), rows_of(tmp_path / "model.json")
-    for label in ("changed", "w4"):
-        assert {key: found[label][key] for key in KLDS} == {key: expected[label][key] for key in KLDS}
-    assert digest_of(small) == before
 
 
 def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
@@ -305,20 +282,3 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     answer = compare_q(*with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}}))
     assert answer.status == 0, answer.err
-
-
-def test_a_large_head_is_split_by_rows(tmp_path: Path) -> None:
-    """A head [10, 3] is written in files of at most three rows, and read as one."""
-    weight = torch.arange(30, dtype=torch.float32).reshape(10, 3)
-    (tmp_path / "from").mkdir()
-    (tmp_path / "to").mkdir()
-    Recorder(tmp_path / "from", "states").write_head((weight, None, Head(10, "float32")), 5)
-    (file,) = (tmp_path / "from").iterdir()
-    written = command.split_head(file, tmp_path / "to", 3 * 12)
-    assert [storage.what_of(each.name) for each in written] == [f"head.{n:06d}" for n in (5, 8, 11, 14)]
-    assert all(storage.is_whole(each) for each in written)
-    parts = []
-    for each in written:
-        with safe_open(each, "pt") as opened:
-            parts.append(opened.get_tensor("weight"))
-    assert torch.equal(torch.cat(parts), weight)
