@@ -4,8 +4,8 @@
 
 Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order, norms in float32;
 a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16, or a block format that the package
-can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; K-quants are ``demo/llama_quantize.py``).  The tokenizer's
-fields are copied from another GGUF of the same vocabulary.
+can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The tokenizer's fields are copied from another GGUF of the
+same vocabulary.
 """
 
 from __future__ import annotations

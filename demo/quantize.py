@@ -7,6 +7,7 @@ activations is calibrated: its checkpoint holds the largest activation of each l
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compare_q.backends.layers.names import FUSED
-from demo.pad import copy_tokenizer
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
 TEXT = Path(__file__).resolve().parents[1] / "eval" / "spec" / "opticks.txt"
@@ -84,12 +84,13 @@ def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None)
             layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
 
 
-def calibration_windows(source: Path, context: int, windows: int = CALIBRATION[0]) -> torch.Tensor:
+def calibration_windows(source: Path, context: int) -> torch.Tensor:
     """Token ids, int64 [windows, tokens], from the end of the demo's text; the demo measures its beginning.
 
     Windows are cut to the model's ``context``.
     """
-    length = min(CALIBRATION[1], context)
+    windows, longest = CALIBRATION
+    length = min(longest, context)
     tokens = AutoTokenizer.from_pretrained(source)(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"]
     return torch.tensor(tokens[-windows * length :]).reshape(windows, length)
 
@@ -124,6 +125,12 @@ def watch_inputs(model: Any, windows: torch.Tensor, keep: Callable[[str, torch.T
             model(window[None], use_cache=False, logits_to_keep=1)
     for hook in hooks:
         hook.remove()
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """Copy the tokenizer's files from one model folder to another."""
+    for file in [*source.glob("*token*"), *source.glob("chat_template*")]:
+        shutil.copy(file, out)
 
 
 def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:

