@@ -21,7 +21,7 @@ at most 16: the error itself is known to 35 % (4 cosines) or better.
 The lengths of documents cannot be found from the scores of a text: a text that is a single document shows no change.
 The rule is therefore fixed, and ``longest_documents`` returns the longest documents that it holds for.
 docs/statistics.md and results/coverage.md list how often intervals cover on simulated texts
-(``benchmarks/coverage.py``) and on real texts (``benchmarks/coverage_of_texts.py``).
+(``benchmarks/coverage.py``) and on real texts.
 
 Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
 llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
