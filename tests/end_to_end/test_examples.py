@@ -40,7 +40,7 @@ def test_data_examples(file: Path) -> None:
 
 def test_specs_of_the_page_of_published_numbers() -> None:
     """The page has three complete specs, of which the second is the ready spec, and two that use a file."""
-    page = (FOLDER.parent.parent / "docs" / "published_numbers.md").read_text()
+    page = (FOLDER.parent.parent / "docs" / "windows.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     whole = [block for block in blocks if "tokenizer_dir" in block]
     methods = [reading.parse_data_spec(block, Path("d.json")).method for block in whole]
