@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,85 +18,93 @@ from tests.support.toy import FAKE, TOY_VOCAB, Run, Specs, assert_refused, in_tr
 needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not installed")
 
 
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        ("-d {data} -m {models} -kld", ["--kld", '"reference": true', "--logits_file"]),
-        ("-d {data}", ["-d and -m", "compare-q run --help"]),
-        ("check", ["-d and -m", "compare-q check --help"]),
-        ("-d x -m y --rows=-1", ["-r/--rows", "'-1'"]),
-        ("-d x -m y --cache-dir=", ["--cache-dir", "empty"]),
-        ("-d x -m y -o x --output y", ["--output", "twice"]),
-        ("x --ray auto --gpus 0", ["--gpus", "--ray"]),
-        ("engines --cache-limit 1GB", ["--cache-limit", "compare-q run"]),
-        ("-d x -m y --python vllm", ["--python", "'vllm'", "ENGINE=PYTHON"]),
-        ("-d x -m y --deadline nan", ["--deadline", "'nan'"]),
-        ("show r.json -v --x-axis size", ["--x-axis", "give one of them"]),
-        ("show r.json -ppl --kld-value median", ["--kld-value", "-ppl"]),
-        ("show r.json -acc -ppl", ["-ppl", "give one of them"]),
-        ("shwo x.json", ["shwo", "'show'"]),
-        ("show r.json --colums kld", ["--colums", "'--columns'"]),
-        ("show r.json --columns kdl", ["'kdl'", "'kld'", "label,"]),
-        ("show r.json --columns memory", ["--columns", "'memory'", "memory:32k"]),
-        ("show r.json --columns memory:abc", ["--columns", "'memory:abc'", "memory:32k"]),
-        ("show r.json --sort memory:0", ["--sort", "'memory:0'", "memory:32k"]),
-        ("show r.json --x-axis memory:k", ["--x-axis", "'memory:k'", "memory:32k"]),
-        ("show r.json --x-axis bwp", ["--x-axis", "'bwp'", "'bpw'", "memory:32k"]),
-        ("show r.json --fail-if memory>24", ["--fail-if", "'memory'", "memory:32k"]),
-        ("show r.json --fit 24GB", ["--fit", "'24GB'", "24GB@32k"]),
-        ("show r.json --fit 24GB@0k", ["--fit", "'memory:0k'", "memory:32k"]),
-        ("a b --until kdl:2%", ["'kdl:2%'", "'kld:2%'"]),
-        ("a b --until kld:0.5", ["'kld:0.5'", "'kld:0.5%'"]),
-        ("m -c 512", ["-c", "eval_len in a data spec"]),
-        ("--model hf --model_args pretrained=m", ["--model", "compare-q MODEL"]),
-        ("show r.json -d x", ["-d", "compare-q run"]),
-        ("cache --limit 1GB", ["--limit", "'--cache-limit'"]),
-        ("cache --cache-dir {data}", ["--cache-dir", "data.json"]),
-        ("a b -p plot.png", ["plot.png", "-pf"]),
-        ("m --tensor-parallel-size 2", ["--tensor-parallel-size", '"engine"']),
-        ("show r.json --columns label kld", ["kld: ", "--columns"]),
-        ("-d wiki2 a b", ["-d", "wiki2 a b"]),
-        ("a -m m.json", ["a: ", "-m"]),
-    ],
-)  # fmt: skip
-def test_flags(compare_q: Run, write_specs: Specs, flags: str, facts: list[str]) -> None:
-    data, models = write_specs()
-    assert_refused(compare_q(*flags.format(data=data, models=models).split()), *facts)
+RUN = "-d {data} -m {models}"
 
 
-@needs_accelerate
-@pytest.mark.parametrize(
-    ("keys", "gold"),
-    [
-        ({"model_dir": ["{model}", "o.safetensors"]}, "'transformers' takes no override tensors"),
-        ({"engine": {"dtpe": "auto"}}, "toy: engine.dtpe: unknown key (did you mean 'dtype'?)"),
-        ({"revision": "main"}, "toy: revision: only for a model on the hub"),
-        ({**FAKE, "load_fn": "vllm"}, "fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here"),
-        ({**FAKE, "load_fn": "qtip"}, "fake: load_fn: unknown engine 'qtip'; there are: transformers, "),
-        ({**FAKE, "fwd_fn": "exllamav3"}, "fake: fwd_fn: 'exllamav3' does not go with load_fn 'fake'"),
-        ({**FAKE, "engine": {"noise": "bf16"}}, 'fake: engine.noise: only for a model that is marked with "noise_'),
-        ({**FAKE, "noise_floor": True, "reference": True}, "noise_floor: the reference cannot be its own noise floor"),
-    ],
-)
-def test_a_wrong_model(compare_q: Run, write_specs: Specs, toy_model: Path, keys: dict[str, object], gold: str) -> None:
-    keys = json.loads(json.dumps(keys).replace("{model}", str(toy_model)))
-    data, spec = write_specs([in_transformers(toy_model, **keys)])
-    assert_refused(compare_q("-d", data, "-m", spec), gold)
+def refused(
+    name: str, words: str = RUN, *, model: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+) -> Any:
+    """Return one input: the command line, a model spec, the changed keys of the data spec, what the error must name."""
+    marks = [needs_accelerate] if model and model["load_fn"] == "transformers" else []
+    return pytest.param(name, words, model, data or {}, marks=marks, id=f"{name} {words}")
 
 
-def test_a_wrong_text_and_missing_files(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+TOY = in_transformers(Path("{model}"))
+INPUTS = [
+    refused("--kld", f"{RUN} -kld"),
+    refused("-d and -m", "-d {data}"),
+    refused("-d and -m", "check"),
+    refused("-r/--rows", "-d x -m y --rows=-1"),
+    refused("--cache-dir", "-d x -m y --cache-dir="),
+    refused("--output", "-d x -m y -o x --output y"),
+    refused("--gpus", "x --ray auto --gpus 0"),
+    refused("--cache-limit", "engines --cache-limit 1GB"),
+    refused("--python: 'vllm'", "-d x -m y --python vllm"),
+    refused("--deadline: 'nan'", "-d x -m y --deadline nan"),
+    refused("--x-axis", "show r.json -v --x-axis size"),
+    refused("--kld-value", "show r.json -ppl --kld-value median"),
+    refused("-ppl", "show r.json -acc -ppl"),
+    refused("'show'", "shwo x.json"),  # the error suggests the word that was meant
+    refused("'--columns'", "show r.json --colums kld"),
+    refused("'kld'", "show r.json --columns kdl"),
+    refused("--columns: 'memory'", "show r.json --columns memory"),
+    refused("--columns: 'memory:abc'", "show r.json --columns memory:abc"),
+    refused("--sort: 'memory:0'", "show r.json --sort memory:0"),
+    refused("--x-axis: 'memory:k'", "show r.json --x-axis memory:k"),
+    refused("'bpw'", "show r.json --x-axis bwp"),
+    refused("--fail-if: 'memory'", "show r.json --fail-if memory>24"),
+    refused("--fit: '24GB'", "show r.json --fit 24GB"),
+    refused("--fit: 'memory:0k'", "show r.json --fit 24GB@0k"),
+    refused("--until: 'kdl:2%'", "a b --until kdl:2%"),
+    refused("--until: 'kld:0.5'", "a b --until kld:0.5"),
+    refused("-c: ", "m -c 512"),
+    refused("--model: ", "--model hf --model_args pretrained=m"),
+    refused("-d: ", "show r.json -d x"),
+    refused("'--cache-limit'", "cache --limit 1GB"),
+    refused("data.json", "cache --cache-dir {data}"),
+    refused("plot.png", "a b -p plot.png"),
+    refused("--tensor-parallel-size", "m --tensor-parallel-size 2"),
+    refused("kld: ", "show r.json --columns label kld"),
+    refused("-d has taken all of wiki2 a b", "-d wiki2 a b"),
+    refused("a: ", "a -m m.json"),
+    refused("no*.json", "-d {data} -m no*.json"),
+    refused("toy: model_dir", model={**TOY, "model_dir": ["{model}", "o.safetensors"]}),
+    refused("toy: engine.dtpe", model={**TOY, "engine": {"dtpe": "auto"}}),
+    refused("toy: revision", model={**TOY, "revision": "main"}),
+    refused("fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here", model={**FAKE, "load_fn": "vllm"}),
+    refused("fake: load_fn: unknown engine 'qtip'", model={**FAKE, "load_fn": "qtip"}),
+    refused("fake: fwd_fn", model={**FAKE, "fwd_fn": "exllamav3"}),
+    refused("fake: engine.noise", model={**FAKE, "engine": {"noise": "bf16"}}),
+    refused("fake: noise_floor", model={**FAKE, "noise_floor": True, "reference": True}),
+    refused("t.CSV", data={"path": "{folder}/t.CSV"}),
+    refused("max_text_rows", data={"max_text_rows": 5}),
+    refused("/nowhere/tokenizer", data={"tokenizer_dir": "/nowhere/tokenizer"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "model", "data"), INPUTS)
+def test_inputs(
+    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path,
+    name: str, words: str, model: dict[str, Any] | None, data: dict[str, Any],
+) -> None:  # fmt: skip
+    """The line names the flag, the key or the file; it may suggest the word that was meant."""
+
+    def filled(keys: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of a spec with the real paths of the toy model and of this test's folder."""
+        text = json.dumps(keys).replace("{model}", str(toy_model)).replace("{folder}", str(tmp_path))
+        result: dict[str, Any] = json.loads(text)
+        return result
+
     (tmp_path / "t.CSV").write_text("x" * 500)
-    for keys, gold in (
-        ({"path": str(tmp_path / "t.CSV")}, "is not read as text"),
-        ({"max_text_rows": 5}, "a plain text file has no rows"),
-        ({"tokenizer_dir": "/nowhere/tokenizer"}, "/nowhere/tokenizer: no such folder"),
-    ):  # fmt: skip
-        data, spec = write_specs(**keys)
-        assert_refused(compare_q("-d", data, "-m", spec), gold)
+    models = [filled(model)] if model else None
+    data_file, models_file = write_specs(models, **filled(data))
+    assert_refused(compare_q(*words.format(data=data_file, models=models_file).split()), name)
+
+
+def test_a_key_that_is_in_a_file_twice(compare_q: Run, write_specs: Specs) -> None:
     data, spec = write_specs()
-    assert_refused(compare_q("-d", data, "-m", "no*.json"), "no*.json: no file matches")
     data.write_text(data.read_text().replace('"eval_len"', '"eval_len": 100, "eval_len"'))
-    assert_refused(compare_q("-d", data, "-m", spec), "data.json: eval_len: stands twice in one object")
+    assert_refused(compare_q("-d", data, "-m", spec), "data.json: eval_len")
 
 
 @needs_vllm
@@ -115,7 +124,7 @@ def test_a_missing_engine_names_its_cure(
     monkeypatch.setattr(backend, "capabilities", missing)
     load_fn = missing.load_fns[0]
     data, spec = write_specs([{"load_fn": load_fn, "label": "m", "model_dir": "/nowhere"}])
-    assert_refused(compare_q("-d", data, "-m", spec), f"m: load_fn: {load_fn!r} is not installed: {missing.install}")
+    assert_refused(compare_q("-d", data, "-m", spec), f"m: load_fn: {load_fn!r}", missing.install)
     assert "pip install" in missing.install
 
 
@@ -127,7 +136,7 @@ def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy
     assert config["vocab_size"] == TOY_VOCAB
     (small / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
     data, spec = write_specs([in_transformers(small)])
-    assert_refused(compare_q("-d", data, "-m", spec), "its vocabulary reaches id 255, the model has 200 tokens")
+    assert_refused(compare_q("-d", data, "-m", spec), "toy: tokenizer_dir: ", "255", "200")
 
 
 def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
@@ -153,6 +162,6 @@ def test_lm_eval_at_the_models_context_is_refused_before_anything_runs(
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context)
     ran = compare_q("check", "-d", data, "-m", spec)
     assert ran.status == 2
-    assert f"error: toy: eval_len: windows of {context + 1} tokens" in ran.err
+    assert "error: toy: eval_len: " in ran.err
     data, spec = write_specs([model], method="lm_eval", eval_stride=..., eval_len=context - 1)
     assert compare_q("check", "-d", data, "-m", spec).status == 0
