@@ -18,14 +18,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COMPARED = {
     "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
-    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "task",
+    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256",
 }  # fmt: skip
 """Keys whose values depend on the time or the version of the code."""
 EAGER = {"enforce_eager": True}
@@ -47,8 +46,6 @@ def cases(models: Path) -> dict[str, Case]:
     text = {**opticks, "eval_len": 1024, "eval_stride": 512, "max_rows": 16}
     short = {**opticks, "eval_len": 256, "eval_stride": 256, "max_rows": 4}
     chat = {"dataset": "chat", "path": str(ROOT / "demo/conversations.jsonl"), "tokenizer_dir": base, "eval_len": 1024}
-    task = {"dataset": "lm_eval", "task": "demo/questions/opticks_endings.yaml", "tokenizer_dir": base,
-            "trust_remote_code": True, "eval_len": 256, "max_rows": 24}  # fmt: skip
 
     def vllm(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
         engine = {**EAGER, **keys.pop("engine", {})}
@@ -66,7 +63,7 @@ def cases(models: Path) -> dict[str, Case]:
                  vllm("NVFP4", "-nvfp4")]  # fmt: skip
     decode: dict[str, Any] = {"phase": "decode", "batch": 4}
     one_line = [base, f"{base}-w8a8"]
-    found = {
+    return {
         "demo": Case({"text": text}, [transformers("HF bf16", noise_floor=True), reference, *quantized,
                                       llamacpp("Q8_0"), llamacpp("Q4_1")]),
         "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")]),
@@ -82,9 +79,6 @@ def cases(models: Path) -> dict[str, Case]:
         "until": Case({}, [], [*one_line, "--until", "kld:20%", "-d", opticks["path"]]),
         "one_line": Case({}, [], [*one_line, "-r", "4", "-d", opticks["path"]]),
     }  # fmt: skip
-    if find_spec("lm_eval"):
-        found["task"] = Case({"task": task}, [hf_reference, transformers("HF W8A8", "-w8a8")])
-    return found
 
 
 def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None) -> int:
@@ -98,7 +92,7 @@ def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache:
         specs.mkdir(exist_ok=True)
         words = [*case.flags, "-o", str(folder.resolve() / f"{name}.json")]
         for what, given in case.texts.items():
-            (specs / f"{what}.json").write_text(json.dumps(with_full_paths(given, checkout)), encoding="utf-8")
+            (specs / f"{what}.json").write_text(json.dumps(given), encoding="utf-8")
         if case.models:
             (specs / "models.json").write_text(json.dumps(case.models), encoding="utf-8")
             words += ["-d", *(str(specs / f"{what}.json") for what in case.texts), "-m", str(specs / "models.json")]
@@ -114,11 +108,6 @@ def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache:
         shown = folder.resolve() / "drop_in.txt"
         failed += run(checkout.resolve(), words, folder.resolve(), cache, shown) != 0
     return int(failed > 0)
-
-
-def with_full_paths(spec: dict[str, Any], checkout: Path) -> dict[str, Any]:
-    """The data spec with the task's file named from the root of the checkout, where its own paths start."""
-    return {**spec, "task": str(checkout.resolve() / spec["task"])} if "task" in spec else spec
 
 
 def run(checkout: Path, words: Sequence[str], folder: Path, cache: Path | None, shown: Path | None = None) -> int:

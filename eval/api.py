@@ -124,7 +124,7 @@ class Comparison:
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
         """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is nothing to draw.
 
-        ``options``: ``measure`` ("kld", "ppl", "acc", "acc_norm"), ``x_axis`` (as ``--x-axis``), ``title``,
+        ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``,
         ``dark``, ``card``.
         """
         from compare_q.eval.plots import measures, pictures, scatter, style

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from compare_q.eval.results import ModelResult, TextResult, noise_floor_of
-from compare_q.eval.stats.answers import discordant, mcnemar_p
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import interval
 
@@ -51,20 +50,16 @@ class Difference:
     stderr: float | None = None
     limits: tuple[float, float] | None = None
     reason: str = ""
-    only: tuple[int, int] = (0, 0)  # questions that only the first, and only the second model has right
-    p: float = 1.0  # McNemar's
 
 
 def compare(
     a: ModelResult, b: ModelResult, score: str, *, near: Collection[str] = (), comparisons: int = 1
 ) -> Difference:
-    """Decide whether the mean of a model's ``score`` (one of ``SCORES``, "acc" or "acc_norm") differs from another's.
+    """Decide whether the mean of a model's ``score`` (one of ``SCORES``) differs from another's.
 
     ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one model; each has
     its share of the level (Bonferroni).
     """
-    if score not in SCORES:
-        return compare_answers(a, b, score, comparisons)
     unranked, found = score == "kld" and a.label in near and b.label in near, None
     reason = missing(a, score) or missing(b, score) or "they were scored on different windows"
     if a.estimates and b.estimates:
@@ -102,18 +97,6 @@ def missing(model: ModelResult, score: str) -> str:
         return f"{model.label} has no {SCORES[score]}"
     left_out = score not in model.estimates.blocks.whole
     return f"{model.label} has positions without a finite {SCORES[score]}" if left_out else ""
-
-
-def compare_answers(a: ModelResult, b: ModelResult, rule: str, comparisons: int) -> Difference:
-    """The difference of two accuracies on the same questions, by McNemar's exact test."""
-    answers = [model.estimates.answers if model.estimates else None for model in (a, b)]
-    one, two = (getattr(found, rule).right if found else "" for found in answers)
-    if not (one and two) or len(one) != len(two):
-        return Difference("unknown", reason="they answered different questions" if one and two else "a model has none")
-    only = discordant(one, two)
-    p, value = mcnemar_p(*only), (only[0] - only[1]) / len(one)
-    outcome: Outcome = "equal" if p >= LEVEL / comparisons else "less" if value < 0 else "more"
-    return Difference(outcome, value, only=only, p=p)
 
 
 @dataclass(frozen=True)

@@ -225,26 +225,6 @@ class ModelResult(Stored):
     byte_perplexity: Number = copied("rates/byte_perplexity/value", "perplexity per byte")
     word_perplexity: Number = copied("rates/word_perplexity/value", "perplexity per word")
 
-    questions: Count | None = copied("answers/questions", "questions whose answers were scored")
-    acc: Number = copied("answers/acc/accuracy/value", "share of right answers, by log-probability")
-    acc_stderr: Number = copied("answers/acc/accuracy/stderr", "its error over questions")
-    flips: Number = copied("answers/acc/flips/flips/value", "share of questions that only model or reference has right")
-    flips_stderr: Number = copied("answers/acc/flips/flips/stderr", "its error")
-    changed: Number = copied("answers/acc/flips/changed/value", "share with another answer than the reference's")
-    changed_stderr: Number = copied("answers/acc/flips/changed/stderr", "its error")
-    flips_lost: Count | None = copied("answers/acc/flips/lost", "questions that only the reference has right")
-    flips_won: Count | None = copied("answers/acc/flips/won", "questions that only the model has right")
-    mcnemar_p: Number = copied("answers/acc/flips/mcnemar_p", "McNemar's exact two-sided p of these two counts")
-    acc_norm: Number = copied("answers/acc_norm/accuracy/value", "as acc, by log-probability per character")
-    acc_norm_stderr: Number = copied("answers/acc_norm/accuracy/stderr", "its error over questions")
-    flips_norm: Number = copied("answers/acc_norm/flips/flips/value", "as flips, by acc_norm")
-    flips_norm_stderr: Number = copied("answers/acc_norm/flips/flips/stderr", "its error")
-    changed_norm: Number = copied("answers/acc_norm/flips/changed/value", "as changed, by acc_norm")
-    changed_norm_stderr: Number = copied("answers/acc_norm/flips/changed/stderr", "its error")
-    flips_lost_norm: Count | None = copied("answers/acc_norm/flips/lost", "as flips_lost, by acc_norm")
-    flips_won_norm: Count | None = copied("answers/acc_norm/flips/won", "as flips_won, by acc_norm")
-    mcnemar_p_norm: Number = copied("answers/acc_norm/flips/mcnemar_p", "as mcnemar_p, by acc_norm")
-
     reference: bool = Field(default=False, description="true if the others are compared with it")
     noise_floor: bool = Field(default=False, description="true if its spec calls it the noise floor")
     windows: Count = Field(default=0, description="scored windows")
@@ -409,11 +389,6 @@ class TextResult(Stored):
         """The row of ``noise_floor_of``."""
         return noise_floor_of(self.models)
 
-    @property
-    def is_answers(self) -> bool:
-        """True if its windows are answers to questions; its PPL includes wrong answers and means nothing."""
-        return "answers" in self.data
-
 
 class RunResult(Stored):
     """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order."""
@@ -457,8 +432,8 @@ class RunResult(Stored):
         return macro_mean([m.kld if m else None for m in models], [m.kld_stderr if m else None for m in models])
 
     def mean_ppl(self, label: str) -> Value:
-        """Geometric mean of a model's perplexities, without those of answers; unknown unless every text has one."""
-        rows = [m for text, m in zip(self.texts, self.of_label(label), strict=True) if not text.is_answers]
+        """Geometric mean of a model's perplexities; unknown unless every text has one."""
+        rows = self.of_label(label)
         return geometric_mean([m.ppl if m else None for m in rows], [m.ppl_stderr if m else None for m in rows])
 
     def with_origin(self, command: Sequence[str]) -> RunResult:
@@ -540,11 +515,7 @@ class Described(Stored):
         label: str
         key: str | None = None
 
-    class Answers(Stored):
-        key_sha256: str | None = None
-
     reference: Reference | None
-    answers: Answers | None = None
     text_tokens: Count | None = None
     windows: Count | None = None
     windows_of_the_text: Count | None = None
@@ -579,7 +550,7 @@ def contradiction(model: ModelResult) -> str:
         return "timing: is not in order"
     if (found := model.estimates) is None:
         return ""
-    blocks, curve, answers = found.blocks, found.curve, found.answers
+    blocks, curve = found.blocks, found.curve
     sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
     bins = max(len(curve.edges) - 1, 0)
     values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
@@ -589,10 +560,6 @@ def contradiction(model: ModelResult) -> str:
         "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
         and all(len(own) == bins for own in values),
         "against": found.against is None or distributions_hold(found.against),
-        "answers": answers is None or all(
-            len(own.right) == (0 if own.accuracy.value is None else answers.questions)
-            for own in (answers.acc, answers.acc_norm)
-        ),
     }  # fmt: skip
     wrong = next((name for name, is_so in holds.items() if not is_so), "")
     return f"estimates.{wrong}: its numbers do not go together" if wrong else ""
@@ -621,8 +588,8 @@ def load(files: Sequence[Path]) -> RunResult:
 def combine(runs: Mapping[str, RunResult]) -> RunResult:
     """One run with the rows of all ``runs`` (file -> its results), in their order and without duplicates.
 
-    InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows, right
-    answers and reference.
+    InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows and
+    reference.
     """
     (first_file, first), *others = runs.items()
     for file, run in others:
@@ -661,7 +628,6 @@ def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
         "cut into windows": (
             data.get("windows_sha256"), f"{data.get('windows')} windows by method {data.get('method')},"
         ),
-        "key of right answers": ((data.get("answers") or {}).get("key_sha256"), "key"),
         "reference": (reference.get("key"), f"{reference.get('label', 'key')},"),
     }  # fmt: skip
 

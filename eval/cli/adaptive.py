@@ -47,12 +47,12 @@ def settled(
         return DEFAULT if reference and spread else None, sized
     if not reference:
         raise InputError("--until: needs a reference for KL divergence; mark one, or give -r instead")
-    first = [name for name, spec in texts.items() if name not in spread and not (spec.is_chat or spec.is_answers)]
+    first = [name for name, spec in texts.items() if name not in spread and not spec.is_chat]
     if first:
         raise InputError(f"--until: {', '.join(sorted(first))}: its first windows say little of the whole text; "
                          'add "sample": "spread" to the data spec, or give -r instead of --until')  # fmt: skip
     if not spread:
-        raise InputError("--until: is for texts that are cut into windows; give -r for conversations and questions")
+        raise InputError("--until: is for texts that are cut into windows; give -r for conversations")
     return asked, sized
 
 

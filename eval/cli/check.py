@@ -29,7 +29,7 @@ from compare_q.eval.common.terminal import say
 from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.text import windows
+from compare_q.eval.text import corpus, windows
 from compare_q.eval.text.windows import EvalData
 
 
@@ -54,7 +54,7 @@ def run(
             missing = downloads(spec, config.cache)
             if not missing and tokenize:
                 built[key] = windows.build(
-                    spec, args.rows, config.cache, config.progress, deadline_s=config.window_timeout_s
+                    spec, args.rows, config.cache, config.progress, render_s=config.window_timeout_s
                 )
             if missing or tokenize:
                 lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
@@ -136,7 +136,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """Return lines about the parts of text and tokenizer that a run downloads; InputError if one does not exist."""
     if spec.pack is not None:
         return []
-    windows.reader_of(spec).identity(spec)  # names a missing file
+    corpus.identity(spec)  # names a missing file
     name, missing = spec.locate(spec.tokenizer_dir), []
     try:
         hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)

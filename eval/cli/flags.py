@@ -18,7 +18,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
-from compare_q.eval.plots.measures import ACCURACIES, KLD_VALUES, SIZES, SUFFIXES, size_of
+from compare_q.eval.plots.measures import KLD_VALUES, SIZES, SUFFIXES, size_of
 from compare_q.eval.specs.types import Sample
 from compare_q.eval.table import columns, conditions, pairs
 from compare_q.eval.table.memory import Fit
@@ -52,7 +52,8 @@ called like a command is ./NAME.
 """
 """``compare-q --help``."""
 FOREIGN_FLAGS = {
-    "-f": "-d", "--tasks": "-d lm_eval:TASK", "--chunks": "-r", "--limit": "-r", "--device": "--gpus",
+    "-f": "-d", "--chunks": "-r", "--limit": "-r", "--device": "--gpus",
+    "--tasks": "compare-q flips, for samples of lm_eval,",
     "-ngl": 'n_gpu_layers in "engine" of a model spec',
     **dict.fromkeys(("-c", "--context", "--ctx", "--ctx-size"), "--eval-len, or eval_len in a data spec,"),
     **dict.fromkeys(("--dtype", "--kv-cache-dtype"), 'dtype and kv_cache_dtype in "engine" of a model spec'),
@@ -205,8 +206,8 @@ OPTIONS: dict[str, list[Option]] = {
         option("models", "doctor", "MODEL", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[]),
         option("source", "show", "FILE", "results.json or report.html of finished runs; several become one table", Path,
                nargs="+", default=[]),
-        option("-d --dataspec", RUNS, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, lm_eval:TASK, or "
-               "a file of text", Path, **many),
+        option("-d --dataspec", RUNS, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, or a file of "
+               "text", Path, **many),
         option("-m --modelspec", RUNS, "SPEC", "model specs (JSON)", **many),
         option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
         option("--tokenizer", RUNS, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
@@ -271,8 +272,6 @@ OPTIONS: dict[str, list[Option]] = {
         option("--plots", SHOWN, "FOLDER", "draw every kind of plot", Path),
         option("-kld --kld", SHOWN, None, "plot KLD, the default if known", const="kld", **y_axis),
         option("-ppl --ppl", SHOWN, None, "plot perplexity", const="ppl", **y_axis),
-        option("-acc --acc", SHOWN, None, "plot accuracy, the default of a task", const="acc", **y_axis),
-        option("-acc_norm --acc_norm", SHOWN, None, "plot length-normalized accuracy", const="acc_norm", **y_axis),
         option("--kld-value", SHOWN, "VALUE", f"plot this KLD: {', '.join(KLD_VALUES)}", one_of(KLD_VALUES)),
         option("--x-axis", SHOWN, "SIZE", f"plot over one of {', '.join(SIZES)}, memory:32k", x_axis),
         option("-v --vram", SHOWN, None, "plot over VRAM", nargs=0, const="vram", dest="x_axis"),
@@ -402,19 +401,17 @@ def check_run(args: argparse.Namespace) -> None:
 
 
 def check_content(
-    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool, answers: bool
+    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool
 ) -> str | None:
     """Return a line about flags without effect, None if there are none; InputError for flags that do not fit the run.
 
-    ``texts``: their names; ``labels``: the models'; ``reference``: if there is one; ``answers``: if a text is a task.
+    ``texts``: their names; ``labels``: the models'; ``reference``: if there is one.
     """
     column, text = columns.sort_key(args.sort) if args.sort else (None, "")
     several = len(texts) > 1
     refuse(
         (args.measure == "kld" and not reference,
          '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'),
-        (args.measure in ACCURACIES and not answers,
-         f'--{args.measure}: no text is a task of questions ("dataset": "lm_eval")'),
         (column and args.sort != column.name and not (several and text in texts),
          f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}" if several
          else f"--sort: {args.sort}: there is one text; leave the colon and what follows out"),

@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
     """Return two specs: of the first windows, and of a quarter of the first window; InputError for an unusable text."""
-    if len(given) > 1 or given[0].is_answers:
-        raise InputError("-d: a gate needs exactly one text, without questions")
+    if len(given) > 1:
+        raise InputError("-d: a gate needs exactly one text")
     spec = given[0]
     keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
     from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys

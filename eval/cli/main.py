@@ -68,8 +68,8 @@ def run_command(args: argparse.Namespace) -> int:
     reference = bool(args.logits_file) or any(spec.is_reference for spec in models)
     if args.until or (args.models and args.rows is None):
         args.until, texts = adaptive.settled(args.until, texts, reference=reference)
-    labels, answers = [spec.name for spec in models], any(spec.is_answers for spec in data)
-    print_note(flags.check_content(args, list(texts), labels, reference=reference, answers=answers))
+    labels = [spec.name for spec in models]
+    print_note(flags.check_content(args, list(texts), labels, reference=reference))
     outputs.check(args, texts, models)
     config = inputs.run_config(args)
     if args.command == "check":
@@ -98,8 +98,8 @@ def show_command(args: argparse.Namespace) -> int:
     results = run_results.load(args.source)
     results = results.masked(reading.matching(results.labels, args.mask))
     names, scored = [text.name for text in results.texts], results.scored
-    reference, answers = any(text.reference for text in scored), any(text.is_answers for text in scored)
-    print_note(flags.check_content(args, names, results.labels, reference=reference, answers=answers))
+    reference = any(text.reference for text in scored)
+    print_note(flags.check_content(args, names, results.labels, reference=reference))
     outputs.check(args)
     results, written = results.updated(title=args.title or results.title), Outputs(args.verbose)
     outputs.print_table(args, results, written)

@@ -89,7 +89,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
 
 def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
     """Return the files and folders that the command reads, which no output may replace."""
-    from compare_q.eval.text import windows
+    from compare_q.eval.text import corpus
 
     read: list[str | Path] = [*args.source, *reading.expand([*map(str, args.dataspec or []), *(args.modelspec or [])])]
     for model in models:
@@ -98,7 +98,7 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
     for spec in texts.values():
         read.append(spec.locate(spec.tokenizer_dir))
         with suppress(InputError):  # the run reports it
-            read += windows.reader_of(spec).paths_of(spec)
+            read += corpus.paths_of(spec)
     return read if args.logits_file is None else [*read, args.logits_file]
 
 

@@ -207,12 +207,12 @@ def write_scores(config: RunConfig, row: ModelResult, cut: EvalData, file: Path)
 
 def text_keys(data: DataSpec, cut: EvalData) -> dict[str, Any]:
     """Return the keys of the data spec that a pack keeps: paths without their folders, and what was recorded."""
-    dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "include_path", "label"}
+    dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
     keys: dict[str, Any] = data.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     for key in ("path", "dataset_path"):
         if os.path.isabs(str(keys.get(key) or "")) or str(keys.get(key) or "").startswith("~"):
             keys[key] = os.path.basename(keys[key])
-    return keys | {"max_rows": cut.max_rows}
+    return keys | {"max_rows": len(cut.windows)}
 
 
 def origin(spec: ModelSpec) -> tuple[str, str | None, Path]:

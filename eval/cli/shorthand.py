@@ -28,7 +28,7 @@ from compare_q.backends.common.messages import nearest, printable, redacted, uni
 from compare_q.backends.reference import pack
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.specs.types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
 from compare_q.eval.text import hub_datasets
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "data
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
-TASK = "lm_eval:"
-PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files", "include_path", "task")
+PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
 """Keys of a data spec that may be paths."""
 NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
 address; specs are given with -m, texts with -d, and finished runs are shown by compare-q show"""
@@ -168,7 +167,7 @@ def texts(
 ) -> tuple[list[DataSpec], list[str]]:
     """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
 
-    A word is a spec or its file, ``wiki2`` or another known data set, ``chat``, ``lm_eval:TASK``, or a file of text.
+    A word is a spec or its file, ``wiki2`` or another known data set, ``chat``, or a file of text.
     Without a word: WikiText-2 if the hub or its cache has it, or else the shipped text.  ``tokenizer``: a folder or hub
     id, for models without a tokenizer.  ``windows``: ``eval_len``, ``eval_stride`` and ``sample`` of texts without a
     spec, if not None; InputError if a text has a spec.
@@ -214,8 +213,8 @@ def text(word: str) -> dict[str, Any]:
     """Return the keys of a data spec for the text that a word names."""
     if word == "chat":
         return CHAT
-    if word.startswith(TASK):
-        return {"dataset": "lm_eval", "task": word.removeprefix(TASK)}
+    if word.startswith("lm_eval:"):
+        raise InputError(f"-d: {printable(word)}: {LM_EVAL_RUNS_TASKS}")
     if word.lower() in hub_datasets.SOURCES:
         return {"dataset": word, "sample": "spread"}
     if exists(expanded(word)):
@@ -224,7 +223,7 @@ def text(word: str) -> dict[str, Any]:
     if re.match("https?:/", word):
         raise InputError(f"-d: {printable(word)}: is an address; download the text, and name its file")
     raise InputError(f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
-                     f"(.json), {TASK}TASK, or one of {', '.join(known)}")  # fmt: skip
+                     f"(.json), or one of {', '.join(known)}")  # fmt: skip
 
 
 def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,9 +232,8 @@ def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Ma
     if tokenizer is None:
         raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
                          "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
-    is_task = word.startswith(TASK)  # lm-eval's windows have one more token, which is only predicted
-    length = windows.get("eval_len") or min([LENGTH, *(each.context - is_task for each in named if each.context)])
-    strides = {} if word == "chat" or is_task else {"eval_stride": length}
+    length = windows.get("eval_len") or min([LENGTH, *(each.context for each in named if each.context)])
+    strides = {} if word == "chat" else {"eval_stride": length}
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}
 
 
@@ -249,7 +247,7 @@ def save(
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = [
-        {**keys_of(spec, *PATHS), "max_rows": found.max_rows if found else 0}
+        {**keys_of(spec, *PATHS), "max_rows": len(found.windows) if found else 0}
         for spec, found in zip(data, done.data, strict=True)
     ]
     words = []

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import ModelResult, RunResult, TextResult, geometric_mean, macro_mean
-from compare_q.eval.stats.answers import difference_error
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import columns
@@ -51,15 +50,10 @@ class Measure(NamedTuple):
         """Return True for a percentile of the KLD of tokens, whose error is unknown."""
         return self.kld and self.field != "kld"
 
-    @property
-    def more(self) -> bool:
-        """Return True if larger values are better (accuracy)."""
-        return self.field.startswith("acc")
-
     def of(self, model: ModelResult) -> float | None:
-        """Return the model's value, None if unknown; accuracy is in percent, every KLD of the reference is 0."""
+        """Return the model's value, None if unknown; every KLD of the reference is 0."""
         value: float | None = getattr(model, "kld" if self.kld and model.reference else self.field)
-        return 100 * value if self.more and value is not None else value
+        return value
 
 
 SIZES = {
@@ -70,11 +64,6 @@ SIZES = {
 }
 """Values of ``--x-axis``."""
 PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
-ACCURACIES = {
-    "acc": Measure("Accuracy", "acc", "Accuracy / % (acc: the answer of the largest log-probability)", "acc", 3),
-    "acc_norm": Measure("Accuracy", "acc norm", "Accuracy / % (acc norm: the same per character)", "acc_norm", 3),
-}
-"""Values of ``-acc`` and ``-acc_norm``."""
 # Medians of 65,472 tokens are 0.3 to 0.4 % off by chance, 99.9 % KLDs 3 to 4 %.
 KLD_VALUES = {
     "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)", "kld"),
@@ -101,14 +90,10 @@ def size_of(word: str) -> Size:
 
 
 def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
-    """Return the measure that ``-kld``, ``-ppl``, ``-acc`` (``kind``) and ``--kld-value`` (``value``) select.
+    """Return the measure that ``-kld``, ``-ppl`` (``kind``) and ``--kld-value`` (``value``) select.
 
-    Default: accuracy if all texts are answers.  Otherwise KLD if a model has a KLD that is not 0, or else perplexity.
+    Default: KLD if a model has a KLD that is not 0, or else perplexity.
     """
-    if kind is None and results.scored and all(text.is_answers for text in results.scored):
-        kind = "acc"
-    if kind in ACCURACIES:
-        return ACCURACIES[kind]
     models = (model for text in results.scored for model in text.models)
     wanted = any(model.kld for model in models) if kind is None else kind == "kld"
     return KLD_VALUES[value or "mean"] if wanted else PPL
@@ -117,11 +102,8 @@ def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
 def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) -> tuple[Value, bool]:
     """Return (mean over the texts of model ``number``, True if its error is of the difference from the reference).
 
-    Each text counts equally.  Perplexity: the geometric mean of the texts that are not answers.  Accuracy: the mean
-    of the texts that are answers.  The mean is None unless every such text has a value.
+    Each text counts equally; of perplexities, the mean is the geometric one.  It is None unless every text has a value.
     """
-    if len(texts) > 1:
-        texts = [text for text in texts if text.error or measure.kld or text.is_answers == measure.more]
     models = [None if text.error else text.models[number] for text in texts]
     values = [measure.of(model) if model else None for model in models]
     found = [error_of(text, model, measure) for text, model in zip(texts, models, strict=True) if model]
@@ -138,7 +120,7 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
 
     Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that the point would move
     if the reference stayed in place.  A model that was not compared with the reference (a server) is paired with it by
-    blocks of the text.  An unpaired error is mostly about the choice of text or questions, which all models share.
+    blocks of the text.  An unpaired error is mostly about the choice of text, which all models share.
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True
@@ -146,18 +128,10 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
     if model.reference or value is None or own is None:
         return None, True
     reference = next((other.estimates for other in text.models if other.reference and other.estimates), None)
-    if not measure.more:
-        ratio: Mean | Value | None = own.against.ln_ppl_ratio if own.against else None
-        if ratio is None and reference:
-            ratio = paired_difference(own.blocks, reference.blocks, "nll")
-        return (None if ratio.stderr is None else value * ratio.stderr, True) if ratio else (model.ppl_stderr, False)
-    found: list[Any] = [getattr(each and each.answers, measure.field, None) for each in (own, reference)]
-    answers, other = found
-    if other is not None and answers.right and len(other.right) == len(answers.right):
-        stderr, paired = difference_error(answers.right, other.right), True
-    else:
-        stderr, paired = answers.accuracy.stderr, False
-    return None if stderr is None else 100 * stderr, paired
+    ratio: Mean | Value | None = own.against.ln_ppl_ratio if own.against else None
+    if ratio is None and reference:
+        ratio = paired_difference(own.blocks, reference.blocks, "nll")
+    return (None if ratio.stderr is None else value * ratio.stderr, True) if ratio else (model.ppl_stderr, False)
 
 
 def value_text(value: float, error: float | None, measure: Measure) -> str:

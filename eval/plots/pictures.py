@@ -13,7 +13,7 @@ from compare_q.backends.common import machine
 from compare_q.eval.common.files import Outputs, file_names
 from compare_q.eval.common.terminal import say
 from compare_q.eval.plots import measures, percentiles, position, scatter, style
-from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
 from compare_q.eval.results import RunResult, TextResult
 
@@ -23,8 +23,6 @@ SCATTER = {
     "kld_vram": (VRAM, KLD), "kld_size": (FILES, KLD), "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
 }  # fmt: skip
 """Name -> axes of the scatter plots of every text."""
-OF_ANSWERS = {"acc_bpw": (BPW, ACCURACIES["acc"]), "acc_size": (FILES, ACCURACIES["acc"])}
-"""Additional scatter plots of texts that are answers to questions."""
 
 
 def draw(
@@ -58,7 +56,7 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
         if text.error:
             say(f"no pictures of {text.name}: {text.error}")
             continue
-        plots = [points_of([text], size, measure) for size, measure in axes_of(text).values()]
+        plots = [points_of([text], size, measure) for size, measure in SCATTER.values()]
         for line in dict.fromkeys(line for points, left_out in plots if points for line in left_out):
             say(line)
         for name, picture in pictures_of(text, dark=dark, title=results.title).items():
@@ -87,13 +85,8 @@ def pictures_of(text: TextResult, *, dark: bool = False, title: str | None = Non
     same: dict[str, Any] = {"title": title, "dark": dark}
     return {
         **{name: partial(scatter.scatter_figure, text, size=size, measure=measure, **same)
-           for name, (size, measure) in axes_of(text).items()},
+           for name, (size, measure) in SCATTER.items()},
         "kld_percentiles": partial(percentiles.percentile_plot, text, **same),
         "loss_by_position": partial(position.by_position, text, **same),
         "kld_by_position": partial(position.by_position, text, kld=True, **same),
     }  # fmt: skip
-
-
-def axes_of(text: TextResult) -> dict[str, tuple[Size, Measure]]:
-    """Return the name and axes of each scatter plot of a text."""
-    return {**OF_ANSWERS, **SCATTER} if text.is_answers else SCATTER

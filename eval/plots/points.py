@@ -29,12 +29,11 @@ class Point:
 
     label: str  # "EXL3 4.0 [h8]"
     x: float  # its size, in bits per weight or GiB
-    y: float  # its perplexity, KLD or accuracy
+    y: float  # its perplexity or KLD
     shown: str = ""  # y as text; empty: with three decimals
     error: float | None = None  # half the length of the error bar; None for no bar
     look: Look = NO_LOOK
     unquantized: bool = False
-    more: bool = False  # larger y are better
     number: int = 0  # index of the model in its run, for the ids of artists
     paired: bool = True  # the error is that of the difference from the reference
 
@@ -63,7 +62,7 @@ def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tupl
         is_zero = measure.kld and model.reference
         shown = "reference: 0" if is_zero else measures.value_text(y.value, y.stderr, measure)
         label, is_plain = model.marked_label, not model.is_quantized
-        drawn.append(Point(label, x, y.value, shown, y.stderr, look, is_plain, measure.more, number, paired))
+        drawn.append(Point(label, x, y.value, shown, y.stderr, look, is_plain, number, paired))
     return drawn, left_out
 
 
@@ -74,17 +73,15 @@ def models_of(texts: Sequence[TextResult]) -> list[ModelResult]:
 
 
 def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
-    """Return the horizontal line at the reference's perplexity or accuracy, or at the noise floor's KLD."""
-    if not measure.kld and not measure.more:
+    """Return the horizontal line at the reference's perplexity, or at the noise floor's KLD."""
+    if not measure.kld:
         reference = finite_reference(texts)
         return [] if reference is None else [Level(reference, f"reference {reference:.2f}")]
     floor = next((text.noise_floor.label for text in texts if text.noise_floor), None)
     found = []
     for number, model in enumerate(models_of(texts)):
         height = measures.mean_over_texts(texts, number, measure)[0].value
-        if measure.more and model.reference and height is not None:
-            found.append(Level(height, f"reference {height:.1f}"))
-        elif measure.kld and model.label == floor and height:
+        if model.label == floor and height:
             name = style.names_of([model.label])[0]
             found.append(Level(height, f"noise floor ({name}) {height:.2g}", dotted=True))
     return found
@@ -92,7 +89,7 @@ def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
 
 def finite_reference(texts: Sequence[TextResult]) -> float | None:
     """Return the reference's perplexity (the geometric mean over several texts); None if unknown or infinite."""
-    ppls = [text.reference_ppl for text in texts if text.error or not text.is_answers or len(texts) == 1]
+    ppls = [text.reference_ppl for text in texts]
     finite = [ppl if ppl is not None and math.isfinite(ppl) else None for ppl in ppls]
     return finite[0] if len(finite) == 1 else geometric_mean(finite, [None] * len(finite)).value
 
@@ -109,17 +106,15 @@ def error_note(points: Sequence[Point], measure: Measure) -> str:
     """Return what the error bars of these points show; empty without bars, unless the measure has no error.
 
     The error of a perplexity is mostly about the choice of text, which all models share, so it would suggest that no
-    two neighbours differ.  Bars therefore show the error of the ratio to the reference's perplexity where it is known,
-    and the error of the difference from the reference's accuracy.
+    two neighbours differ.  Bars therefore show the error of the ratio to the reference's perplexity where it is known.
     """
     barred = [point for point in points if point.error is not None]
     alone = [point.label for point in barred if not point.paired]
     if measure.is_percentile:
         return "no error bars: errors of percentiles are not known"
-    own, what = ("accuracy", "difference from") if measure.more else ("perplexity", "ratio to")
-    words = f"{what} the reference's" + (f" ({', '.join(alone)}: of the {own})" if alone else "")
+    words = "ratio to the reference's" + (f" ({', '.join(alone)}: of the perplexity)" if alone else "")
     if len(alone) == len(barred):
-        words = f"{own} (mostly common to all)"
+        words = "perplexity (mostly common to all)"
     what = "mean" if measure.kld else words
     return f"error bars, where longer than the marker: one standard error of the {what}" if barred else ""
 
@@ -154,7 +149,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     quantized = sorted((p for p in points if not p.unquantized), key=lambda p: p.x)
 
     def dominates(other: Point, one: Point) -> bool:
-        gain = other.y - one.y if one.more else one.y - other.y
+        gain = one.y - other.y
         return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
 
     return [one for one in quantized if not any(dominates(other, one) for other in quantized)]

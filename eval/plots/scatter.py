@@ -1,4 +1,4 @@
-"""Scatter plot of a quality measure (perplexity, KLD, accuracy) over the size of a model (bits per weight, GiB)."""
+"""Scatter plot of a quality measure (perplexity, KLD) over the size of a model (bits per weight, GiB)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def scatter_figure(
     if not shown:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
     levels = [level for level in data.levels_of(texts, measure) if level.y <= max_y]
-    wide = is_wide(point.y for point in shown) and not measure.more if log_y is None else log_y
+    wide = is_wide(point.y for point in shown) if log_y is None else log_y
     scale = "log" if wide else "zero" if measure.kld else "linear"
     y_label = measures.kld_axis(texts[0], measure) if measure.kld else measure.axis
     notes = [data.subtitle_of(texts, [point.label for point in shown]), data.error_note(shown, measure), BOLD]

@@ -1,8 +1,8 @@
 """The model card of ``--model-card``: Markdown for the README of a quantized model on the Hugging Face hub.
 
-Its YAML block holds the ``model-index``, which the hub reads: for each quantized row and text a perplexity (for answers
-an accuracy) and a KL divergence, named by the row's label; an unknown value is left out.  Then come the finding, the
-table, and how it was measured.  Paths are replaced by their last part."""
+Its YAML block holds the ``model-index``, which the hub reads: for each quantized row and text a perplexity and a KL
+divergence, named by the row's label; an unknown value is left out.  Then come the finding, the table, and how it was
+measured.  Paths are replaced by their last part."""
 
 from __future__ import annotations
 
@@ -58,12 +58,11 @@ def eval_results(run: RunResult, text: TextResult, model: ModelResult) -> Iterat
     """Yield the known results of a row, unrounded, for the ``model-index``."""
     spec, reference = spec_of(text), (text.reference or {}).get("label")
     data = str(spec.get("dataset_path") or spec.get("dataset"))
-    if data in ("text", "chat", "lm_eval") or ("/" in data and not hub.is_hub_id(data)):
+    if data in ("text", "chat") or ("/" in data and not hub.is_hub_id(data)):
         data = public(text.name)
     row = model.marked_label + (f" on {text.name}" if len(run.texts) > 1 else "")
     for kind, title, value in (
-        ("perplexity", "Perplexity", None if text.is_answers else model.ppl),
-        ("accuracy", "Accuracy", model.acc),
+        ("perplexity", "Perplexity", model.ppl),
         ("kl_divergence", f"KL divergence from {reference}, nats per token", model.kld if reference else None),
     ):
         if value is not None:
@@ -79,10 +78,10 @@ def how_measured(run: RunResult) -> Iterator[str]:
     """Yield lines about text, windows, engines and machines, and the specs and the command that repeat the run."""
     rows, texts, lines = run.scored[0].models, [], []
     for text in run.scored:
-        data = {"window_length": 0, "scored_tokens": 0, "windows": 0, **text.data, **(text.data.get("answers") or {})}
+        data = {"window_length": 0, "scored_tokens": 0, "windows": 0, **text.data}
         counted = f"context of up to {data['window_length']:,} tokens, {data['scored_tokens']:,} scored tokens"
         lines.append(f"Text: {text.subtitle or text.name}; {counted}")
-        texts.append({**spec_of(text), "max_rows": data.get("questions", data["windows"])})
+        texts.append({**spec_of(text), "max_rows": data["windows"]})
     for title, said in (("Engine", [model.engine_version or model.engine for model in rows]),
                         ("Machine", [model.where or "not known" for model in rows])):  # fmt: skip
         for words in dict.fromkeys(said):

@@ -115,9 +115,8 @@ def of_store(config: RunConfig, path: Path, text: EvalData) -> Reference:
     opened = open_reference(path)
     check(opened, {"series": text.series, "vocabulary": text.vocabulary, "reference": RECORDING_VERSION})
     if (count := opened.n_windows) < len(text.windows):
-        rows = count if text.requests is None else text.requests.question[count]
         raise InputError(
-            f"{path}: has {amount(count, 'window')}, window {count} of {len(text.windows)} is missing; use -r {rows}"
+            f"{path}: has {amount(count, 'window')}, window {count} of {len(text.windows)} is missing; use -r {count}"
         )
     if opened.head.vocab_size <= text.top_id:
         raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {text.top_id}")

@@ -93,7 +93,7 @@ def prepared(
     for name, spec in data_specs.items():
         try:
             text = windows.build(
-                spec, n_windows, config.cache, config.progress, clear=config.clear, deadline_s=config.window_timeout_s
+                spec, n_windows, config.cache, config.progress, clear=config.clear, render_s=config.window_timeout_s
             )
         except (CompareQError, OSError) as error:
             if not several:

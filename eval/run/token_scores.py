@@ -30,7 +30,7 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult, Timing
 from compare_q.eval.run.memory import memory_of
 from compare_q.eval.run.reference import Reference
-from compare_q.eval.stats import answers, estimates
+from compare_q.eval.stats import estimates
 from compare_q.eval.text.windows import EvalData
 
 INDEX = ("window", "position", "token_id")
@@ -182,8 +182,6 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
     if text.is_spread:
         found = replace(found, sampled=estimates.sampled(stored.columns, stored.window, text.starts, text.available))
-    elif text.requests is not None:
-        found = replace(found, answers=answers.summarize(stored.columns, stored.window, text.requests))
     overrides = {name: model.spec.get(f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
     given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
     size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)

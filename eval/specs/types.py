@@ -38,24 +38,21 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER_KEYS = {
     "method", "noise_floor", "group", "detokenize", "python", "gpus", "replicas", "resources", "score_roles",
-    "score_turns", "long", "chat_template_kwargs", "task", "include_path", "num_fewshot", "sample", "phase", "step",
-    "batch", "unscored", "score_last", "score_every", "repeat", "pack",
+    "score_turns", "long", "chat_template_kwargs", "sample", "phase", "step", "batch", "unscored",
+    "score_last", "score_every", "repeat", "pack",
 }  # fmt: skip
 """Keys that were added after the first results.  A default is left out of a spec's digest, so that digests of older
 specs stay valid."""
-ONLY_WITH = {
-    "chat": {"score_roles", "score_turns", "long", "chat_template_kwargs"},
-    "lm_eval": {"task", "include_path", "num_fewshot"},
-}
-"""Dataset -> keys that are valid with it alone."""
+ONLY_WITH_CHAT = {"score_roles", "score_turns", "long", "chat_template_kwargs"}
+"""Keys that are valid with dataset "chat" alone."""
 NOT_WITH_CHAT = {
     "method", "sample", "eval_stride", "warmup_tokens", "chat_template", "detokenize", "display_rows",
     "display_eval_len", "score_last", "score_every",
 }  # fmt: skip
-WITH_ANSWERS = {
-    "tokenize_fn", "tokenizer_dir", "tokenizer_revision", "trust_remote_code", "dataset", "eval_len", "max_rows",
-    "dataset_display_name", "pack", *ONLY_WITH["lm_eval"],
-}  # fmt: skip
+LM_EVAL_RUNS_TASKS = (
+    "compare_q scores no tasks; run them with lm_eval --log_samples, and compare the samples with compare-q flips"
+)
+"""For the keys and the word that named a task of lm-eval."""
 ENGINE = "engine."
 """Prefix of the axes of a sweep that are options of the engine."""
 NEVER_SWEPT = {
@@ -148,10 +145,9 @@ class DataSpec(Spec):
     tokenize_fn: Literal["transformers"] = Field("transformers", description="only Transformers' tokenizers")
     tokenizer_dir: str = Field(min_length=1, description="folder or hub id of the tokenizer")
     tokenizer_revision: str | None = Field(None, description="hub revision of the tokenizer")
-    trust_remote_code: bool = Field(False, description="let the tokenizer, or a task, run its own code")
+    trust_remote_code: bool = Field(False, description="let the tokenizer run its own code")
     dataset: str = Field(
-        min_length=1,
-        description='a known name ("wiki2"), a hub or local data set, "text" with path, "chat", or "lm_eval" with task',
+        min_length=1, description='a known name ("wiki2"), a hub or local data set, "text" with path, or "chat"'
     )
     path: str | None = Field(None, description='.txt, .jsonl or .parquet file, with dataset "text" or "chat"')
     revision: str | None = Field(None, description="hub revision of the data set")
@@ -169,7 +165,7 @@ class DataSpec(Spec):
     detokenize: Literal["wikitext"] | None = Field(None, description="rewrite each document as lm-eval's task does")
     eval_stride: Length | None = Field(None, description="tokens between the starts of two windows; see the methods")
     eval_len: int = Field(ge=2, description="tokens in a window; the first one is never scored")
-    max_rows: Count | None = Field(None, description="number of windows or questions; 0, null or absent: all")
+    max_rows: Count | None = Field(None, description="number of windows; 0, null or absent: all")
     sample: Sample = Field("first", description="which windows max_rows takes: the first, or some spread over the text")
     warmup_tokens: Count = Field(0, description="tokens at the start of each window that are not scored")
     score_last: Length | None = Field(None, description="with score_every: number of last tokens that are scored")
@@ -181,37 +177,39 @@ class DataSpec(Spec):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description=f"{CHAT} variables for the chat template"
     )
-    task: str | None = Field(None, description='with dataset "lm_eval": a task of lm-eval, or a .yaml file')
-    include_path: str | None = Field(None, description='with dataset "lm_eval": folder of more tasks')
     pack: str | None = Field(
         None,
         min_length=1,
         description="reference pack that holds the text, its windows and tokenizer: no other key is needed",
     )
-    num_fewshot: Count | None = Field(None, description='with dataset "lm_eval": replaces the number of the task')
     dataset_display_name: str | None = Field(None, description="name of the data in titles")
     display_rows: int | str | None = Field(None, description="number of windows in titles")
     display_eval_len: int | str | None = Field(None, description="window length in titles")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_task(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and "task" in keys:
+            raise ValueError(f"task: {LM_EVAL_RUNS_TASKS}")
+        return keys
+
     @model_validator(mode="after")
     def _consistent(self) -> DataSpec:
         given, method, dataset = self.model_fields_set, f'with method "{self.method}"', f'dataset "{self.dataset}"'
-        fixed, is_text = self.method in ("llamacpp", "lm_eval", "gptq"), not (self.is_chat or self.is_answers)
-        absent = given - WITH_ANSWERS if self.is_answers else given & NOT_WITH_CHAT if self.is_chat else set()
-        other = next((name for name, keys in ONLY_WITH.items() if name != self.dataset and given & keys), "")
-        only = given & ONLY_WITH[other] if other else set()
+        fixed, is_text = self.method in ("llamacpp", "lm_eval", "gptq"), not self.is_chat
+        absent = given & NOT_WITH_CHAT if self.is_chat else set()
+        only = set() if self.is_chat else given & ONLY_WITH_CHAT
         taken = RESERVED_VARIABLES & self.chat_template_kwargs.keys()
         stride, every = self.eval_stride, self.score_every
         rules = (
+            (self.dataset == "lm_eval", f"dataset: {LM_EVAL_RUNS_TASKS}"),
             (absent, f"{first(absent)}: cannot go with {dataset}; leave it out"),
-            (only, f'{first(only)}: only with dataset "{other}"'),
+            (only, f'{first(only)}: only with dataset "chat"'),
             (self.warmup_tokens > self.eval_len - 2,
              f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score"),
             (self.is_chat and (self.path is None) == (self.dataset_path is None),
              'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, one of the hub'),
             (taken, f"chat_template_kwargs: {first(taken)} is not yours to set; leave it out"),
-            (self.is_answers and not (self.task or "").strip(),
-             'task: missing; dataset "lm_eval" needs the name of a task of lm-eval, or a .yaml file'),
             (is_text and self.method == "exllamav3" and stride is None, "eval_stride: missing"),
             (fixed and stride not in (None, self.eval_len),
              f"eval_stride: {method} windows follow one another; leave it out"),
@@ -245,19 +243,14 @@ class DataSpec(Spec):
         return self.dataset == "chat"
 
     @property
-    def is_answers(self) -> bool:
-        """True if the text is a task of lm-eval, whose possible answers are scored."""
-        return self.dataset == "lm_eval"
-
-    @property
     def windows(self) -> str:
-        """The kind of the windows: the method, or ``chat`` or ``answers``."""
-        return "chat" if self.is_chat else "answers" if self.is_answers else self.method
+        """The kind of the windows: the method, or ``chat``."""
+        return "chat" if self.is_chat else self.method
 
     @property
     def longest(self) -> int:
         """Tokens of the longest window; lm-eval does not count the last token, which is only predicted."""
-        return self.eval_len + (self.method == "lm_eval" or self.is_answers)
+        return self.eval_len + (self.method == "lm_eval")
 
     @property
     def stride(self) -> int:

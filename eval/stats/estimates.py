@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compare_q.eval.stats.answers import AnswerEstimates
 from compare_q.eval.stats.uncertainty import (
     FEWEST_WAVES,
     MOST_BLOCKS,
@@ -138,7 +137,7 @@ class Estimates:
     """All estimates from a model's scores; None for an estimate whose scores the engine does not give.
 
     ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
-    model's most probable one, of those with a finite log-probability.  ``answers``: None unless answers were scored;
+    model's most probable one, of those with a finite log-probability.
     ``sampled``: None unless the windows are some of the text's, spread over it.
     """
 
@@ -149,7 +148,6 @@ class Estimates:
     rates: TextRates | None
     blocks: BlockSums
     curve: Curve
-    answers: AnswerEstimates | None = None
     sampled: Sampled | None = None
 
 

@@ -17,8 +17,6 @@ from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS
 
-QUESTIONS = "a task of questions (-d lm_eval:TASK)"
-
 
 @dataclass(frozen=True)
 class Column:
@@ -29,8 +27,6 @@ class Column:
     - "known": a row has a value;
     - "different": rows have different values;
     - "nonzero": a value is not 0;
-    - "questions": the text is a task of questions;
-    - "compared": the text is not a task of questions, or a value is known;
     - "no files": no row has the size of its files.
     """
 
@@ -49,7 +45,7 @@ class Column:
     per_model: bool = False  # about the model and not the text; a table of several texts has it once
     wraps: bool = False  # words that a narrow terminal may wrap
     needs: str = ""  # what a run needs for this column in addition to a reference
-    shown: Literal["", "always", "known", "different", "nonzero", "questions", "compared", "no files"] = ""
+    shown: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
     spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
     context: int = 0  # N of ``memory:N``, a number of tokens; 0 for any other column
 
@@ -75,16 +71,15 @@ class Column:
         values = [self.value(model) for model in text.models]
         known = values.count(None) < len(values)
         return (self.of_reference is None or text.reference is not None) and {
-            "": False, "always": True, "known": known, "nonzero": any(values), "questions": text.is_answers,
-            "compared": known or not text.is_answers, "different": len({*values} - {None}) > 1,
+            "": False, "always": True, "known": known, "nonzero": any(values),
+            "different": len({*values} - {None}) > 1,
             "no files": not any(model.file_bytes for model in text.models),
         }[self.shown]  # fmt: skip
 
 
 about = partial(Column, per_model=True)
 share = partial(Column, digits=2, times=100.0, error=True)
-asked = partial(share, needs=QUESTIONS)
-"""Columns about the model, of shares in percent, and of answers to questions."""
+"""Columns about the model, and of shares in percent."""
 COLUMNS = (
     about("label", "label", "the model, with its marks", wraps=True, shown="always"),
     about("engine", "engine", "the load_fn of its spec", wraps=True),
@@ -115,22 +110,10 @@ COLUMNS = (
            shown="known", spare=9),
     Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
     share("same_top", "same\ntop %", "tokens at which model and reference have the same most probable token",
-          of_reference=1, best="same_top", more_is_better=True, shown="compared"),
+          of_reference=1, best="same_top", more_is_better=True, shown="always"),
     share("top1", "hits\n%", "tokens of the text that are the model's most probable", error=False, more_is_better=True),
     Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
     Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
-    Column("questions", "ques-\ntions", "questions whose answers were scored", digits=0, needs=QUESTIONS),
-    asked("acc", "acc\n%", "questions whose most probable answer is right", more_is_better=True, shown="questions"),
-    asked("acc_norm", "acc\nnorm %", "the same by log-probability per character of the answer", more_is_better=True,
-          shown="known", spare=14),
-    asked("flips", "flips\n%", "questions that only one of model and reference has right, by acc", of_reference=0,
-          shown="questions"),
-    asked("flips_norm", "flips\nnorm %", "the same by acc_norm", of_reference=0),
-    asked("changed", "changed\n%", "questions with another answer than the reference's, by acc", of_reference=0),
-    asked("changed_norm", "changed\nnorm %", "the same by acc_norm", of_reference=0),
-    Column("mcnemar_p", "McNemar\np", "exact test of acc against the reference's, two-sided", digits=4, needs=QUESTIONS,
-           shown="known", spare=13),
-    Column("mcnemar_p_norm", "McNemar\nnorm p", "the same of acc_norm", digits=4, needs=QUESTIONS),
     Column("non_finite", "non-\nfinite", "tokens without a finite log-probability, left out of PPL", digits=0,
            shown="nonzero"),
     about("load", "load\ns", "seconds of loading", "load_seconds", 1),

@@ -34,7 +34,7 @@ PLACEMENT = re.compile(
 )
 """Parts of names of options about place and speed, which are not meant to change scores."""
 MEANS = (
-    "mean: over the texts, each with the same weight, without answers: arithmetic for KLD, geometric for PPL; n/a if a "
+    "mean: over the texts, each with the same weight: arithmetic for KLD, geometric for PPL; n/a if a "
     "text has no value; its ± assumes that the texts' errors are independent"
 )
 
@@ -68,7 +68,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
         notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in deviations_of(model.provenance)]
     machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
-    notes += answer_notes(text) if text.is_answers else window_notes(text)
+    notes += window_notes(text)
     notes += [str(note) for note in text.data.get("notes", ())]
     phases = {model.phase or "" for model in rows if not model.error}
     if decode := phases - {"prefill"}:
@@ -97,7 +97,7 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
         labels = ", ".join(model.marked_label for model in rows if model.label in near)
         notes.append(
             f"KLD cannot rank {labels}: each has a KLD of {why_unranked(rows)}, and such small KLDs say "
-            "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them"
+            "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them (compare-q flips)"
         )
     if cached := sum(model.from_cache for model in rows):
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
@@ -145,22 +145,6 @@ def window_notes(text: TextResult) -> list[str]:
         known.append(f"KLD of every {kld.rows} within {100 * kld.error:.2g} %")
     within = f"{', '.join(known)} (one standard error; the table's ± is for other texts, too)" if known else "n/a"
     return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
-
-
-def answer_notes(text: TextResult) -> list[str]:
-    """Return notes on the number of questions, and on rows without flips and the reason."""
-    rows = [(m.label, m.estimates, m.estimates.answers) for m in text.models if m.estimates and m.estimates.answers]
-    scored = {(answers.questions, found.ppl.tokens + found.ppl.non_finite) for _, found, answers in rows}
-    shots = (text.data.get("answers") or {}).get("num_fewshot")
-    notes = [
-        f"{amount(questions, 'question')}, {shots}-shot, {tokens:,} scored tokens of all answers, wrong ones too"
-        for questions, tokens in sorted(scored)
-    ]
-    without = [label for label, found, own in rows if found.against and own.acc.right and not own.acc.flips]
-    if without and text.reference is not None:
-        why = "the reference's own scores leave the answer to a question open (no finite log-probability)"
-        notes.append(f"flips of {', '.join(without)} n/a: {why}")
-    return notes
 
 
 def reference_notes(text: TextResult) -> list[str]:
@@ -215,8 +199,7 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
 
 def model_notes(model: ModelResult, text: TextResult) -> list[str]:
     """Return one model's footnotes: failure, unknown values with the reason, and the notes of its run."""
-    answers = model.estimates.answers if model.estimates else None
-    undecided, failed = answers.undecided if answers else 0, bool(model.error)
+    failed = bool(model.error)
     explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
     notes = {
         f"failed: {model.error}": failed,
@@ -225,7 +208,6 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
         "PPL n/a: it is too large for a number": model.estimates is not None and model.ppl is None,
         f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
         f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,
-        f"acc n/a: {undecided:,} questions without finite log-probabilities to choose an answer by": undecided,
         "KLD n/a: this engine measured none": text.reference is not None and not explained,
     }
     return [*(note for note, holds in notes.items() if holds), *model.notes]
@@ -255,13 +237,6 @@ def legend(text: TextResult) -> list[str]:
             least = kld_in_words(floor or 0.0) or number_text(floor, KLD_DIGITS)
             about += f"; a KLD near or below its {least} says nothing about a quantization"
         notes.append(about)
-    if text.is_answers:
-        notes.append("acc and acc norm are counted as lm-eval does; their ± is one standard error over questions")
-        if reference is not None:
-            notes.append(
-                f"flips: questions that only one of model and {reference} has right (arXiv 2407.09141); McNemar p: how "
-                "probable flips at least as one-sided are if neither is better (exact, two-sided, by acc)"
-            )
     return notes
 
 

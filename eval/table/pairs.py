@@ -54,8 +54,6 @@ def pair_lines(pairs: Sequence[Pair], text: TextResult) -> list[str]:
         if kld.outcome == "unranked" and kld.value is not None:
             kld = replace(kld, reason=f"not ranked: both are {why_unranked(text.models)}")
         lines += score_lines(kld, one.label, other.label, "KLD")
-        if all(model.estimates and model.estimates.answers for model in (one, other)):
-            lines += [*answer_lines(one, other, "acc"), *answer_lines(one, other, "acc_norm")]
     return list(map(printable, lines))
 
 
@@ -80,20 +78,6 @@ def score_lines(found: Difference, first: str, second: str, title: str) -> list[
         stderr = None if found.stderr is None else 100 * ratio * found.stderr
         above = number_with_error(100 * (ratio - 1), stderr, "%", sign=True)
     return [f"  PPL: {said}", f"       ln(PPL ratio) {numbers}; PPL {above}"]
-
-
-def answer_lines(first: ModelResult, second: ModelResult, rule: str) -> list[str]:
-    """Return the verdict by accuracy, "acc" or "acc_norm", and McNemar's exact test."""
-    found = compare(first, second, rule)
-    if found.value is None:
-        return [f"  {rule}: n/a: {found.reason}"]
-    said = SAID.get(found.outcome, f"{(first if found.value > 0 else second).label} is better")
-    values = [100 * getattr(model, rule) for model in (first, second)]
-    return [
-        f"  {rule}: {said}: {values[0]:.2f} % and {values[1]:.2f} %",
-        f"       right only in the first: {found.only[0]:,}, only in the second: {found.only[1]:,}; "
-        f"McNemar's exact p = {found.p:.3g}",
-    ]
 
 
 def pairs_by_label(text: TextResult, labels: Sequence[Sequence[str]]) -> list[Pair]:

@@ -17,17 +17,17 @@ from compare_q.eval.table.numbers import error_text, number_text
 
 EARLIER = "*"
 """After seconds that an earlier run measured."""
-OF_TEXT, OF_ANSWERS = ("ppl", "kld"), ("acc", "flips", "kld")
-"""Columns of each text in a table of several texts, by default.  The PPL of answers includes wrong ones."""
+OF_TEXT = ("ppl", "kld")
+"""Columns of each text in a table of several texts, by default."""
 LABEL, STDERR = "label", "_stderr"
 """The column that a narrow terminal keeps whole, and what follows a column's name in the name of its errors."""
 LAST_SPARE = (
-    "kernel", "where", f"ppl{STDERR}", "size", "vram_gib", "non_finite", "same_top", f"flips{STDERR}", f"acc{STDERR}",
-    f"kld{STDERR}", "bpw_layer", "flips", "phase",
+    "kernel", "where", f"ppl{STDERR}", "size", "vram_gib", "non_finite", "same_top", f"kld{STDERR}",
+    "bpw_layer", "phase",
 )  # fmt: skip
 """Names of columns and errors that a narrow terminal leaves out after those with a ``Column.spare``, in this order."""
 TOP_ERROR = 8
-"""``Column.spare`` of the error of ``same_top``.  On a task of questions the column itself has 1."""
+"""``Column.spare`` of the error of ``same_top``."""
 LONGEST_NAME = 14
 """Characters of a text's name in a header, if that is enough to distinguish the texts."""
 MEANS = -1
@@ -90,7 +90,7 @@ def table_of_text(text: TextResult, names: Sequence[str] | None) -> Table:
     shown = {each.column.name: each.column.spare for each in columns}
     spare = {name: number for name, number in shown.items() if number}
     if "same_top" in shown:
-        spare |= {f"same_top{STDERR}": TOP_ERROR, **({"same_top": 1} if text.is_answers else {})}
+        spare |= {f"same_top{STDERR}": TOP_ERROR}
     first = sorted(spare, key=lambda name: spare[name])
     order = (*(name for name in reversed(LAST_SPARE) if name not in spare), *reversed(first)) if names is None else ()
     return Table(text.subtitle, columns, notes.footnotes(text, shown), notes.legend(text), order)
@@ -146,7 +146,7 @@ def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cel
 def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     """Return the table of all texts side by side: columns about the models, about each text, and means.
 
-    ``names`` None: label, kernel, sizes, and for each text PPL and KLD, or accuracy if it is a task of questions.
+    ``names`` None: label, kernel, sizes, and for each text PPL and KLD.
     """
     rows = [[model for model in run.of_label(label) if model is not None] for label in run.labels]
     measured = [next((model for model in each if not model.error), each[0]) for each in rows]  # or else a failed row
@@ -161,7 +161,7 @@ def table_of_texts(run: RunResult, names: Sequence[str] | None) -> Table:
     short = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in texts]
     headers = short if len(set(short)) == len(short) else texts
     for block, (text, header) in enumerate(zip(run.texts, headers, strict=True), 1):
-        own = OF_ANSWERS[: 1 + 2 * compared] if text.is_answers else OF_TEXT[: 1 + compared]
+        own = OF_TEXT[: 1 + compared]
         filled = text.models or tuple(ModelResult.of(label, "", error=text.error) for label in run.labels)
         for each in columns_of(text.updated(models=filled), own if names is None else of_text):
             cells = tuple(Cell("n/a") if m.error else cell for m, cell in zip(filled, each.cells, strict=True))

@@ -33,10 +33,10 @@ def verdict(run: RunResult) -> str:
 
 
 def of_text(text: TextResult) -> list[str]:
-    """Return the sentences on one text: on answers, on KLDs, or else on perplexities."""
+    """Return the sentences on one text: on KLDs, or else on perplexities."""
     measured = [model for model in text.models if model.estimates]
-    if not measured or text.is_answers:
-        return of_answers(measured) if measured else ["No model was scored."]
+    if not measured:
+        return ["No model was scored."]
     compared = [model for model in measured if model.kld is not None and not (model.reference or model.noise_floor)]
     rows = [model for model in compared if model.is_quantized] or compared
     if text.reference is None or not rows:
@@ -118,27 +118,6 @@ def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], fra
     return [f"{'; '.join(clauses)}.", *doubts]
 
 
-def of_answers(measured: Sequence[ModelResult]) -> list[str]:
-    """Return a sentence on how many questions the reference, or the best model, has right, and which rows differ."""
-    rows = [
-        (m, found.acc.right) for m in measured if m.estimates and (found := m.estimates.answers) and found.acc.right
-    ]
-    if not rows:
-        return ["No model's answers are known."]
-    base, own = max(rows, key=lambda row: (row[0].reference, row[1].count("1")))
-    questions = len(own)
-    others = [(model, right) for model, right in rows if model is not base and len(right) == questions]
-    clauses = [f"{base.marked_label} has {percent(own.count('1') / questions)} of {questions:,} questions right"]
-    if not others:
-        return [f"{clauses[0]}; there is no other model to compare it with."]
-    kinds: dict[str, list[str]] = {}
-    for model, right in others:
-        outcome = compare(model, base, "acc", comparisons=len(others)).outcome
-        kind = {"less": "fewer for certain", "more": "more for certain"}.get(outcome, "cannot be told apart from it")
-        kinds.setdefault(kind, []).append(f"{model.marked_label} ({percent(right.count('1') / questions)})")
-    return [f"{'; '.join([*clauses, *(f'{kind}: {listed(labels)}' for kind, labels in kinds.items())])}."]
-
-
 def of_texts(run: RunResult) -> list[str]:
     """Return the sentences on several texts: by mean KLD, or else by mean PPL, or else on each text."""
     klds, ppls = ({label: mean for label in run.labels if (mean := mean_of(label)).value is not None}
@@ -154,7 +133,7 @@ def of_texts(run: RunResult) -> list[str]:
 def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) -> list[str]:
     """Return the sentences on rows by their means; a difference is certain if every text has it."""
     first, *others = sorted(means, key=lambda label: means[label].value or 0.0)
-    texts = [text for text in run.scored if score == "kld" or not text.is_answers]
+    texts = run.scored
     models = [model for text in texts for model in text.models if model.estimates]
     worse, same = set(others), set(others)
     for text in texts:

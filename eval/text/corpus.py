@@ -34,7 +34,7 @@ BATCH_ROWS = 64
 
 def display_name(spec: DataSpec) -> str:
     """Return the name of the data for titles."""
-    named = (spec.is_chat and spec.dataset_path) or (spec.is_answers and Path(spec.task or "").stem)
+    named = spec.dataset_path if spec.is_chat else None
     fallback = Path(spec.path).stem if spec.path else named or spec.dataset
     source = SOURCES.get(spec.dataset.lower())
     return str(redacted(unicode(spec.dataset_display_name or (source.display if source else fallback))))

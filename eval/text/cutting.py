@@ -20,7 +20,7 @@
   scored token has at least ``eval_len - eval_stride`` tokens before it.  The last window is full and ends at the last
   token.
 
-Conversations (``chat``) and answers are not cut from one text: each is a window, if it is not too long.
+Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
 
 Chat prefixes and ``max_rows`` are applied in ``eval/text/windows.py``.
 """
@@ -131,17 +131,6 @@ def chat(
             unscored += not kept
         begin = end
     return cuts, too_long, unscored
-
-
-def answers(ids: Ids, ends: NDArray[np.int64], scored: Ids, eval_len: int) -> list[Cut]:
-    """Windows of requests that end before the text indices ``ends`` int64 [D], and whose last ``scored`` [D] tokens are
-    scored: the last ``eval_len`` + 1 tokens of each.  lm-eval's input is all but the last (its ``max_length``)."""
-    cuts, begin = [], 0
-    for end, count in zip(ends.tolist(), scored.tolist(), strict=True):
-        start = max(begin, end - eval_len - 1)
-        cuts.append(scored_from(start, ids[start:end], end - start - count))
-        begin = end
-    return cuts
 
 
 def ranges(scored: NDArray[np.bool_]) -> Spans:

@@ -155,7 +155,7 @@ def source_of(spec: DataSpec) -> Source:
 
 def is_remote(spec: DataSpec) -> bool:
     """True if the text may change without a change of a file on this machine: at a URL, or on the hub."""
-    if spec.path is not None or spec.is_answers:
+    if spec.path is not None:
         return False
     source = source_of(spec)
     return not source.is_local and COMMIT.fullmatch(source.revision or "") is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,6 @@ TOKENS_VERSION = 7
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 RENDER_S = 60.0
 """Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
-COLUMNS = ("question", "scored", "right", "chars")
-"""The arrays of ``Requests``."""
 Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)
 """The date for chat templates, the default of Llama 3.1's; with today's date the tokens would change every day."""
@@ -50,27 +48,6 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Facts about tokens that are requests of lm-eval, one per document [D]; a question's requests are adjacent."""
-
-    question: Ids  # [D], from 0
-    scored: Ids  # [D], number of tokens at the end that are the answer
-    right: NDArray[np.bool_]  # [D], True for the right answer
-    chars: Ids  # [D], number of characters; ``acc_norm`` divides by it
-    task: str
-    num_fewshot: int  # number of examples before a question
-
-    @property
-    def questions(self) -> int:
-        """Number of questions."""
-        return int(self.question[-1]) + 1
-
-    def first(self, count: int) -> Requests:
-        """The first ``count`` requests."""
-        return replace(self, **{name: getattr(self, name)[:count] for name in COLUMNS})
-
-
-@dataclass(frozen=True)
 class Tokens:
     """A tokenized text."""
 
@@ -84,7 +61,6 @@ class Tokens:
     n_bytes: int = 0  # of all documents, before detokenizing; also n_words
     n_words: int = 0
     chat: Chat | None = None  # of conversations
-    requests: Requests | None = None
     notes: tuple[str, ...] = ()  # footnotes for the table
     source: str = ""  # the version of a remote text (``hub_datasets.version``); empty for a local text, or if unknown
     read: str = ""  # the date and time at which the text was read
@@ -128,7 +104,7 @@ def tokenize(
 def lead_of(tokenizer: Any, method: Method) -> int | None:
     """Return the token before a document or instead of a chunk's first token; InputError if the tokenizer lacks one."""
     if method == "lm_eval":
-        return prefix_token(tokenizer, 'method "lm_eval" begins documents with one of them')
+        return prefix_token(tokenizer)
     if method != "llamacpp":
         return None
     # The config's add_bos_token is not used, because many tokenizers ignore it.
@@ -141,10 +117,11 @@ def lead_of(tokenizer: Any, method: Method) -> int | None:
     return None if whole == bare else int(whole[0])
 
 
-def prefix_token(tokenizer: Any, why: str) -> int:
-    """Return lm-eval's prefix token: BOS, or EOS without one; InputError with ``why`` if there is neither."""
+def prefix_token(tokenizer: Any) -> int:
+    """Return lm-eval's prefix token: BOS, or EOS without one; InputError if there is neither."""
     found = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if found is None:
+        why = 'method "lm_eval" begins documents with one of them'
         raise InputError(f"tokenizer_dir: the tokenizer has no BOS and no EOS; {why}")
     return int(found)
 
@@ -262,14 +239,12 @@ def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
     stored_key, notes, *origin = json.loads(str(arrays["facts"])) if "facts" in arrays else ("", ())
     if stored_key != key:
         return None
-    (lead, n_bytes, words), sizes, chat, requests = map(int, arrays["numbers"]), arrays["sizes"], None, None
+    (lead, n_bytes, words), sizes, chat = map(int, arrays["numbers"]), arrays["sizes"], None
     if "chat" in arrays:
         chat = Chat(arrays["scored"], *json.loads(str(arrays["chat"])))
-    if "task" in arrays:
-        requests = Requests(*(arrays[name] for name in COLUMNS), *json.loads(str(arrays["task"])))
     return Tokens(
         arrays["ids"], arrays["prefix"], arrays["top_id"].item(), str(arrays["vocabulary"]), None if lead < 0 else lead,
-        arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat, requests,
+        arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat,
         tuple(notes), *origin,
     )  # fmt: skip
 
@@ -285,9 +260,6 @@ def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
     more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
         more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
-    if (requests := tokens.requests) is not None:
-        more |= {name: getattr(requests, name) for name in COLUMNS}
-        more["task"] = json.dumps([requests.task, requests.num_fewshot])
     return {
         "ids": tokens.ids, "prefix": tokens.prefix, "top_id": np.int64(tokens.top_id), "vocabulary": tokens.vocabulary,
         "numbers": np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,14 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import amount, printable
 from compare_q.backends.common.packages import builds
-from compare_q.backends.common.process import time_limit
 from compare_q.backends.reference import pack
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tasks, tokens
-from compare_q.eval.text.tokens import RENDER_S, TOKENS_VERSION, Chat, Requests, Tokens
+from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tokens
+from compare_q.eval.text.tokens import RENDER_S, TOKENS_VERSION, Chat, Tokens
 
 CHAT_VERSION = 2
 """Version of the tokens of conversations.  Raise it when rendering or the choice of scored tokens changes."""
@@ -42,18 +40,16 @@ TOKENIZING = (
     "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
 )  # fmt: skip
 """Packages that may influence how a text is read and tokenized."""
-DEADLINE_S, MOST_S = 1800.0, 86_400.0
-"""Seconds for the templates of a task by default, and at most."""
 LONG_IN_WORDS = {"truncate": "cut off there", "split": "split", "skip": "left out"}
 """``long`` -> how a conversation of more than ``eval_len`` tokens is treated."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Facts about a text that is conversations or answers to questions."""
+    """Facts about a text that is conversations."""
 
-    begins: tuple[int, ...]  # text index of the first token of each window's conversation or question
-    title: str  # for titles: ``2,376 questions, 0-shot, 9,501 answers``
+    begins: tuple[int, ...]  # text index of the first token of each window's conversation
+    title: str  # for titles: ``12 conversations, 3,456 scored tokens of the assistant``
     in_words: str  # for ``check``
     facts: dict[str, Any]  # for results.json
 
@@ -75,7 +71,6 @@ class EvalData:
     text_size: tuple[int, float] | None  # UTF-8 bytes and words of the scored tokens
     text_note: str = ""  # why they are unknown
     documents: Documents | None = None
-    requests: Requests | None = None  # one per window, if these are answers
     notes: tuple[str, ...] = ()  # footnotes: the tokenizer, file or rows of the tokens
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
@@ -83,13 +78,8 @@ class EvalData:
         return np.asarray(np.asarray(self.starts)[window] + position)
 
     def begins(self, window: NDArray[Any]) -> NDArray[np.int64] | None:
-        """Return the text index of the first token of each window's conversation or question [N]; None for a text."""
+        """Return the text index of the first token of each window's conversation [N]; None for a text."""
         return None if self.documents is None else np.asarray(self.documents.begins, np.int64)[window]
-
-    @property
-    def max_rows(self) -> int:
-        """Number of questions or windows, whichever ``max_rows`` of a data spec counts."""
-        return len(self.windows) if self.requests is None else self.requests.questions
 
     @property
     def is_spread(self) -> bool:
@@ -116,22 +106,13 @@ class EvalData:
 def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
     """Cut a tokenized text into windows; InputError if the text is too short for one.
 
-    ``max_rows``: the number of windows, or of questions; 0 and None: all.
+    ``max_rows``: the number of windows; 0 and None: all.
     """
-    documents, requests = None, text.requests
+    documents = None
     if text.chat is not None:
         every, too_long, unscored = cutting.chat(text.ids, text.chat.scored, text.ends, spec.eval_len, spec.long)
         taken = every[: max_rows or None]
         documents = conversations_in(taken, text, text.chat, spec, too_long, unscored)
-    elif requests is not None:
-        if (longest := int(requests.scored.max())) > spec.eval_len:
-            place = f"an answer to question {int(requests.question[requests.scored.argmax()]) + 1:,}"
-            raise InputError(f"eval_len: {place} has {longest:,} tokens; set eval_len above that")
-        every = cutting.answers(text.ids, text.ends, requests.scored, spec.eval_len)
-        total = requests.questions
-        taken = every[: int(np.searchsorted(requests.question, min(max_rows or total, total)))]
-        requests = requests.first(len(taken))
-        documents = answers_in(taken, text, requests, spec, total)
     else:
         every = cutting.by_method(text, spec)
         taken = every[: max_rows or None]
@@ -148,7 +129,7 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     return EvalData(
         spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
         series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
-        len(every), *scored_size(text, taken), documents, requests, (*text.notes, *corpus.method_notes(spec)),
+        len(every), *scored_size(text, taken), documents, (*text.notes, *corpus.method_notes(spec)),
     )  # fmt: skip
 
 
@@ -178,28 +159,6 @@ def conversations_in(
         f"{amount(count, 'conversation')}{split}, {n_scored} of {whose}",
         f"{count:,} of {amount(total, 'conversation')} in {amount(len(taken), 'window')}, {n_scored} ({roles}; "
         f"found by {chat.found_by}){lost}",
-        facts,
-    )
-
-
-def answers_in(taken: Sequence[cutting.Cut], text: Tokens, requests: Requests, spec: DataSpec, total: int) -> Documents:
-    """Return facts about the windows of the answers that a run takes; ``total``: questions of the task."""
-    question, lengths = requests.question, np.diff(text.ends, prepend=0)
-    begins = (text.ends - lengths)[np.searchsorted(question, question)]
-    cut_off = int((lengths[: len(taken)] > spec.eval_len + 1).sum())
-    n_scored = sum(each.n_scored for each in taken)
-    shots, answers = f"{requests.num_fewshot}-shot", amount(len(taken), "answer")
-    lost = f"; {cut_off:,} lost the beginning of their context" if cut_off else ""
-    key = json.dumps([column.tolist() for column in (question, requests.right, requests.chars)])
-    facts = {
-        "task": requests.task, "num_fewshot": requests.num_fewshot, "questions": requests.questions,
-        "questions_of_the_task": total, "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
-        "longer_than_eval_len": cut_off,
-    }  # fmt: skip
-    return Documents(
-        tuple(begins.tolist()),
-        f"{amount(requests.questions, 'question')}, {shots}, {answers}",
-        f"{requests.questions:,} of {total:,} questions, {shots}, {answers}, {n_scored:,} scored tokens{lost}",
         facts,
     )
 
@@ -238,8 +197,6 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
     If windows overlap, a token counts each time.  Words, separated by white space as in lm-eval, are counted by the
     bytes' share of the text; for a whole text they are lm-eval's.  Both count the text before it is detokenized.
     """
-    if text.requests is not None:
-        return None, "bytes and words are not counted in answers"
     if text.sizes is None:
         return None, "bytes and words are not known: this tokenizer does not return the offsets of its tokens"
     spans = [span for window in taken for span in shifted(window.spans, window.start)]
@@ -252,12 +209,12 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
 
 def build(
     spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False,
-    deadline_s: float = DEADLINE_S,
+    render_s: float = RENDER_S,
 ) -> EvalData:  # fmt: skip
     """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
-    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``deadline_s``: maximum
-    seconds for the chat template, at most ``RENDER_S``, and for the templates of a task.
+    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``render_s``: maximum
+    seconds for the chat template, at most ``RENDER_S``.
     """
     n_windows = spec.max_rows if n_windows is None else n_windows
     if spec.pack is not None:
@@ -278,7 +235,7 @@ def build(
         with cache.write("tokens", key, ".npz") as file:
             what = f"tokenizing {corpus.display_name(spec)}"
             keys = {"spec": reading.as_json(spec), "tokenizer": str(folder), "file": str(file), "key": key,
-                    "deadline_s": min(deadline_s, MOST_S)}  # fmt: skip
+                    "render_s": min(render_s, RENDER_S)}  # fmt: skip
             processes.run_in_subprocess(make, what, progress, **keys)
             if changed := states(spec, folder) ^ before:
                 name = printable(min(changed)[0])
@@ -325,7 +282,7 @@ def states(spec: DataSpec, folder: Path) -> set[tuple[str, ...]]:
 
     Changed content always changes an entry, since the system sets the time of the last change of state (ctime).
     """
-    files = [*reader_of(spec).paths_of(spec), *tokenizer_files(folder)]
+    files = [*corpus.paths_of(spec), *tokenizer_files(folder)]
     found = ((file, file.stat()) for file in files if file.is_file())
     return {(str(f), *map(str, (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))) for f, s in found}
 
@@ -338,21 +295,16 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 
 def make(
-    spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress, deadline_s: float = DEADLINE_S
+    spec: Mapping[str, Any], tokenizer: str, file: str, key: str, progress: Progress, render_s: float = RENDER_S
 ) -> None:  # fmt: skip
     """Read the text of a ``spec`` as JSON, tokenize it and write the tokens into ``file``; InputError with the reason.
 
     ``tokenizer``: its folder; ``key``: of the tokens.  Runs in a subprocess, because it imports Transformers and
-    ``datasets`` or lm-eval.
+    ``datasets``.
     """
     data, folder = reading.from_json(spec), Path(tokenizer)
-    if data.is_answers:
-        limit = time_limit(f"task: {data.task}: its templates", deadline_s)
-        with progress.phase(f"tokenizing {corpus.display_name(data)}", unit="questions"), limit:
-            return tokens.save(Path(file), tasks.read(data, folder), key)
     source = hub_datasets.version(data) if hub_datasets.is_remote(data) else ""
     hub_datasets.fetch(data, progress)
-    render_s = min(deadline_s, RENDER_S)
     if data.is_chat:
         text = conversations.tokenize(conversations.read(data, progress), folder, data, progress, render_s)
     else:
@@ -372,25 +324,17 @@ def identity(spec: DataSpec, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "version": TOKENS_VERSION, "method": spec.method, "detokenize": spec.detokenize,
-        "text": reader_of(spec).identity(spec), "tokenizer": digest.hexdigest(), "chat_template": spec.chat_template,
+        "text": corpus.identity(spec), "tokenizer": digest.hexdigest(), "chat_template": spec.chat_template,
         **({"chat": chat} if spec.is_chat else {}), "trust_remote_code": spec.trust_remote_code,
         "versions": builds(TOKENIZING),
     }  # fmt: skip
 
 
-def reader_of(spec: DataSpec) -> ModuleType:
-    """Return the module that reads the text or the questions.
-
-    Its ``identity``, ``paths_of`` and ``is_here`` describe the source, and raise InputError that names a missing file.
-    """
-    return tasks if spec.is_answers else corpus
-
-
 def would_fetch(spec: DataSpec, cache: Cache, *, tokenizer_is_here: bool) -> str:
     """Describe the download of the text; empty if the text is on this machine or its tokens are in the cache."""
-    if spec.pack is not None or reader_of(spec).is_here(spec) or (tokenizer_is_here and are_stored(spec, cache)):
+    if spec.pack is not None or corpus.is_here(spec) or (tokenizer_is_here and are_stored(spec, cache)):
         return ""
-    return f"the data set of the task {spec.task}, by lm-eval" if spec.is_answers else hub_datasets.would_fetch(spec)
+    return hub_datasets.would_fetch(spec)
 
 
 def are_stored(spec: DataSpec, cache: Cache) -> bool:
@@ -426,8 +370,6 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
     what, whole = f"method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens", "text"
     if spec.is_chat:
         what, whole = f"conversations, windows of up to {spec.eval_len} tokens", "conversations"
-    elif spec.is_answers:
-        what, whole = f"questions, windows of up to {spec.longest} tokens", "task"
     what = f"{corpus.display_name(spec)}, {what}"
     if data is None:
         return f"{what}; their number is known after {whole} and tokenizer are downloaded"
@@ -448,5 +390,5 @@ def data_json(data: EvalData) -> dict[str, Any]:
         **({"windows_of_the_text": data.available} if data.is_spread else {}),
         "window_length": data.length, "scored_tokens": data.n_scored, "bytes": n_bytes, "words": n_words,
         **({"text_note": data.text_note} if data.text_note else {}), **({"notes": data.notes} if data.notes else {}),
-        **({"answers" if spec.is_answers else "conversations": data.documents.facts} if data.documents else {}),
+        **({"conversations": data.documents.facts} if data.documents else {}),
     }  # fmt: skip

@@ -31,7 +31,7 @@ SCHEMAS = {**types.json_schemas(), "results.schema.json": results.json_schema()}
 def test_data_examples(file: Path) -> None:
     """The spec names a data set that compare_q or the hub knows, or a text, and its windows contain what they score."""
     (spec,) = reading.load_data_specs([file])
-    assert spec.dataset in ("text", "chat", "lm_eval") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    assert spec.dataset in ("text", "chat") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
     assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
     assert spec.stride <= spec.eval_len

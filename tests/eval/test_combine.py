@@ -89,7 +89,6 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     [
         ({"data": {"vocabulary_sha256": "x"}}, ["tokenizer", "x, not vocabulary v"]),
         ({"data": {"windows_sha256": "x", "windows": 3, "method": "once"}}, ["windows", "3 windows by method once, x"]),
-        ({"data": {"answers": {"key_sha256": "x"}}}, ["right answers", "x, not key none"]),
         ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],

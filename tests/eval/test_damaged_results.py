@@ -23,7 +23,6 @@ from tests.support.made import (
     text_result,
     with_against,
 )
-from tests.support.several_texts import with_answers
 from tests.support.toy import refusal
 
 RUN = run_of(REF, QUANT)
@@ -79,26 +78,6 @@ def test_what_no_run_writes(path: tuple[Any, ...], value: Any, name: str, tmp_pa
     said = refusal(read_back, damaged(RAW, *path, value=value), tmp_path)
     assert said.startswith(f"{tmp_path / 'r.json'}: ")
     assert name in said
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "gold"),
-    [
-        (("acc", "accuracy", "value"), 1.5, "texts.0.models.1.estimates.answers.acc.accuracy: "),
-        (
-            ("acc_norm", "flips", "changed", "value"),
-            -0.1,
-            "texts.0.models.1.estimates.answers.acc_norm.flips.changed: ",
-        ),
-        (("acc", "right"), "12", "texts.0.models.1.estimates.answers.acc.right: "),
-        (("acc", "right"), "1", "W4A16: estimates.answers: "),
-    ],
-)
-def test_answers_that_no_run_writes(path: tuple[Any, ...], value: Any, gold: str, tmp_path: Path) -> None:
-    raw = raw_of(results_of(with_answers(RUN, bf16="1101", W4A16="1001")))
-    said = refusal(read_back, damaged(raw, *ESTIMATES, "answers", *path, value=value), tmp_path)
-    assert said.startswith(f"{tmp_path / 'r.json'}: ")
-    assert gold in said
 
 
 def test_texts_that_do_not_go_together(tmp_path: Path) -> None:

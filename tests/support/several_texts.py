@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult, TextResult
-from compare_q.eval.stats.answers import summarize
 from compare_q.eval.stats.estimates import BlockSums
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
 from tests.support.made import replace, run_result, text_result
-from tests.support.questions import requests
 
 BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
 """Five blocks: errors are estimated from four cosines, and 95 % intervals are +- 2.776 errors."""
@@ -64,26 +60,3 @@ def three(**failed: Mapping[str, str]) -> RunResult:
 def with_failed_text(result: RunResult, name: str, error: str) -> RunResult:
     """Return the results with one failed text."""
     return replace(result, texts=tuple(text_result(name, error=error) if t.name == name else t for t in result.texts))
-
-
-def with_answers(text: TextResult, **right: str) -> TextResult:
-    """Return the text as questions with two answers each; ``right``: label -> one digit per question.
-
-    Underscores in a label stand for spaces.  "?": no answer to the question has a finite log-probability.
-    """
-    reference = next((model.label for model in text.models if model.reference), None)
-    found = []
-    for model in text.models:
-        if model.estimates is not None:
-            digits = right[model.label.replace(" ", "_")]
-            count, sums = len(digits), {"1": (-1.0, -2.0), "0": (-2.0, -1.0), "?": (-np.inf, -np.inf)}
-            columns = {"logprob": np.concatenate([sums[digit] for digit in digits])}
-            if reference not in (None, model.label):
-                other = right[str(reference).replace(" ", "_")]
-                columns["ref_logprob"] = np.concatenate([sums[digit] for digit in other])
-            asked = requests(np.repeat(np.arange(count), 2), np.tile([True, False], count), np.ones(2 * count))
-            answers = summarize(columns, np.arange(2 * count), asked)
-            model = replace(model, estimates=replace(model.estimates, answers=answers))
-        found.append(model)
-    data = {**text.data, "method": "answers", "answers": {"num_fewshot": 0}}
-    return replace(text, models=tuple(found), data=data)

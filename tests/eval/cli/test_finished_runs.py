@@ -31,7 +31,6 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> None:
     results_of(run_of(BASE, reference=None)).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
-    assert_refused(compare_q("show", finished, "-p", "-acc_norm"), "-acc_norm", "lm_eval")
     assert_refused(compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'")
     before = finished.read_bytes()
     assert_refused(compare_q("show", finished, "--csv", finished), "--csv: ", "is read here")

@@ -76,8 +76,7 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
 READ = (
     "--output data.json", "--csv models.json", "--output text.parquet", "--tokens-out .", "--output over.safetensors",
     "--csv chat.jinja", "--markdown python", "--plots mod", "--tokens-out mod/new", "--html ds/r.html", "--plots ds",
-    "--output files/a.jsonl", "--output a.yaml", "--output base.yaml", "--output held/r.json", "--output code.py",
-    "--plots tok/new",
+    "--output files/a.jsonl", "--plots tok/new",
 )  # fmt: skip
 """Outputs that would replace an input file, or be written into an input folder."""
 
@@ -88,17 +87,14 @@ def test_nothing_that_is_read_is_written(
 ) -> None:
     """No path in a spec is written; nor is a file written into a folder of a spec, because it might be read later."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("ds", "files", "held", "mod", "tok"):
+    for folder in ("ds", "files", "mod", "tok"):
         (tmp_path / folder).mkdir()
-    for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl", "code.py"):
+    for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl"):
         (tmp_path / name).write_text("{}")
-    Path("base.yaml").write_text("output_type: multiple_choice\ndataset_path: held\n")
-    Path("a.yaml").write_text("include: base.yaml\ntask: a\nprocess_docs: !function code.run\n")
     model = {"label": "text", "python": "python", "engine": {"meet": "chat.jinja"}}
     texts: list[dict[str, object]] = [
         {"path": "text.parquet", "tokenizer_dir": "tok"}, {"dataset": "ds", "path": ...},
         {"dataset": "json", "path": ..., "dataset_data_files": {"test": ["files/*.jsonl"]}},
-        {"dataset": "lm_eval", "path": ..., "eval_stride": ..., "task": "a.yaml", "trust_remote_code": True},
     ]  # fmt: skip
     specs = []
     for text in texts:

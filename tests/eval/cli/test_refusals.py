@@ -43,7 +43,7 @@ INPUTS = [
     refused("--deadline: 'nan'", "-d x -m y --deadline nan"),
     refused("--x-axis", "show r.json -v --x-axis size"),
     refused("--kld-value", "show r.json -ppl --kld-value median"),
-    refused("-ppl", "show r.json -acc -ppl"),
+    refused("-ppl", "show r.json -kld -ppl"),
     refused("'show'", "shwo x.json"),  # the error suggests the word that was meant
     refused("'--columns'", "show r.json --colums kld"),
     refused("'kld'", "show r.json --columns kdl"),

@@ -176,13 +176,13 @@ def test_saved_specs_repeat_every_choice_of_the_line(
 
 
 def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path) -> None:
-    """They start next to the file that was given; names of the hub and of lm-eval stay."""
-    for name in ("own.yaml", "a.jsonl", "b.jsonl"):
+    """They start next to the file that was given; names of the hub stay."""
+    for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).touch()
     common = {"tokenizer_dir": "owner/name", "eval_len": 64}
     for keys, saved in (
-        ({"dataset": "lm_eval", "task": "own.yaml", "include_path": "."}, {"task": "own.yaml", "include_path": ""}),
-        ({"dataset": "lm_eval", "task": "hellaswag"}, {}),
+        ({"dataset": "text", "path": "a.jsonl", "eval_stride": 64}, {"path": "a.jsonl"}),
+        ({"dataset": "org/data", "eval_stride": 64}, {}),
         ({"dataset": "json", "dataset_data_files": ["*.jsonl"], "eval_stride": 64}, {"dataset_data_files": "*.jsonl"}),
     ):
         spec = reading.parse_data_spec({**common, **keys}, tmp_path / "given.json")
@@ -211,6 +211,7 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         (["-d", tmp_path / "data.json", "-m", toy_model], "toy-llama: cannot be read: ", "-m takes model specs (JSON)"),
         (["-d", tmp_path / "models.json", "-m", "data.json"], "models.json: ", "model specs, which -m takes"),
         (["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path], "--save-specs: "),
+        ([toy, "-d", "lm_eval:arc_easy"], "-d: lm_eval:arc_easy: ", "compare-q flips"),
     ):
         assert_refused(compare_q(*line), *parts)
 

@@ -11,7 +11,7 @@ from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import TextResult
 from tests.support.figures import FLOOR, MARKED, artists_of_kind, real_text
 from tests.support.made import BASE, FAILED, replace, run_of, run_result
-from tests.support.several_texts import text_of, three, with_answers, with_failed_text
+from tests.support.several_texts import three, with_failed_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
@@ -103,5 +103,3 @@ def test_pictures_show_what_the_run_holds() -> None:
     curve = small().models[3].estimates.curve  # type: ignore[union-attr]
     assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
     assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
-    answers = with_answers(text_of("c4", 1), **{"bf16": "11", "noise": "11", "EXL3_4.0": "10", "GGUF_Q4_K": "01"})
-    assert set(pictures.pictures_of(answers)) == {"acc_bpw", "acc_size", *SCATTER, *OTHERS}

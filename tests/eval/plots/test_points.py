@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 
 import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.plots.measures import ACCURACIES, BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
+from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
 from compare_q.eval.plots.points import Point, levels_of, pareto_front, points_of
-from compare_q.eval.results import TextResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, run_result, with_against, with_ppl, with_sums
-from tests.support.several_texts import NAMES, text_of, three, with_answers, with_failed_text
-
-ACC = ACCURACIES["acc"]
-RIGHT = {"bf16": "1111", "noise": "1111", "EXL3_4.0": "1010", "GGUF_Q4_K": "0111"}
-SPREAD = 100 * math.sqrt(1 / 12)
-"""Standard error of the mean of -1, -1, 0, 0, in percent: the mean is -1/2, the sum of squares is 1; / 3, / 4."""
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, with_against, with_ppl, with_sums
 
 
 def shown(found: list[Point]) -> list[tuple[object, ...]]:
@@ -106,32 +98,3 @@ def test_lines_are_the_reference_and_the_noise_floor() -> None:
     assert levels_of([run_of(REF, QUANT)], KLD) == []
     assert levels_of([run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0)))], KLD) == []
     assert levels_of([run_of(BASE, reference=None)], PPL) == []
-
-
-def asked(place: int, **changed: str) -> TextResult:
-    return with_answers(text_of(NAMES[place], place), **{**RIGHT, **changed})
-
-
-def test_values_errors_and_the_reference_by_hand() -> None:
-    """Accuracies of 75 and 50 %, with errors of the difference from the reference, whose accuracy is a line."""
-    drawn, left_out = points_of([asked(1)], BPW, ACC)
-    assert left_out == []
-    assert [(p.y, p.shown) for p in drawn] == [(100, "100"), (100, "100"), (50, "50"), (75, "75")]
-    assert [p.error for p in drawn] == [None, 0, pytest.approx(SPREAD), pytest.approx(25)]
-    assert [level.name for level in levels_of([asked(1)], ACC)] == ["reference 100.0"]
-    assert [p.label for p in pareto_front(drawn)] == ["EXL3 4.0", "GGUF Q4_K"]  # larger files, but more right answers
-    worse = points_of([asked(1, GGUF_Q4_K="0000")], BPW, ACC)[0]
-    assert [p.label for p in pareto_front(worse)] == ["EXL3 4.0"]
-
-
-def test_the_mean_accuracy_is_of_the_texts_that_are_answers() -> None:
-    """Accuracy is averaged over answers (50 and 50; 75 and 25); perplexity is that of the other text."""
-    result = run_result((text_of("wiki2", 0), asked(1), asked(2, GGUF_Q4_K="0001")))
-    drawn = points_of(result.texts, BPW, ACC)[0]
-    assert [p.y for p in drawn] == [100, 100, 50, 50]
-    assert drawn[2].error == pytest.approx(SPREAD / math.sqrt(2))
-    assert [p.y for p in points_of(result.texts, BPW, PPL)[0]] == [
-        p.y for p in points_of(result.texts[:1], BPW, PPL)[0]
-    ]
-    assert points_of(with_failed_text(result, "chat", "no such file").texts, BPW, ACC)[0] == []
-    assert points_of(three().texts, BPW, ACC)[0] == []

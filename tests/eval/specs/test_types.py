@@ -17,7 +17,6 @@ from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
 CHAT = {"tokenizer_dir": "t", "dataset": "chat", "path": "a.jsonl", "eval_len": 2048}
-ANSWERS = {"tokenizer_dir": "t", "dataset": "lm_eval", "task": "arc_easy", "eval_len": 2048}
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
 VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
     (DATA, {
@@ -39,7 +38,6 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "long": ["truncate", "split", "skip"], "chat_template_kwargs": [{}, {"enable_thinking": False}],
         "path": ["b.parquet"], "max_text_rows": [3],
     }),
-    (ANSWERS, {"task": ["mine.yaml"], "include_path": ["tasks", None], "num_fewshot": [0, 5, None]}),
     (MODEL, {
         "load_fn": ["exllamav3"], "fwd_fn": ["exllamav3", None], "label": ["EXL3 4.0 [h6]"], "group": ["NVFP4"],
         "model_dir": ["/m", ["/m", {"bits": 4}], ["/m", "extra.safetensors"], ["/m", ["a.safetensors"]]],
@@ -78,12 +76,12 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"method": "llamacpp", "eval_len": 2, "eval_stride": None}, "eval_len: must be at least 3 with method"),
     (DATA, {"detokenize": "wikitext"}, "detokenize: rewrites documents, which only method"),
     (DATA, {"dataset": "text"}, "path: missing"), (DATA, {"path": "a.txt"}, "path: only with dataset"),
-    (DATA, {"long": "skip"}, 'long: only with dataset "chat"'), (DATA, {"task": "x"}, "task: only with dataset"),
+    (DATA, {"long": "skip"}, 'long: only with dataset "chat"'),
+    (DATA, {"task": "x"}, "task: compare_q scores no tasks"),
     (CHAT, {"path": None}, 'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path'),
     (CHAT, {"eval_stride": 512}, "eval_stride: cannot go with"), (CHAT, {"score_roles": []}, "score_roles: "),
     (CHAT, {"chat_template_kwargs": {"a": 1, "tools": []}}, "chat_template_kwargs: tools is not yours to set"),
-    (ANSWERS, {"task": None}, 'task: missing; dataset "lm_eval" needs the name of a task'),
-    (ANSWERS, {"path": "a"}, 'path: cannot go with dataset "lm_eval"; leave it out'),
+    (DATA, {"dataset": "lm_eval"}, "dataset: compare_q scores no tasks"),
     *((MODEL, {"model_dir": given}, "model_dir: must be a string") for given in (["m"], ["m", {}, {}], [5, {}])),
     *((MODEL, {"model_dir": ["m", given]}, "model_dir: the second item") for given in (5, [], ["a", 5])),
     (MODEL, {"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' "),
@@ -139,7 +137,7 @@ def test_schemas_refuse_what_the_parser_refuses() -> None:
 
 LATER = {
     DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long chat_template_kwargs "
-    "task include_path num_fewshot pack",
+    "pack",
     ModelSpec: "noise_floor group python gpus replicas resources phase step batch unscored repeat",
 }
 

@@ -201,7 +201,6 @@ def test_order_of_the_rows_of_several_texts() -> None:
 def test_a_column_without_values_orders_nothing() -> None:
     run: RunResult = three(c4={"EXL3 4.0": "out of memory"})
     assert no_order(run, "ppl") is None
-    assert "-d lm_eval:TASK" in (no_order(run, "acc") or "")
     assert no_order(results_of(run_of(REF, FAILED)), "kld") is not None
     only = [{"EXL3 4.0": "x", "GGUF Q4_K": "x", "noise": "x"}] * 2
     assert "has: kld:wiki2" in (no_order(three(c4=only[0], chat=only[1]), "kld") or "")

@@ -25,7 +25,7 @@ from tests.support.made import (
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import three, with_answers, with_failed_text
+from tests.support.several_texts import three, with_failed_text
 
 FLOOR = replace(QUANT, label="noise", spec={"noise_floor": True})
 YARN = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
@@ -84,7 +84,6 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (replace(run_of(row("a", YARN), row("b", YARN)), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
-        (with_answers(run_of(REF, QUANT), bf16="1?", W4A16="10"), ["2 questions", "flips of W4A16 n/a"]),
     ],
 )  # fmt: skip
 def test_each_fact_has_a_note_and_only_then(text: TextResult, facts: list[str]) -> None:

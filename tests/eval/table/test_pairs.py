@@ -6,7 +6,6 @@ from compare_q.eval.results import ModelResult
 from compare_q.eval.table import pairs
 from tests.eval.test_ranking import SAME, WORSE
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_sums
-from tests.support.several_texts import with_answers
 from tests.support.toy import refusal
 
 A = replace(QUANT, label="a")
@@ -53,14 +52,6 @@ def test_no_difference_and_no_error() -> None:
 def test_what_is_not_known_has_its_reason() -> None:
     assert "bf16 is the reference" in lines_of(REF, A)[-1]
     assert [line[:10] for line in lines_of(A, with_sums(B, whole=()))] == ["  PPL: n/a", "  KLD: n/a"]
-
-
-def test_answers() -> None:
-    """10 of 20 questions are lost and none won: p = 2 / 2 ** 10."""
-    models = with_answers(run_of(REF, QUANT), bf16="1" * 20, W4A16="0" * 10 + "1" * 10).models
-    lines = "\n".join(lines_of(*models))
-    for fact in ("acc: bf16 is better: 100.00 % and 50.00 %", "first: 10, only in the second: 0", "p = 0.00195"):
-        assert fact in lines
 
 
 def test_which_pairs() -> None:

@@ -20,7 +20,6 @@ from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.verdict import listed, percent, times, verdict
 from tests.support import made
 from tests.support.made import BASE, FAILED, REF, replace, results_of, run_of, with_against, with_ppl, with_sums
-from tests.support.several_texts import with_answers
 
 HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
 """0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences without an error."""
@@ -160,17 +159,6 @@ def test_one_text_without_a_reference() -> None:
     assert "cannot be told apart from c" in said(low, near, reference=None)
     assert "a has a PPL of 7.50 ± 0.85" in said(low, reference=None)
     assert "no model" in said(plain("x", 1.0, HIGHER).updated(ppl=None), reference=None).lower()
-
-
-@pytest.mark.parametrize(
-    ("right", "fact"),
-    [("0" * 10 + "1" * 10, "; fewer for certain: W4A16 (50.0 %)"),  # 10 lost and none won: p = 0.002
-     ("0" + "1" * 19, "cannot be told apart from it: W4A16 (95.0 %)")],  # one lost and none won: p = 1
-)  # fmt: skip
-def test_answers(right: str, fact: str) -> None:
-    text = verdict(results_of(with_answers(run_of(REF, made.QUANT), bf16="1" * 20, W4A16=right)))
-    assert text.startswith("bf16 has 100.0 % of 20 questions right")
-    assert fact in text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary, windows
-from compare_q.eval.text.tokens import Chat, Requests, Tokens
+from compare_q.eval.text.tokens import Chat, Tokens
 from tests.support.flips import flips
 from tests.support.toy import save_toy_tokenizer
 
@@ -154,7 +154,6 @@ NUMBERS = np.array([0, 1], np.int32)
 KINDS = {
     "text": {},
     "conversations": {"chat": Chat(np.array([True, False]), "rendered prefixes", 0, "t")},
-    "requests": {"requests": Requests(NUMBERS, NUMBERS, np.array([True, False]), NUMBERS, "task", 0)},
 }
 
 
