@@ -57,7 +57,8 @@ def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
 
 
 def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
-    return extents(artists_of_kind(figure, kind))
+    """Return the boxes of the artists of a kind."""
+    return [artist.get_window_extent() for artist in artists_of_kind(figure, kind)]
 
 
 def pixels_apart(box: Bbox, other: Bbox) -> float:
@@ -69,11 +70,6 @@ def smallest_gap(boxes: Sequence[Bbox], others: Sequence[Bbox] | None = None) ->
     """Return the pixels between the closest two boxes: one of each list, or any two of one list."""
     pairs = itertools.combinations(boxes, 2) if others is None else itertools.product(boxes, others)
     return min((pixels_apart(*pair) for pair in pairs), default=math.inf)
-
-
-def extents(artists: Sequence[Any]) -> list[Bbox]:
-    """The boxes of some artists."""
-    return [artist.get_window_extent() for artist in artists]
 
 
 def is_within(box: Bbox, outer: Bbox) -> bool:

@@ -39,18 +39,15 @@ def test_every_picture_is_written(
     assert sorted(said) == sorted(f"plot: {tmp_path / name}" for name in expected)
 
 
-def test_a_row_has_one_colour_in_all_pictures_and_legends_name_only_what_differs() -> None:
+def test_legends_name_only_what_differs() -> None:
     drawn = pictures.pictures_of(small())
-    kinds = {"kld_bpw": "point", "kld_percentiles": "mean", "loss_by_position": "line"}
-    figures = {name: drawn[name]() for name in kinds}
-    colours = [{mark.get_gid().rpartition("-")[2]: mark.get_color() for mark in artists_of_kind(figures[name], kind)}
-               for name, kind in kinds.items()]  # fmt: skip
-    assert colours[0] == colours[2] == {"0": colours[0]["0"]} | colours[1]
-    assert len(set(colours[0].values())) == 3
-    legends = {name: [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]
-               for name, figure in figures.items()}  # fmt: skip
-    assert legends["loss_by_position"] == ["bf16", "EXL3", "FP4"]
-    assert legends["kld_bpw"] == [*legends["loss_by_position"], "exllamav3", "vllm_score"]
+
+    def legend_of(name: str) -> list[str]:
+        return [text.get_text() for legend in drawn[name]().findobj(Legend) for text in legend.get_texts()]
+
+    families = ["bf16", "EXL3", "FP4"]
+    assert legend_of("loss_by_position") == families
+    assert legend_of("kld_bpw") == [*families, "exllamav3", "vllm_score"]
     one = pictures.pictures_of(small().updated(models=small().models[:1]))["ppl_bpw"]()
     assert not one.findobj(Legend)
 

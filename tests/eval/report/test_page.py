@@ -172,35 +172,6 @@ class TestBrowser:
         assert [re.split(r"\s+", row)[:3] for row in tokens] == [["4.25", "50", "%"], ["3", "0.012", "%"]]
         assert "before↵ <i> after" in tokens[0]
 
-    @pytest.mark.parametrize(("rows", "scheme"), [(2, "light"), (6, "dark"), (41, "light")])
-    def test_a_narrow_window_cuts_nothing(self, open_page: Callable[..., Any], rows: int, scheme: str) -> None:
-        """The page is not wider than the window; each table and plot scrolls in a box."""
-        label = "a_label_of_60_characters_that_no_space_or_hyphen_breaks_into"
-        models = [model.updated(label=f"{label}_{i}") for i, model in enumerate([*MODELS, FAILED] * 5)]
-        opened = open_page(results_of(*models[:rows]), 390, color_scheme=scheme)
-        assert opened.evaluate("document.documentElement.scrollWidth") == 390
-        for box in opened.locator(".scroll:visible").all():
-            assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.getBoundingClientRect().right <= 390")
-        dark, light = "rgb(27, 31, 36)", "rgb(232, 234, 237)"
-        ink, paper = (dark, "rgb(255, 255, 255)") if scheme == "light" else (light, "rgb(20, 23, 28)")
-        assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == paper
-        title = opened.locator("svg text", has_text="KL divergence of").first
-        assert title.evaluate("text => getComputedStyle(text).fill") == ink
-
-    def test_a_wide_window_is_used_and_paper_gets_everything(self, open_page: Callable[..., Any]) -> None:
-        """At 1,400 pixels the buttons are left of the picture; printed, colours are light and nothing scrolls."""
-        opened = open_page(results_of(*MODELS, FAILED), 1400, color_scheme="dark")
-        assert opened.evaluate("document.documentElement.scrollWidth") == 1400
-        boxes = {name: opened.locator(name).first.bounding_box() for name in (".tabs", "figure", ".models")}
-        assert boxes[".tabs"]["x"] + boxes[".tabs"]["width"] <= boxes["figure"]["x"]
-        assert boxes["figure"]["x"] + boxes["figure"]["width"] > 1200
-        opened.emulate_media(media="print", color_scheme="dark")
-        opened.set_viewport_size({"width": 700, "height": 990})  # A4 with margins of 12 mm
-        assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert opened.locator("button:visible").count() == opened.locator(".models button").count()
-        assert opened.locator("figure:visible").count() == opened.locator("figure").count()
-        assert opened.evaluate("document.documentElement.scrollWidth") == 700
-
     def test_several_texts(self, open_page: Callable[..., Any]) -> None:
         """The section of all texts comes first, then each text; a failed text shows the reason."""
         results = with_failed_text(three(), "c4", "no <b> file")
