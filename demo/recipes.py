@@ -17,13 +17,13 @@ MODELS = HERE / "models"
 BASE = MODELS / "smollm2-135m"
 GGUF_Q4_1 = MODELS / "smollm2-135m-q4_1.gguf"
 GGUF_Q8_0 = MODELS / "smollm2-135m-q8_0.gguf"
-COMMANDS = {"__main__.py", "measuring.py"}
-"""Files that only run models; the other files make them."""
+COMMAND = "__main__.py"
+"""The file that only runs models; the other files make them."""
 
 
 def code_hash() -> str:
     """SHA-256 of the code that makes models."""
-    files = [file for file in sorted(HERE.rglob("*.py")) if file.name not in COMMANDS]
+    files = [file for file in sorted(HERE.rglob("*.py")) if file.name != COMMAND]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -70,8 +70,8 @@ def make_checkpoint(out: Path, preset: str, group_size: int | None = None, sourc
     quantize(source, preset, out, group_size=group_size)
 
 
-def make_gguf_file(out: Path, weight_type: str, source: Path = BASE, tokenizer: Path | None = None) -> None:
+def make_gguf_file(out: Path, weight_type: str, source: Path = BASE) -> None:
     """``source`` as GGUF with matrices of type ``weight_type``."""
     from demo.gguf_writer import write_gguf
 
-    write_gguf(source, out, weight_type, tokenizer=tokenizer)
+    write_gguf(source, out, weight_type)

@@ -14,7 +14,7 @@ from tests.support.checkpoints import Entries
 from tests.support.stored_formats import AWQ, gptq
 
 VLLM = "vLLM 0.32"
-FP8_TENSOR, FP8_128 = Scheme("fp8 tensor", "fp8 tensor"), Scheme("fp8 block 128x128", "fp8 g128")
+FP8_TENSOR = Scheme("fp8 tensor", "fp8 tensor")
 NVFP4, MXFP8 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp8 g32", "mxfp8 g32")
 
 
