@@ -22,7 +22,7 @@ from rich.console import Console
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
-from compare_q.eval.cli import adaptive, flags, shorthand
+from compare_q.eval.cli import flags, shorthand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.ranking import compare as compare_rows
@@ -208,7 +208,7 @@ def compare(
 
     ``named``: MODEL arguments of the command line, ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the first of several is
     the reference.  ``data`` is then what ``-d`` takes with them, or a dict with the keys of a data spec, and without
-    ``rows`` the run chooses the number of windows, as ``--until kld:2%``.
+    ``rows``, 32 windows of each text are scored, spread over it.
 
     ``models``: instead, spec files, or dicts with the same keys, whose relative paths start at the working directory;
     ``data`` is then a data spec, and ``rows`` replaces its ``max_rows``.  Specs may also come by position, data first.
@@ -238,13 +238,11 @@ def compare(
         spec_files.check_labels(data_specs)
     for line in said:
         config.progress.say(line)
-    texts, until = dict(zip(corpus.names_of(data_specs), data_specs, strict=True)), None
+    texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     if words and n_windows is None:
-        has_reference = logits_file is not None or any(spec.is_reference for spec in model_specs)
-        until, texts = adaptive.settled(None, texts, reference=has_reference)
-    finished = (
-        adaptive.run(config, until, texts, model_specs) if until else runner.run(config, texts, model_specs, n_windows)
-    )
+        reference_is_made = any(spec.is_reference for spec in model_specs)
+        texts = shorthand.with_default_windows(texts, None if reference_is_made else config.logits_file)
+    finished = runner.run(config, texts, model_specs, n_windows)
     config.cache.release()  # the result keeps the cache
     if finished.signal:
         raise KeyboardInterrupt

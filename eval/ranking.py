@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from compare_q.eval.results import ModelResult, TextResult, noise_floor_of
+from compare_q.eval.results import ModelResult, noise_floor_of
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.stats.uncertainty import interval
 
@@ -189,34 +189,3 @@ def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     limit = ROUNDINGS if (known := kld_limit(models)) is None else known
     rows = [(m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)]
     return frozenset(label for label, kld in rows if kld <= limit)
-
-
-class Worst(NamedTuple):
-    """The largest relative standard error of the KLDs of some rows."""
-
-    error: float  # infinite where one is not known
-    label: str
-    rows: str  # the kind of rows, in a sentence
-
-
-def worst_kld(text: TextResult) -> Worst | None:
-    """The largest error of the rows' KLDs as the whole text's, relative to the KLD or to the KLD of roundings.
-
-    The quantized models count, or all rows if there are none.  None without KLDs.
-    """
-    rows = [model for model in text.models if model.kld is not None and not model.reference]
-    quantized = [model for model in rows if model.is_quantized and not model.noise_floor] or rows
-    kind, least, worst = "quantized row" if len(quantized) < len(rows) else "row", kld_limit(text.models), []
-    for model in quantized:
-        found = model.estimates.sampled if model.estimates else None
-        error = math.inf if found is None or found.kld is None else found.kld
-        worst.append(Worst(error / max(model.kld or 0.0, least or ROUNDINGS), model.label, kind))
-    return max(worst, default=None)
-
-
-def rest_in_words(text: TextResult) -> str:
-    """Return the seconds that the other windows of the text would take, as the end of a sentence; empty if unknown, or
-    if all windows were scored."""
-    left = (text.data.get("windows_of_the_text") or 0) - text.data.get("windows", 0)
-    seconds = sum(left * (model.score_seconds or 0.0) / model.windows for model in text.models if model.windows)
-    return f"; the other {left:,} would take about {seconds:,.0f} s of scoring" if left > 0 < seconds else ""

@@ -21,7 +21,6 @@ from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import bytes_in_words
-from compare_q.eval.cli import adaptive
 from compare_q.eval.cli.doctor import contents_of
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
@@ -74,8 +73,6 @@ def run(
         except InputError as error:
             problems += str(error).splitlines()
     lines += filter(None, [plan.emulated_dtypes(config, models)])
-    if args.until:
-        lines.append(f"--until: of spread windows {adaptive.PILOT} come first, then as many as the answer takes")
     say(*lines)
     return print_errors("\n".join(problems)) or int(wrong)
 

@@ -62,8 +62,9 @@ FOREIGN_FLAGS = {
     **dict.fromkeys(("--quantization", "--tensor-parallel-size", "-tp", "--max-model-len", "--trust-remote-code"),
                     '"engine" in a model spec, or MODEL@vllm:option=value,'),
     "--json": "-o", "-hf": "MODEL arguments, also as owner/name,",
+    "--until": "-r N (a run ends with the N for a standard error of 2 %)",
 }  # fmt: skip
-"""Flags of llama-perplexity and lm-eval, and what compare-q has instead."""
+"""Flags of llama-perplexity, of lm-eval and of compare_q 0.3, and what compare-q has instead."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -139,16 +140,6 @@ def seconds(given: str) -> float:
     raise InputError(f"{given!r}: expected a positive number of seconds")
 
 
-def relative_error(given: str) -> float:
-    """``--until``: 0.02 for ``kld:2%``."""
-    kind, _, percent = given.partition(":")
-    with suppress(ValueError):
-        if kind == "kld" and percent.endswith("%") and 0 < (relative := float(percent[:-1]) / 100) < 1:
-            return relative
-    near = nearest(given, {re.sub(r"\D*([\d.]+).*", r"kld:\1%", given)} - {given})
-    raise InputError(f"{given!r}: expected kld:PERCENT%, such as kld:2%{near}")
-
-
 def names(given: str) -> list[str]:
     """Names with commas between."""
     return [name for each in given.split(",") if (name := each.strip())]
@@ -219,7 +210,6 @@ OPTIONS: dict[str, list[Option]] = {
                f"with MODELs: windows that -r takes: {' or '.join(get_args(Sample))}", one_of(get_args(Sample))),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
         option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
-        option("--until", RUN, "kld:PERCENT%", "choose the number of windows by the KLD's error", relative_error),
         option("--sweep", "gate", "KEY=A,B", "a variant for each value of a key of the model spec, as engine.NAME=A,B",
                str, action="append", default=[]),
         option("--variant", "gate", "LABEL:KEY=A", "a variant with these keys, as new:python=~/vllm-new", str,
@@ -391,7 +381,6 @@ def check_run(args: argparse.Namespace) -> None:
         (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
         (args.models and args.modelspec, f"{first}: is a MODEL argument, which cannot be combined with -m"),
         (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),
-        (args.until and args.rows is not None, "--until: chooses the number of windows itself; remove -r"),
         (args.ray and args.gpus,
          "--gpus: cannot be combined with --ray, which assigns the cluster's GPUs; remove --gpus"),
         *((not args.models and getattr(args, flag.strip("-").replace("-", "_")),

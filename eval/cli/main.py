@@ -16,14 +16,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.messages import one_line
 from compare_q.eval import results as run_results
-from compare_q.eval.cli import adaptive, flags, outputs
 from compare_q.eval.cli import cache as cache_command
+from compare_q.eval.cli import flags, outputs
 from compare_q.eval.cli.outputs import print_errors, print_note
 from compare_q.eval.common import files
 from compare_q.eval.common.files import Outputs
@@ -58,16 +57,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run_command(args: argparse.Namespace) -> int:
     """``run``, and ``check``, which ends before anything is scored."""
-    from compare_q.eval.cli import inputs
+    from compare_q.eval.cli import inputs, shorthand
     from compare_q.eval.run import runner
     from compare_q.eval.run.workers import signals_interrupt
     from compare_q.eval.text import corpus
 
     data, models = inputs.specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
-    reference = bool(args.logits_file) or any(spec.is_reference for spec in models)
-    if args.until or (args.models and args.rows is None):
-        args.until, texts = adaptive.settled(args.until, texts, reference=reference)
+    reference_is_made = any(spec.is_reference for spec in models)
+    reference = bool(args.logits_file) or reference_is_made
+    if args.models and args.rows is None:
+        texts = shorthand.with_default_windows(texts, None if reference_is_made else args.logits_file)
     labels = [spec.name for spec in models]
     print_note(flags.check_content(args, list(texts), labels, reference=reference))
     outputs.check(args, texts, models)
@@ -77,8 +77,7 @@ def run_command(args: argparse.Namespace) -> int:
 
         return check.run(config, args, texts, models)
     with signals_interrupt(config.workers):
-        until = partial(adaptive.run, config, args.until, texts, models)
-        done = until() if args.until else runner.run(config, texts, models, args.rows)
+        done = runner.run(config, texts, models, args.rows)
         done = replace(done, results=done.results.updated(title=args.title))
         status = print_errors("\n".join(outputs.nothing_scored(done.results)))
         if not status:

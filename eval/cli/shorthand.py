@@ -26,9 +26,11 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
 from compare_q.backends.common.messages import nearest, printable, redacted, unicode
 from compare_q.backends.reference import pack
+from compare_q.backends.reference.store import open_reference
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
+from compare_q.eval.stats.precision import WINDOWS
 from compare_q.eval.text import hub_datasets
 
 if TYPE_CHECKING:
@@ -201,6 +203,23 @@ def texts(
             specs.append(reading.parse_data_spec(whole, reading.COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said
+
+
+def with_default_windows(texts: Mapping[str, DataSpec], finished_store: Path | None) -> dict[str, DataSpec]:
+    """Return the texts by name; those whose windows are spread have a number of windows, unless the spec has one.
+
+    ``finished_store``: the reference store of the run if no model extends it; it may have fewer windows.
+    """
+    windows = WINDOWS
+    if finished_store is not None:
+        with suppress(InputError):  # the run reports it
+            windows = min(windows, open_reference(finished_store).n_windows)
+    sized: dict[str, DataSpec] = {}
+    for name, spec in texts.items():
+        if spec.sample == "spread" and spec.max_rows is None:
+            spec = spec.model_copy(update={"max_rows": windows})
+        sized[name] = spec
+    return sized
 
 
 def refuse_keys(keys: Mapping[str, Any], owner: str) -> None:

@@ -172,4 +172,6 @@ def as_json(reference: Reference, n_tokens: int) -> dict[str, Any]:
             "head_dtype": opened.head.dtype, "bytes": opened.stored_bytes,
             "bytes_a_token": round(opened.stored_bytes / n_tokens, 1),
         }  # fmt: skip
+        if reference.content is None:  # a finished store, which no run extends
+            known["windows"] = opened.n_windows
     return known

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.common.messages import amount
 from compare_q.backends.layers import groups
-from compare_q.eval import ranking
 from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
 from compare_q.eval.results import MARK, ModelResult, TextResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
@@ -138,13 +136,15 @@ def window_notes(text: TextResult) -> list[str]:
     lines = [f"{cut}{count}{spread}, {tokens}" for count, tokens in counts]
     if not whole:
         return lines
-    errors = [each.nll for m in text.models if m.estimates and (each := m.estimates.sampled) and each.nll is not None]
-    kld = ranking.worst_kld(text)
-    known = [f"PPL within {100 * max(errors):.2g} %"] if errors else []
-    if kld and math.isfinite(kld.error):
-        known.append(f"KLD of every {kld.rows} within {100 * kld.error:.2g} %")
-    within = f"{', '.join(known)} (one standard error; the table's ± is for other texts, too)" if known else "n/a"
-    return [*lines, f"what all {whole:,} windows of the text would give: {within}{ranking.rest_in_words(text)}"]
+    errors: list[float] = []
+    for model in text.models:
+        sampled = model.estimates.sampled if model.estimates else None
+        if sampled is not None and sampled.nll is not None:
+            errors.append(sampled.nll)
+    if errors:
+        within = f"PPL within {100 * max(errors):.2g} % (one standard error; the table's ± is for other texts, too)"
+        lines.append(f"what all {whole:,} windows of the text would give: {within}")
+    return lines
 
 
 def reference_notes(text: TextResult) -> list[str]:

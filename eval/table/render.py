@@ -13,7 +13,7 @@ from rich.console import Console
 from compare_q.backends.common.messages import printable
 from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
-from compare_q.eval.table import layout
+from compare_q.eval.table import layout, precision
 from compare_q.eval.table.columns import named, values_of
 from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
@@ -44,8 +44,8 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *
 
 
 def conclude(run: RunResult, console: Console) -> None:
-    """Print the closing sentences of a run."""
-    say("", verdict(run), console=console)
+    """Print the closing sentences of a run, and what to type for more precise KLDs."""
+    say("", verdict(run), *precision.advice(run), console=console)
 
 
 def heading(console: Console, name: str) -> None:

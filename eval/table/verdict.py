@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking, why_unranked
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from compare_q.eval.stats.uncertainty import SHORT, Value
+from compare_q.eval.table import precision
 from compare_q.eval.table.numbers import kld_in_words, kld_text, number_with_error, two_digits
 
 NAMED = 3
@@ -29,7 +30,10 @@ def verdict(run: RunResult) -> str:
         said = of_text(run.scored[0]) if len(run.texts) == 1 else of_texts(run)
     failed = [label for label in run.labels if any(model and model.error for model in run.of_label(label))]
     failed += [f"the text {text.name}" for text in run.texts if text.error]
-    return " ".join([*said, *([f"Failed: {listed(failed)}."] if failed else [])])
+    said += precision.sentences(run)
+    if failed:
+        said.append(f"Failed: {listed(failed)}.")
+    return " ".join(said)
 
 
 def of_text(text: TextResult) -> list[str]:

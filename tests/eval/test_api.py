@@ -70,8 +70,8 @@ def test_models_by_name_are_those_of_the_command_line(
     assert frame.from_cache.all()
     same = load(tmp_path / "r.json").frame().drop(columns="from_cache")
     pd.testing.assert_frame_equal(frame.drop(columns="from_cache"), same)
-    chosen = compare(*words, data=toy_text, eval_len=50, eval_stride=40, quiet=True)
-    assert chosen.frame().tokens.tolist() == [16 * 49] * 2
+    chosen = compare(*words, data=toy_text, eval_len=50, eval_stride=20, quiet=True)
+    assert chosen.frame().tokens.tolist() == [32 * 49] * 2
     first, second = (compare(*words, data=data, rows=rows, quiet=True).frame() for rows in (2, "2"))
     assert first.tokens.tolist() == second.tokens.tolist() == [198, 198]
     assert capfd.readouterr() == ("", "")

@@ -1,0 +1,114 @@
+"""A run that names models and texts loads each model once, and scores 32 windows that are spread over the text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compare_q.eval.cli.shorthand import with_default_windows
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.stats.precision import WINDOWS
+from tests.support.fake_engine import FakeEngine, windows_asked
+from tests.support.toy import Run
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A text of 624 windows of 8 tokens."""
+    file = tmp_path / "letters.txt"
+    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each model that loads from now on adds its label."""
+    labels = list[str]()
+    monkeypatch.setattr(FakeEngine, "load", lambda self: labels.append(self.planned.label))
+    return labels
+
+
+def test_one_pass_and_more_windows_as_the_last_line_says(
+    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with a position that is NaN has a row without a precision, a model that fails has a row with the reason.
+
+    Neither makes the others score more windows, or loses them.  With noise of standard deviation 2 on each logit, the
+    KLD of 32 windows of 8 tokens is known to about 6 %.
+    """
+    asked = windows_asked(monkeypatch)
+    model = f"{toy_model}@fake:vocab_size=500,boost=6.0"
+    models = [
+        f"ref={model}",
+        f"good={model},random=2.0",
+        f"broken={model},random=2.0,nan_windows=[3]",
+        f"fails={model},fail=20",
+    ]
+    file = tmp_path / "r.json"
+    line = [*models, "-d", long_text, "--eval-len", 8, "-o", file]
+    first = compare_q(*line)
+    assert first.status == 1, first.err
+    assert sorted(loads) == ["broken", "fails", "good", "ref"]
+    assert len(asked) == 3 * WINDOWS + 21  # the 21st window of the model that fails has no scores
+    (text,) = json.loads(file.read_text())["texts"]
+    rows = {row["label"]: row for row in text["models"]}
+    assert [rows[label]["windows"] for label in ("ref", "good", "broken")] == [WINDOWS] * 3
+    assert rows["broken"]["kld_non_finite"] == 1
+    assert rows["fails"]["error"]
+    assert text["data"]["windows_of_the_text"] == 624
+    precision = next(each for each in first.out.splitlines() if "% (good)" in each)
+    assert "broken (1 token " in precision
+    found = re.search(r"-r (\d+),", first.out)
+    assert found is not None, first.out
+    more = int(found[1])
+    assert WINDOWS < more < 624
+
+    loads.clear()
+    asked.clear()
+    second = compare_q(*line[:2], "-d", long_text, "--eval-len", 8, "-r", more)
+    assert second.status == 0, second.err
+    assert sorted(loads) == ["good", "ref"]
+    assert sorted(asked) == sorted([*range(WINDOWS, more)] * 2)
+
+
+def test_a_store_with_fewer_windows_limits_the_run(
+    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
+) -> None:
+    """A store of 20 windows, which no model of the run can extend: 20 windows are scored, and no more are proposed."""
+    model = f"{toy_model}@fake:vocab_size=500,boost=6.0"
+    store = tmp_path / "store"
+    line = ["-d", long_text, "--eval-len", 8, "-lf", store, "-o", tmp_path / "r.json"]
+    made = compare_q(f"ref={model}", f"other={model},random=0.1", *line, "-r", 20)
+    assert made.status == 0, made.err
+    ran = compare_q(f"good={model},random=2.0", *line)
+    assert ran.status == 0, ran.err
+    (text,) = json.loads((tmp_path / "r.json").read_text())["texts"]
+    assert (text["data"]["windows"], text["reference"]["windows"]) == (20, 20)
+    assert "% (good)" in ran.out
+    assert not re.search(r"-r \d", ran.out)
+    refused = compare_q(f"good={model},random=2.0", *line, "-r", 32)
+    assert (refused.status, "use -r 20" in refused.err) == (2, True)
+
+
+def test_texts_with_a_default_number_of_windows() -> None:
+    """Spread texts without a number have it; conversations, first windows and numbers of a spec stay as they are."""
+
+    def text(**keys: object) -> DataSpec:
+        base = {"tokenizer_dir": "t", "dataset": "text", "path": "p", "eval_len": 4, "eval_stride": 4}
+        given = {**base, "sample": "spread", **keys}
+        return parse_data_spec({key: each for key, each in given.items() if each is not None}, Path("d.json"))
+
+    texts = {
+        "spread": text(),
+        "five": text(max_rows=5),
+        "first": text(sample="first"),
+        "chat": text(dataset="chat", eval_stride=None, sample=None, max_rows=7),
+    }
+    sized = with_default_windows(texts, None)
+    numbers = {name: spec.max_rows for name, spec in sized.items()}
+    assert numbers == {"spread": WINDOWS, "five": 5, "first": None, "chat": 7}

@@ -1,0 +1,114 @@
+"""The closing lines on precision, of rows whose errors and times are made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compare_q.backends.base import Storage
+from compare_q.eval.results import ModelResult, TextResult
+from compare_q.eval.stats.estimates import Sampled
+from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.precision import advice, duration_in_words, sentences
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, results_of, run_of, with_against
+
+BASE = replace(REF, windows=32, load_seconds=10.0, score_seconds=16.0)
+
+
+def row(label: str, kld: float, error: float | None, **keys: Any) -> ModelResult:
+    """A row with this KLD and its error as an estimate of the whole text's KLD: 20 s of loading, 2 s per window."""
+    non_finite = keys.pop("non_finite", 0)
+    keys = {"windows": 32, "load_seconds": 20.0, "score_seconds": 64.0, **keys}
+    model = with_against(replace(QUANT, label=label, **keys), kld=Mean(kld, 40 * kld, 40, non_finite, 0.01))
+    assert model.estimates
+    return replace(model, estimates=replace(model.estimates, sampled=Sampled(0.01, error)))
+
+
+def spread(*models: ModelResult, available: int = 100, **reference: Any) -> TextResult:
+    """A text of which 32 spread windows were scored."""
+    data = {"windows": 32, "windows_of_the_text": available}
+    return replace(run_of(*models, reference=REFERENCE | reference), data=data)
+
+
+def said(*models: ModelResult, **keys: Any) -> str:
+    return "\n".join(sentences(results_of(spread(*models, **keys))))
+
+
+def typed(*models: ModelResult, **keys: Any) -> str:
+    return "\n".join(advice(results_of(spread(*models, **keys))))
+
+
+W4, W8 = row("W4", 0.1, 0.003), row("W8", 0.05, 0.0011)
+"""Known to 3 % and to 2.2 %."""
+BROKEN = row("broken", 0.1, None, non_finite=3)
+
+
+def test_each_row_has_its_precision() -> None:
+    assert said(BASE, W4, W8).count("3 % (W4) and 2.2 % (W8)") == 1
+    many = [row(f"r{number}", 0.1, 0.001 * number) for number in range(1, 8)]
+    assert [fact in said(*many) for fact in ("1 % (r1)", "7 % (r7)", "r4")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (BROKEN, "3 tokens"),
+        (row("few", 0.1, 0.003, windows=4), "4 windows"),
+        (row("old", 0.1, None), "no error"),
+        (row("again", -1e-9, 0.001), "rounding"),
+    ],
+)
+def test_a_row_without_an_error_has_a_reason_and_decides_nothing(model: ModelResult, reason: str) -> None:
+    words = said(BASE, model, W4)
+    assert "3 % (W4)" in words
+    assert "n/a" in words
+    assert reason in words
+    assert "-r 52," in typed(BASE, model, W4)
+    assert typed(BASE, model) == ""
+    assert "n/a" in said(BASE, model)
+
+
+def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
+    """3 % with 32 of 100 windows takes 52: 20 more.  The reference takes 10 + 20 / 2 s, each of two rows 20 + 20 * 2 s.
+
+    The row that failed has no times.
+    """
+    three = typed(BASE, W4, W8, FAILED)
+    assert "-r 52," in three
+    assert "2 min" in three
+    assert "80 s" in typed(BASE, W4)
+    assert typed(BASE, row("W4", 0.1, 0.002)) == ""
+    assert "-r all" in typed(BASE, row("W4", 0.1, 0.09), available=40)
+
+
+def test_a_finished_reference_limits_the_windows() -> None:
+    assert "-r 52," in typed(BASE, W4, windows=60)
+    assert ["-r 40," in typed(BASE, W4, windows=40), "52" in typed(BASE, W4, windows=40)] == [True, True]
+    assert ["-r" in typed(BASE, W4, windows=32), "52" in typed(BASE, W4, windows=32)] == [False, True]
+
+
+def test_klds_of_roundings_decide_nothing() -> None:
+    """Rows up to 0.001, or up to twice the noise floor's 0.004, are nearly lossless.  Unquantized rows count only if
+    there are no others."""
+    near = row("near", 0.006, 0.001)
+    floor = row("floor", 0.004, 0.001, spec={"noise_floor": True})
+    unquantized = row("in another engine", 0.002, 0.0005, storage=Storage(16.0, 16.0, 2.0**30))
+    good = row("good", 0.1, 0.001)
+    assert typed(BASE, row("again", 0.0001, 0.00005)) == ""
+    assert typed(BASE, near) != ""
+    assert typed(BASE, near, floor) == ""
+    assert typed(BASE, unquantized) != ""
+    assert typed(BASE, good, unquantized) == ""
+    assert "25 % (in another engine)" in said(BASE, good, unquantized)
+
+
+def test_windows_that_are_not_spread_have_no_line() -> None:
+    run = results_of(run_of(BASE, W4))
+    assert (sentences(run), advice(run)) == ([], [])
+    assert said(BASE) == ""
+
+
+def test_durations() -> None:
+    words = [duration_in_words(seconds) for seconds in (0.2, 40.4, 89, 180, 5000, 9000)]
+    assert words == ["1 s", "40 s", "89 s", "3 min", "83 min", "2.5 h"]
