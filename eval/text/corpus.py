@@ -23,6 +23,7 @@ from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, texts_in
 from compare_q.eval.text import hub_datasets
 from compare_q.eval.text.hub_datasets import SOURCES, row_limit, source_of
+from compare_q.eval.text.names import refuse_ambiguous
 
 TABLES = (".jsonl", ".parquet")
 MESSAGES = ("messages", "conversations")
@@ -44,10 +45,13 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
     """Return a unique name for each text of a run: its label, or the name of the data.
 
     If two texts without a label have the same name, the second is called ``name (2)``.
+    InputError if a name already means something else (``eval/text/names.py``).
     """
     labels = [spec.label for spec in specs if spec.label is not None]
     others = iter(reading.numbered([display_name(spec) for spec in specs if spec.label is None], labels))
-    return [next(others) if spec.label is None else spec.label for spec in specs]
+    different = [next(others) if spec.label is None else spec.label for spec in specs]
+    refuse_ambiguous(specs, different)
+    return different
 
 
 def method_notes(spec: DataSpec) -> list[str]:
