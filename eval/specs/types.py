@@ -32,6 +32,8 @@ Sample = Literal["first", "spread"]
 """Which windows of a text ``max_rows`` takes."""
 MOST_STEP = 16
 """Largest number of tokens per decode step."""
+MOST_ROLES = 127
+"""Largest number of roles of a text; a token's role is stored as int8."""
 Length = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -171,7 +173,12 @@ class DataSpec(Spec):
     score_last: Length | None = Field(None, description="with score_every: number of last tokens that are scored")
     score_every: Length | None = Field(None, description="tokens per window, if score_last of them are scored")
     chat_template: bool = Field(False, description="put the tokenizer's chat template before each window")
-    score_roles: list[str] = Field(["assistant"], min_length=1, description=f"{CHAT} the roles whose tokens are scored")
+    score_roles: list[str] = Field(
+        ["assistant"],
+        min_length=1,
+        max_length=MOST_ROLES,
+        description=f"{CHAT} the roles whose tokens are scored",
+    )
     score_turns: Literal["all", "last"] = Field("all", description=f"{CHAT} all turns of these roles, or the last")
     long: Long = Field("truncate", description=f"{CHAT} what is done with more than eval_len")
     chat_template_kwargs: dict[str, Any] = Field(

@@ -28,6 +28,7 @@ from compare_q.backends.common.process import time_limit
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary
+from compare_q.eval.text.names import roles_of
 from compare_q.eval.text.tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
@@ -37,6 +38,8 @@ MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL
 """Transformers places generation marks inside one of these blocks too early."""
 Parts = list[tuple[int, int]]
 """Ranges [begin, end) of a text's characters."""
+NOT_SCORED = -1
+"""Instead of a role, for tokens that are not scored."""
 LEFT_OUT = (
     "{}: message {}: the chat template leaves its content out; perhaps it wants a list of parts, "
     '[{{"type": "text", "text": ...}}]'
@@ -50,6 +53,15 @@ class Conversation:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...]
     where: str
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The scored characters [begin, end) of a rendered conversation that are of one message, and its role."""
+
+    begin: int
+    end: int
+    role: str
 
 
 def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
@@ -142,20 +154,29 @@ def tokenize(
         tokenizer, folder, [text for talk in talks for each in talk.messages for text in texts_in(each)]
     )
     template = Template(tokenizer, spec.chat_template_kwargs, render_s)
-    ids, sizes, scored, n_bytes, n_words, across, ways = [], [], [], 0, 0, 0, set()
+    role_names = roles_of(spec)
+    ids = []
+    sizes = []
+    roles = []
+    ways = set()
+    n_bytes = 0
+    n_words = 0
+    across = 0
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
         for talk in talks:
-            text, parts, way = scored_parts(template, talk, spec)
+            text, turns, way = scored_turns(template, talk, spec)
             encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-            mask, crossing = tokens_in(parts, encoded["offset_mapping"])
+            role_of_token, crossing = roles_in(turns, encoded["offset_mapping"], role_names)
             ids.append(np.asarray(encoded["input_ids"], np.int32))
             sizes.append(tokens.byte_sizes(text, encoded["offset_mapping"]))
-            scored.append(mask)
+            roles.append(role_of_token)
             across += crossing
-            n_bytes, n_words = n_bytes + len(text.encode()), n_words + (tokens.n_words(text) if text else 0)
-            ways |= {way} if text else set()
+            if text:
+                n_bytes += len(text.encode())
+                n_words += tokens.n_words(text)
+                ways.add(way)
             phase.advance()
-    chat = Chat(np.concatenate(scored), " and ".join(sorted(ways)), across, template.digest)
+    chat = Chat(np.concatenate(roles), role_names, " and ".join(sorted(ways)), across, template.digest)
     return tokens_of(
         tokenizer, ids, with_special=True, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat,
         notes=notes,
@@ -207,8 +228,11 @@ class Template:
         return re.compile(f"(?:{'|'.join(map(re.escape, sorted(special, key=len, reverse=True))) or '(?!)'})(\\s*)\\Z")
 
 
-def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tuple[str, Parts, str]:
-    """Return (the rendered conversation, its scored parts, how they were found); empty if no turn is scored."""
+def scored_turns(template: Template, talk: Conversation, spec: DataSpec) -> tuple[str, list[Turn], str]:
+    """Return (the rendered conversation, its scored turns, how they were found).
+
+    All three are empty if no turn is scored.
+    """
     wanted = [number for number, message in enumerate(talk.messages) if message["role"] in spec.score_roles]
     if not wanted:
         return "", [], ""
@@ -221,12 +245,16 @@ def scored_parts(template: Template, talk: Conversation, spec: DataSpec) -> tupl
     check_written(talk, n_messages, whole)
     if by_mask:
         check_marks(talk, wanted, whole, marked)
-        return whole, marked, "generation mask"
-    return whole, [turn_in(whole, template, talk, number) for number in wanted], "rendered prefixes"
+        turns = [Turn(begin, end, "assistant") for begin, end in marked]
+        return whole, turns, "generation mask"
+    turns = [turn_in(whole, template, talk, number) for number in wanted]
+    return whole, turns, "rendered prefixes"
 
 
-def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> tuple[int, int]:
-    """Return [begin, end) of a message in the rendered conversation, by rendering the messages before it and up to it.
+def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> Turn:
+    """Return the place of a message in the rendered conversation.
+
+    It is found by rendering the messages before it and up to it.
 
     The assistant's header is in the first rendering (its generation prompt); other roles' headers are not known, so
     that their turns begin with the content.  White space after a turn's last special token is not generated.  Raises
@@ -252,7 +280,7 @@ def turn_in(whole: str, template: Template, talk: Conversation, number: int) -> 
     begin = len(head) if by_assistant else content_begin(message, body, len(head))
     if begin < 0:
         raise InputError(f"{name}: the chat template changes its content, so that its tokens cannot be found")
-    return min(begin, end), end
+    return Turn(min(begin, end), end, message["role"])
 
 
 def texts_in(message: Mapping[str, Any]) -> list[str]:
@@ -310,18 +338,23 @@ def check_marks(talk: Conversation, wanted: Sequence[int], text: str, marked: Pa
             )
 
 
-def tokens_in(parts: Parts, offsets: Sequence[tuple[int, int]]) -> tuple[NDArray[np.bool_], int]:
-    """Return (bool [n]: True for tokens with a character in one of the parts, how many extend beyond the part).
+def roles_in(
+    turns: Sequence[Turn], offsets: Sequence[tuple[int, int]], role_names: Sequence[str]
+) -> tuple[NDArray[np.int8], int]:
+    """Return (int8 [n]: the role of each token with a character in a turn, tokens that extend beyond a turn).
 
-    ``offsets``: the tokens' characters.  A token without characters (white space that a tokenizer leaves out) counts as
-    the text between its neighbours.
+    A role is an index into ``role_names``; other tokens are ``NOT_SCORED``.  A token with characters of two
+    turns belongs to the first one.  ``offsets``: the tokens' characters.  A token without characters (white
+    space that a tokenizer leaves out) counts as the text between its neighbours.
     """
     begin, end = np.asarray(offsets, np.int64).reshape(-1, 2).T
     reached = np.concatenate(([0], np.maximum.accumulate(end)[:-1])) if len(end) else end
     begin = np.where(end > begin, begin, np.minimum(reached, end))
-    scored, across = np.zeros(len(end), bool), 0
-    for first, last in parts:
-        inside = (begin < last) & (end > first)
-        across += int((inside & ((begin < first) | (end > last))).sum())
-        scored |= inside
-    return scored, across
+    roles = np.full(len(end), NOT_SCORED, np.int8)
+    across = 0
+    for turn in turns:
+        inside = (begin < turn.end) & (end > turn.begin)
+        is_crossing = (begin < turn.begin) | (end > turn.end)
+        across += int(np.count_nonzero(inside & is_crossing))
+        roles[inside & (roles == NOT_SCORED)] = role_names.index(turn.role)
+    return roles, across

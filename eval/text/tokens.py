@@ -27,7 +27,7 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.types import DataSpec, Method
 from compare_q.eval.text import corpus, vocabulary
 
-TOKENS_VERSION = 7
+TOKENS_VERSION = 8
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 RENDER_S = 60.0
 """Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
@@ -41,10 +41,16 @@ CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say some
 class Chat:
     """Facts about tokens that are conversations, one per document."""
 
-    scored: NDArray[np.bool_]  # [n]
+    roles: NDArray[np.int8]  # [n], index of each scored token's role in ``role_names``; -1: not scored
+    role_names: tuple[str, ...]  # the roles whose tokens are scored, in alphabetical order
     found_by: str  # how scored tokens were found: "generation mask" or "rendered prefixes"
     across: int  # number of tokens that extend beyond a scored part; they count as scored
     template: str  # SHA-256 of the chat templates
+
+    @property
+    def scored(self) -> NDArray[np.bool_]:
+        """True for scored tokens, bool [n]."""
+        return np.asarray(self.roles >= 0)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Tokens:
     n_bytes: int = 0  # of all documents, before detokenizing; also n_words
     n_words: int = 0
     chat: Chat | None = None  # of conversations
+    special: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # ids of special tokens, in order
     notes: tuple[str, ...] = ()  # footnotes for the table
     source: str = ""  # the version of a remote text (``hub_datasets.version``); empty for a local text, or if unknown
     read: str = ""  # the date and time at which the text was read
@@ -74,6 +81,7 @@ def tokens_of(
     shared = vocabulary.plain_tokens(tokenizer, ids.tolist()) if with_special else plain
     return Tokens(
         ids, np.asarray(prefix, np.int32), max(plain), vocabulary.digest(shared),
+        special=np.asarray(vocabulary.special_ids(tokenizer), np.int32),
         ends=np.cumsum([len(document) for document in documents]), **known,
     )  # fmt: skip
 
@@ -213,8 +221,13 @@ def load(cache: Cache, key: str) -> Tokens | None:
 
 
 def of_pack(folder: Path) -> Tokens:
-    """Return the tokens of a reference pack; InputError if they are damaged."""
+    """Return the tokens of a reference pack; InputError if they are damaged, or of an older compare_q."""
     arrays, texts = pack.arrays_of(folder / pack.TOKENS)
+    if "facts" in texts and "special" not in arrays:
+        raise InputError(
+            f"{folder / pack.TOKENS}: written by an older compare_q, without special tokens and roles; "
+            "record the pack again with compare-q pack, in another folder"
+        )
     try:
         found = of_arrays({**arrays, **texts}, pack.TOKENS)
     except (KeyError, ValueError, TypeError) as error:
@@ -241,11 +254,15 @@ def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
         return None
     (lead, n_bytes, words), sizes, chat = map(int, arrays["numbers"]), arrays["sizes"], None
     if "chat" in arrays:
-        chat = Chat(arrays["scored"], *json.loads(str(arrays["chat"])))
+        found_by, across, template, role_names = json.loads(str(arrays["chat"]))
+        roles = arrays["roles"]
+        if len(roles) != len(arrays["ids"]) or roles.max(initial=-1) >= len(role_names):
+            raise ValueError("the roles do not fit the tokens")
+        chat = Chat(roles, tuple(role_names), found_by, across, template)
     return Tokens(
         arrays["ids"], arrays["prefix"], arrays["top_id"].item(), str(arrays["vocabulary"]), None if lead < 0 else lead,
         arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat,
-        tuple(notes), *origin,
+        arrays["special"], tuple(notes), *origin,
     )  # fmt: skip
 
 
@@ -259,9 +276,11 @@ def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
     """Return arrays and strings that ``of_arrays`` turns into the tokens again."""
     more: dict[str, Any] = {"facts": json.dumps([key, tokens.notes, tokens.source, tokens.read])}
     if (chat := tokens.chat) is not None:
-        more |= {"scored": chat.scored, "chat": json.dumps([chat.found_by, chat.across, chat.template])}
+        facts = [chat.found_by, chat.across, chat.template, chat.role_names]
+        more |= {"roles": chat.roles, "chat": json.dumps(facts)}
     return {
         "ids": tokens.ids, "prefix": tokens.prefix, "top_id": np.int64(tokens.top_id), "vocabulary": tokens.vocabulary,
         "numbers": np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
-        "ends": tokens.ends, "sizes": np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes, **more,
+        "ends": tokens.ends, "sizes": np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
+        "special": tokens.special, **more,
     }  # fmt: skip

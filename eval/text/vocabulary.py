@@ -41,6 +41,17 @@ def plain_tokens(tokenizer: Any, seen: Iterable[int] = NONE) -> dict[int, str]:
     return {number: token for token, number in tokenizer.get_vocab().items() if number not in special}
 
 
+def special_ids(tokenizer: Any) -> list[int]:
+    """Return the sorted ids of the special tokens.
+
+    These are the tokens that the tokenizer names (EOS, ...), and the added tokens that are marked as special.
+    Templates and tool calls are made of these tokens.
+    """
+    marked = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = {number for number in tokenizer.all_special_ids if number is not None}
+    return sorted(marked | named)
+
+
 def digest(vocabulary: Mapping[int, str]) -> str:
     """Return the SHA-256 of a vocabulary's ids and tokens."""
     return hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()

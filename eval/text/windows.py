@@ -34,8 +34,8 @@ from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, tokens
 from compare_q.eval.text.tokens import RENDER_S, TOKENS_VERSION, Chat, Tokens
 
-CHAT_VERSION = 2
-"""Version of the tokens of conversations.  Raise it when rendering or the choice of scored tokens changes."""
+CHAT_VERSION = 3
+"""Version of the tokens of conversations.  Raise it when rendering, or the choice of scored tokens, changes."""
 TOKENIZING = (
     "transformers", "tokenizers", "datasets", "pyarrow", "jinja2", "sentencepiece", "tiktoken", "mistral-common",
 )  # fmt: skip

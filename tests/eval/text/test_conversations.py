@@ -4,6 +4,7 @@ Transformers' own mask."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import signal
 from pathlib import Path
@@ -150,6 +151,43 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
     longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
     np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
+
+
+def texts_by_role(folder: Path, found: Tokens) -> list[tuple[str, str]]:
+    """Return (role, text) of each run of tokens of one role."""
+    tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
+    edges = [0, *(np.flatnonzero(np.diff(found.chat.roles)) + 1), len(found.ids)]
+    pairs = itertools.pairwise(edges)
+    return [
+        (found.chat.role_names[found.chat.roles[begin]], tokenizer.decode(found.ids[begin:end]))
+        for begin, end in pairs
+        if found.chat.roles[begin] != -1
+    ]
+
+
+def test_each_scored_token_has_the_role_of_its_message(tmp_path: Path) -> None:
+    one = tokenized(tmp_path / "a", MARKED)
+    assert (one.chat.found_by, one.chat.role_names) == ("generation mask", ("assistant",))
+    assert texts_by_role(tmp_path / "a", one) == [("assistant", text) for text in SCORED]
+    wanted = ["user", "tool", "assistant", "user"]
+    several = tokenized(tmp_path / "b", MARKED, WEATHER, score_roles=wanted)
+    assert several.chat.found_by == "rendered prefixes"
+    assert several.chat.role_names == ("assistant", "tool", "user")
+    assert several.chat.roles.dtype == np.int8
+    assert texts_by_role(tmp_path / "b", several) == [
+        ("user", "Rain in Bern?<|im_end|>"),
+        ("assistant", SCORED[0]),
+        ("tool", "dry<|im_end|>"),
+        ("assistant", SCORED[1]),
+    ]
+
+
+def test_a_token_of_two_turns_belongs_to_the_first() -> None:
+    turns = [conversations.Turn(2, 5, "user"), conversations.Turn(5, 9, "assistant")]
+    offsets = [(0, 2), (1, 3), (3, 4), (4, 6), (6, 6), (6, 9), (9, 12)]
+    roles, across = conversations.roles_in(turns, offsets, ("assistant", "user"))
+    assert roles.tolist() == [-1, 1, 1, 1, 0, 0, -1]
+    assert across == 3  # (1, 3) once, (4, 6) in both turns
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:

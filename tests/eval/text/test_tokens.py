@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.reference import pack
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.reading import parse_data_spec
@@ -20,7 +22,7 @@ from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import corpus, tokens, vocabulary, windows
 from compare_q.eval.text.tokens import Chat, Tokens
 from tests.support.flips import flips
-from tests.support.toy import save_toy_tokenizer
+from tests.support.toy import refusal, save_toy_tokenizer
 
 END = 256
 """The toy tokenizer's one special token, <|end|>, which is also its EOS."""
@@ -35,6 +37,13 @@ def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3
     (folder / "a.txt").write_text(text)
     data, progress = spec(folder, method, **keys), Progress(quiet=True)
     return tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
+
+
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+ADDED = [
+    {"id": 257, "content": "<|call|>", "special": True, **FLAGS},
+    {"id": 258, "content": "plain", "special": False, **FLAGS},
+]
 
 
 @pytest.fixture
@@ -129,6 +138,23 @@ def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
     assert found.ends.tolist() == [11]
 
 
+@pytest.mark.parametrize(
+    ("change", "config", "gold"),
+    [
+        (same, {}, [END]),
+        (lambda content: content["added_tokens"].extend(ADDED), {}, [END, 257]),  # 258 is not special
+        (lambda content: content["added_tokens"].extend(ADDED), {"pad_token": "plain"}, [END, 257, 258]),
+        (same, {"bos_token": "a"}, [64, END]),
+    ],
+)
+def test_special_tokens_are_those_that_are_marked_or_named(
+    tmp_path: Path, change: Change, config: dict[str, str], gold: list[int]
+) -> None:
+    found = tokenized(tmp_path, toy_tokenizer(tmp_path / "t", change, **config), "ab")
+    assert found.special.tolist() == gold
+    assert found.special.dtype == np.int32
+
+
 def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_bos: Path) -> None:
     text = "a<|end|><|bos|>b"
     assert tokenized(tmp_path, with_bos, text).ids[1:].tolist()[1:3] == [END, END + 1]
@@ -153,7 +179,7 @@ def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Pat
 NUMBERS = np.array([0, 1], np.int32)
 KINDS = {
     "text": {},
-    "conversations": {"chat": Chat(np.array([True, False]), "rendered prefixes", 0, "t")},
+    "conversations": {"chat": Chat(np.array([0, -1], np.int8), ("assistant",), "rendered prefixes", 0, "t")},
 }
 
 
@@ -179,6 +205,48 @@ def test_what_changes_while_it_is_read_is_not_kept(
     with pytest.raises(InputError, match=name):
         windows.build(spec(tmp_path), None, cache, Progress(quiet=True))
     assert not list((tmp_path / "cache" / "tokens").glob("*.npz"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(tmp_path: Path, kind: str) -> None:
+    cache = Cache(tmp_path / "cache")
+    saved = Tokens(NUMBERS, NUMBERS, 9, "words", special=np.array([3, 7], np.int32), **KINDS[kind])
+    with cache.write("tokens", "k", ".npz") as file:
+        tokens.save(file, saved, "k")
+    tokens.write_pack(tmp_path, saved)
+    for found in (tokens.load(cache, "k"), tokens.of_pack(tmp_path)):
+        assert found.special.tolist() == [3, 7]
+        assert (found.top_id, found.vocabulary) == (9, "words")
+        if kind == "text":
+            assert found.chat is None
+        else:
+            assert found.chat.roles.tolist() == [0, -1]
+            assert found.chat.roles.dtype == np.int8
+            assert found.chat.scored.tolist() == [True, False]
+            assert (found.chat.role_names, found.chat.found_by) == (("assistant",), "rendered prefixes")
+
+
+@pytest.mark.parametrize(
+    ("array", "content", "gold"),
+    [
+        ("special", None, "older compare_q"),
+        ("roles", [0], "damaged: the roles do not fit"),
+        ("roles", [0, 1], "damaged: the roles do not fit"),
+    ],
+)
+def test_a_pack_without_roles_and_special_tokens_or_with_wrong_ones_is_refused(
+    tmp_path: Path, array: str, content: list[int] | None, gold: str
+) -> None:
+    tokens.write_pack(tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"]))
+    file = tmp_path / pack.TOKENS
+    arrays, texts = pack.arrays_of(file)
+    arrays.pop(array)
+    if content is not None:
+        arrays[array] = np.array(content, np.int8)
+    save_file(arrays, file, texts)
+    message = refusal(tokens.of_pack, tmp_path)
+    assert message.startswith(f"{file}: ")
+    assert gold in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +280,6 @@ def test_pages_of_wikitext(page: str, gold: str) -> None:
 
 
 A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
-FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def swap(content: dict[str, Any]) -> None:
