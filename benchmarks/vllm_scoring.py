@@ -75,7 +75,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Prefill, prompt_logprobs=0, perplexity, recording, KLD without and with ``--divergences``, in one engine."""
+    """Prefill, prompt_logprobs=0, perplexity, recording, KLD, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
@@ -87,7 +87,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     reference.seal(store, {}, count)
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
-    plan, more = (ScoringPlan(reference=str(store), vocab_size=VOCAB, divergences=more) for more in (False, True))
+    plan = ScoringPlan(reference=str(store), vocab_size=VOCAB)
     comparing_heads = seconds(lambda: run.call("compare_q_begin", vars(plan)))  # once for each engine and store
     run.end()
 
@@ -100,7 +100,6 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         "prompt_logprobs_0": lambda: list(run.run(windows, None, prompt_logprobs=0, flat_logprobs=True)),
         "ppl": lambda: scored(ScoringPlan(), "ppl"),
         "kld": lambda: scored(plan, "kld"),
-        "kld_and_divergences": lambda: scored(more, "kld_and_divergences"),
     }
     times: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds + 1):
@@ -186,7 +185,7 @@ def correctness(folder: Path) -> dict[str, Any]:
         if path.name == "small":
             list(engine.score([window], ScoreRequest(record=store)))
             reference.seal(store, {}, 1)
-        (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB, divergences=True))
+        (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB))
         found[path.name] = scores
         chunk = engine.driver.report["chunk_rows"]
         logits[path.name] = whole_logits(engine, window, chunk, folder / f"{path.name}.safetensors")
@@ -199,14 +198,9 @@ def correctness(folder: Path) -> dict[str, Any]:
     noisy, itself = found["noisy"], found["small"]
     assert noisy.kld is not None
     assert itself.kld is not None
-    middle = torch.logaddexp(p, q) - np.log(2)
-    tops = [logits[name][:-1].sort(dim=-1, descending=True, stable=True).indices[:, :5] for name in ("small", "noisy")]
     exact = {
         "kld": (p.exp() * (p - q)).sum(-1), "logprob": q.gather(1, targets)[:, 0], "entropy": -(q.exp() * q).sum(-1),
-        "ref_logprob": p.gather(1, targets)[:, 0], "reverse_kld": (q.exp() * (q - p)).sum(-1),
-        "tv": (p.exp() - q.exp()).abs().sum(-1) / 2,
-        "js": sum((each.exp() * (each - middle)).sum(-1) for each in (p, q)) / 2,
-        "top5": (tops[0][:, :, None] == tops[1][:, None]).sum((1, 2)) / 5,
+        "ref_logprob": p.gather(1, targets)[:, 0],
     }  # fmt: skip
     same_chunks = slice(0, len(targets) // chunk * chunk)  # the scorer's last chunk has one row less
     return {
