@@ -32,6 +32,8 @@ OUTSIDE = "COMPARE_Q_ENGINES"
 """Environment variable that adds engines: ``module:Class``, with commas between several."""
 GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run; the first one whose engine is installed is used."""
+DEQUANTIZING = "transformers_auto_bf16"
+"""load_fn for weight-only formats for which the first installed engine of ``GENERAL`` has no kernel."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
 LAYER_BY_LAYER = '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'
@@ -148,12 +150,16 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
         if quant_method and quant_method == capabilities.quant_method:
             return capabilities.load_fns[0], f"{quant_method.upper()} weights"
     weights = f"{quant_method} weights" if quant_method else "no quantization"
+    quantization = {} if config is None else config.quantization
     missing = ""
     for load_fn in GENERAL:
         name, engine = resolve(load_fn, None)
-        if engine.capabilities.installed() or elsewhere & {name, load_fn}:
-            return load_fn, weights + missing
-        missing = f"; {name} is not installed"
+        if not engine.capabilities.installed() and not elsewhere & {name, load_fn}:
+            missing = f"; {name} is not installed"
+            continue
+        if kernel := engine.missing_kernel(quantization, {}):
+            return DEQUANTIZING, f"{weights}; {name} has no kernel for {kernel}"
+        return load_fn, weights + missing
     return GENERAL[-1], weights
 
 

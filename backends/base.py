@@ -364,6 +364,14 @@ class Engine(ABC):
         return ""
 
     @classmethod
+    def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        """Return the format for which this engine has no kernel on this machine; "" if it has all kernels.
+
+        ``quantization``: the ``quantization_config`` of a checkpoint.  ``options``: the spec's ``engine`` object.
+        """
+        return ""
+
+    @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
         """Return the number of GPUs for the model if the machine has any; 0: all; None: as many as its weights need."""
         return 1

@@ -3,7 +3,8 @@
 ``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these checkpoints.
 
 If the CPU has no arithmetic for bf16, the models compute in float32, and their labels show it.  With AVX2 alone, four
-windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32; the KLD between the two is 0.0010.
+windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32; the KLD between the two is 0.0010.  Where vLLM has
+no kernel for a model, Transformers runs it, as in a run that names no engine.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from compare_q import backends
+from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common import machine
 from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
 
@@ -30,17 +33,18 @@ OWN_MODELS = """
 Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file or a server's address.
 $ source {environment}/bin/activate
 $ compare-q BF16 QUANTIZED ... -p --html report.html"""
+ONLY_BF16 = "nvfp4"
+"""Format that Transformers dequantizes to bf16 only."""
 FLOAT32_WINDOWS = 8
 """Windows of the text's 16 to score in float32, at a fifth of the speed of real bf16; the table takes minutes."""
 
 
 def command(*, everything: bool, float32: bool = False) -> list[str]:
-    """The command line of the demo; ``everything``: with GGUF; ``float32``: with the specs of ``in_float32``."""
-    models = in_float32(MODEL_SPECS, RESULTS) if float32 else MODEL_SPECS
+    """The command line of the demo; ``everything``: with GGUF; ``float32``: the models compute in float32."""
     return [
         "eval/compare_q.py",
         *("-d", f"{SPECS}/demo_text.json"),
-        *("-m", *models, *([f"{SPECS}/demo_gguf.json"] if everything else [])),
+        *("-m", *specs_here(RESULTS, float32=float32), *([f"{SPECS}/demo_gguf.json"] if everything else [])),
         *(("-r", str(FLOAT32_WINDOWS)) if float32 else ()),
         *("-p", "-pf", "demo/results/plot.png", "--html", "demo/results/report.html"),
         *("-o", "demo/results/results.json"),
@@ -53,19 +57,46 @@ def emulates_bf16() -> bool:
     return machine.emulates_bf16() and (machine.cpu_build_of_torch() or not machine.installed_gpus())
 
 
-def in_float32(specs: Sequence[str], folder: Path) -> list[str]:
-    """Return copies of spec files in a folder; the models compute in float32, and their labels show it."""
-    copies = []
-    for name in specs:
-        models = json.loads((ROOT / name).read_text())
+def specs_here(folder: Path, *, float32: bool) -> list[str]:
+    """Return the files of the models' specs; those that must change on this machine are copies in a folder.
+
+    ``float32``: the models compute in float32, and their labels show it.
+    """
+    files = []
+    for name in MODEL_SPECS:
+        place = (ROOT / name).parent
+        original = json.loads((ROOT / name).read_text())
+        models = [model_here(model, place, float32=float32) for model in original]
+        if models == original:
+            files.append(name)
+            continue
         for model in models:
-            model["label"] += " in float32"
-            model["model_dir"] = str((ROOT / name).parent.joinpath(model["model_dir"]).resolve())
-            model["engine"] = {**model.get("engine", {}), "dtype": "float32"}
-        copy = folder / f"float32_{Path(name).name}"
+            model["model_dir"] = str((place / model["model_dir"]).resolve())
+        copy = folder / f"here_{Path(name).name}"
         copy.write_text(json.dumps(models, indent=4))
-        copies.append(str(copy.relative_to(ROOT) if copy.is_relative_to(ROOT) else copy))
-    return copies
+        files.append(str(copy.relative_to(ROOT) if copy.is_relative_to(ROOT) else copy))
+    return files
+
+
+def model_here(model: dict[str, Any], place: Path, *, float32: bool) -> dict[str, Any]:
+    """Return a model's spec for this machine; ``place``: the folder of the spec file."""
+    config = CheckpointConfig.read((place / model["model_dir"]).resolve())
+    only_bf16 = ONLY_BF16 in str(config.quantization.get("format")) and not model["load_fn"].startswith("vllm")
+    in_float32 = float32 and not only_bf16
+    dtype = {"dtype": "float32"} if in_float32 else {}
+    options = {**model.get("engine", {}), **dtype}
+    changed = {**model, "engine": options} if options else dict(model)
+    _, engine = backends.resolve(model["load_fn"], None)
+    kernel = engine.missing_kernel(config.quantization, options)
+    if kernel:
+        print(f"vLLM has no kernel for {kernel}: Transformers runs {model['label']!r}")
+        changed["load_fn"] = backends.DEQUANTIZING
+        changed["fwd_fn"] = "transformers"
+        changed["label"] = model["label"].replace("vLLM", "Transformers")
+        changed["engine"] = dtype
+    if in_float32:
+        changed["label"] += " in float32"
+    return changed
 
 
 def introduction(*, everything: bool, float32: bool) -> str:

@@ -19,10 +19,8 @@ from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
     f"compare_q.backends.{name}"
-    for name in (
-        "hf.layers", "scoring.triton_kernels", "vllm.cpu_kernels", "vllm.extension", "vllm.logits", "vllm.scorer",
-    )
-}  # fmt: skip
+    for name in ("hf.layers", "scoring.triton_kernels", "vllm.extension", "vllm.logits", "vllm.scorer")
+}
 """Modules that import torch at the top of the file."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 IMPORT_ALL = """
@@ -35,7 +33,7 @@ for file in sorted([*pathlib.Path('eval').rglob('*.py'), *pathlib.Path('backends
         except ModuleNotFoundError:
             print(name)
 """
-SET_BY_OTHER_TESTS = ("COMPARE_Q_IN_PROCESS", "COMPARE_Q_KERNELS")
+SET_BY_OTHER_TESTS = ("COMPARE_Q_IN_PROCESS",)
 MAIN = "from compare_q.eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 

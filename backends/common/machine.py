@@ -171,6 +171,12 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def has_avx512() -> bool:
+    """True unless this is an x86 processor without AVX-512."""
+    flags = reported().get("flags", "").split()
+    return "sse2" not in flags or "avx512f" in flags
+
+
 def emulates_bf16() -> bool:
     """True for an x86 processor on which oneDNN emulates bf16 products: AVX-512 BF16 is missing or not allowed.
 

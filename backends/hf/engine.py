@@ -33,6 +33,7 @@ from compare_q.backends.hf import long_windows
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
+from compare_q.backends.layers.schemes import ROUTED
 from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
 from compare_q.backends.reference.head import Head
 
@@ -129,6 +130,8 @@ class TransformersEngine(LogitsEngine):
         stored = {} if found.is_remote else found.config.quantization
         check_packages("engine.quantization_config", options.quantization_config or {})
         check_packages("model_dir", stored)
+        if stored.get("quant_method") == "compressed-tensors":
+            check_experts(found)
         groups, dtype = stored.get("config_groups") or {}, options.dtype or DTYPES[model.load_fn]
         formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
         if dtype in ("float16", "float32") and (unpacked := BF16_ONLY.search(formats)):
@@ -343,6 +346,16 @@ def check_streaming(model: PlannedModel, options: TransformersOptions, stored: d
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
     if model.decode is not None:
         raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
+
+
+def check_experts(folder: HuggingFaceFolder) -> None:
+    """InputError for quantized routed experts of compressed-tensors, which Transformers 5.19 dequantizes wrongly."""
+    for name in folder.headers.quantized:
+        if ROUTED.match(name):
+            raise InputError(
+                f"model_dir: {name}: Transformers dequantizes quantized experts of compressed-tensors wrongly; "
+                'use "load_fn": "vllm_score"'
+            )
 
 
 def check_packages(where: str, config: dict[str, Any]) -> None:

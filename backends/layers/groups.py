@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 EXPERTS = re.compile(r"\.experts(?:\.|$)")
 """Names of routed experts."""
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
-
-OWN = "CompareQ"
-"""Prefix of the names of kernels that compare_q adds to an engine that lacks them."""
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Names of unquantized weights in torch and ggml."""
 LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
@@ -124,7 +121,7 @@ def kernel_of(groups: Sequence[Layer]) -> str:
 
 
 def deviations(groups: Sequence[Layer]) -> list[str]:
-    """One clause for each difference between the kernels of layers and the checkpoint's scheme or the engine."""
+    """One clause for each difference between the kernels of layers and the checkpoint's scheme."""
     counts = Counter[tuple[str, str, str]]()
     for group in filter(lambda group: group.asked, groups):
         counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
@@ -143,12 +140,7 @@ def deviations(groups: Sequence[Layer]) -> list[str]:
         elif activations == UNKNOWN:
             clause = f"; what {kernel} took ({count} layers) is not known"
         clauses.append(f"the checkpoint asks for {wanted} activations{clause}")
-    own = Counter[tuple[str, str]]()
-    for group in groups:
-        if group.kernel.startswith(OWN):
-            own[group.weights, short_kernel_name(group.kernel)] += group.count
-    return clauses + [f"the engine has no kernel for {weights}, and {kernel} ran instead ({count} layers)"
-                      for (weights, kernel), count in own.items()]  # fmt: skip
+    return clauses
 
 
 def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:

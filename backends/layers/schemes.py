@@ -41,6 +41,11 @@ class Declared:
     exact: Mapping[str, Scheme | None] = field(default_factory=dict)  # by the name that ``bare`` returns
     patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()  # the first match at a name's start applies
 
+    def schemes(self) -> list[Scheme]:
+        """The known schemes of all layers."""
+        schemes = [self.default, *self.exact.values(), *(scheme for _, scheme in self.patterns)]
+        return [scheme for scheme in schemes if scheme is not None]
+
     def of(self, layer: str) -> Scheme | None:
         """The scheme of one layer, by its name in the checkpoint or in an engine, fused or not."""
         paths = [layer] if bare(layer) in self.exact else parts_of(layer)

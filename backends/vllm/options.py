@@ -6,7 +6,7 @@ vLLM is not imported here: the names of its arguments come from ``compat.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint import contents, files
 from compare_q.backends.checkpoint.config import CheckpointConfig, has_longrope
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.layers import noise
+from compare_q.backends.layers.schemes import ROUTED, declared, number_format
 from compare_q.backends.vllm import compat
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
@@ -120,12 +122,48 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
     if options.get("quantization_config") and not options.get("quantization"):
         raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
     compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
-    contents.check_scales(folder, contents.nvfp4_layers(folder))
+    nvfp4 = contents.nvfp4_layers(folder)
+    contents.check_scales(folder, nvfp4)
+    check_kernels(folder, config.quantization, options, nvfp4)
     if "speculators_config" in config.raw:
         raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
     if stray and options.get("load_format") in ("auto", "mistral"):
         raise InputError(f"engine.load_format: may load {stray[0]} instead of the model's other files; leave it out")
     check_length(model, config)
+
+
+def check_kernels(
+    folder: Path, quantization: Mapping[str, Any], options: Mapping[str, Any], nvfp4: Iterable[str]
+) -> None:
+    """Raise InputError if vLLM has no kernel on this CPU for a layer; vLLM itself may fail only in its first step.
+
+    ``nvfp4``: names of the checkpoint's NVFP4 layers.
+    """
+    experts = [name for name in nvfp4 if ROUTED.match(name)]
+    if experts and compat.computes_on_cpu():
+        raise InputError(f"model_dir: {experts[0]}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU")
+    if kernel := missing_kernel(quantization, options):
+        raise InputError(
+            f'model_dir: {folder}: vLLM has no kernel for {kernel}; use "load_fn": "transformers_auto_bf16"'
+        )
+
+
+def missing_kernel(quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Return a weight-only format of a checkpoint for which vLLM has no kernel on this CPU; "" if there is none.
+
+    For NVFP4 vLLM has only kernels for GPUs.  Its int4 kernel needs AVX-512, and does not compute in float32.
+    """
+    if not compat.computes_on_cpu():
+        return ""
+    weight_only = [scheme for scheme in declared(quantization).schemes() if not scheme.activations]
+    formats = {number_format(scheme.weights) for scheme in weight_only}
+    if "nvfp4" in formats:
+        return "NVFP4 W4A16 on CPUs"
+    if formats.isdisjoint(("int4", "uint4")):
+        return ""
+    if not machine.has_avx512():
+        return "W4A16 on CPUs without AVX-512"
+    return "W4A16 in float32 on CPUs" if options.get("dtype") in ("float", "float32") else ""
 
 
 def check_length(model: PlannedModel, config: CheckpointConfig) -> None:

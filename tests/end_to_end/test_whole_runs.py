@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 
-from demo.__main__ import BASE, MODEL_SPECS, ROOT, emulates_bf16, in_float32, make_models
+from demo.__main__ import BASE, ROOT, emulates_bf16, make_models, specs_here
 
 pytestmark = pytest.mark.engine
 FLOAT32 = emulates_bf16()
+W4A16 = "Transformers W4A16 g32" if FLOAT32 else "vLLM W4A16 g32"
+"""vLLM has no int4 kernel for CPUs in float32."""
+NVFP4 = "Transformers NVFP4 W4A16"
 
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4 in vLLM.
+    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4.
 
     ``models``: label -> row, without the suffix that the demo adds to labels in float32.
     """
@@ -35,7 +38,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "data.json").write_text(json.dumps(data))
     command = [
         sys.executable, "eval/compare_q.py", "-d", str(folder / "data.json"), "-m",
-        *(in_float32(MODEL_SPECS, folder) if FLOAT32 else MODEL_SPECS), "-o", str(folder / "r.json"), "-pf",
+        *specs_here(folder, float32=FLOAT32), "-o", str(folder / "r.json"), "-pf",
         str(folder / "p.png"), "--cache-dir", str(folder / "cache"),
     ]  # fmt: skip
     environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0"}  # as the demo sets it
@@ -60,9 +63,9 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
     models = demo_run["models"]
     bf16 = models["vLLM bf16"]["ppl"]
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
-    assert 1.3 < models["vLLM W4A16 g32"]["ppl"] / bf16 < 2
-    assert 1.1 < models["vLLM NVFP4 W4A16"]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2.3
-    assert models["vLLM W4A16 g32"]["bpw_layer"] == 4.5
+    assert 1.3 < models[W4A16]["ppl"] / bf16 < 2
+    assert 1.1 < models[NVFP4]["ppl"] / bf16 < models["vLLM NVFP4 W4A4"]["ppl"] / bf16 < 2.3
+    assert models[W4A16]["bpw_layer"] == 4.5
     assert all(model["non_finite"] == 0 for model in models.values())
 
 
@@ -72,29 +75,28 @@ def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
     assert demo_run["results"]["texts"][0]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
     assert models["vLLM bf16"]["reference"] is True
     assert models["vLLM bf16"]["kld"] == 0.0
-    others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", "vLLM W4A16 g32")]
+    others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", W4A16)]
     assert all(model["kld_tokens"] == model["tokens"] == 3 * 511 for model in others)
     assert (-1e-6 if FLOAT32 else 0) < others[0]["kld"] < others[1]["kld"] < others[2]["kld"] < 1
     assert 1 >= others[0]["same_top"] > others[1]["same_top"] > others[2]["same_top"] > 0.5
 
 
 def test_every_row_says_what_ran(demo_run: dict[str, Any]) -> None:
-    """Only compare_q's own kernels are marked, because the demo turns int8 activations of W4A16 off."""
-    int4 = "CompareQInt4W4A16" if FLOAT32 else "CPUWNA16"  # vLLM lacks an int4 kernel in float32
+    """No row deviates from its checkpoint, because the demo turns int8 activations of W4A16 off."""
+    dequantized = "torch linear (dequantized)"
     dtype = "float32" if FLOAT32 else "bfloat16"
     kernels = {"Transformers bf16": "torch linear", "vLLM bf16": "Unquantized", "vLLM W8A8": "CPUInt8",
-               "vLLM W4A16 g32": int4, "vLLM NVFP4 W4A16": "CompareQNvFp4W4A16",
+               W4A16: dequantized if FLOAT32 else "CPUWNA16", NVFP4: dequantized,
                "vLLM NVFP4 W4A4": "EmulationNvFp4"}  # fmt: skip
     models = demo_run["models"]
     assert {label: model["kernel"] for label, model in models.items()} == kernels
-    own = {label for label, kernel in kernels.items() if kernel.startswith("CompareQ")}
-    assert {label for label, model in models.items() if model["deviations"]} == own
+    assert not any(model["deviations"] for model in models.values())
     ran = {label: {(group["weights"], group["activations"], group["count"]) for group in model["provenance"]["layers"]}
            for label, model in models.items()}  # fmt: skip
     head = (dtype, dtype, 1)
     assert ran["vLLM W8A8"] == {("int8 channel", "int8 token", 30), head}
-    assert ran["vLLM W4A16 g32"] == {("int4 g32", dtype, 30), head}
-    assert ran["vLLM NVFP4 W4A16"] == {("nvfp4 g16", dtype, 30), head}
+    assert {(weights, activations) for weights, activations, _ in ran[W4A16]} == {("int4 g32", dtype), head[:2]}
+    assert {each[:2] for each in ran[NVFP4]} == {("nvfp4 g16", "bfloat16"), ("bfloat16", "bfloat16")}
     assert ran["vLLM NVFP4 W4A4"] == {("nvfp4 g16", "nvfp4 g16", 30), head}
 
 

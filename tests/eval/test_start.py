@@ -84,7 +84,7 @@ def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> Non
     """The wheel has every folder of eval and backends, the report's page, the examples and schemas, and no test."""
     expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
     names = {str("compare_q" / file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
-    shown = ("eval/report/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/plugin.py")
+    shown = ("eval/report/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/extension.py")
     assert {f"compare_q/{name}" for name in shown} < names
     found = [file.relative_to(installed["wheel"]) for file in installed["wheel"].rglob("*") if file.is_file()]
     assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {
@@ -110,7 +110,7 @@ def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp
 
 
 WHAT_VLLM_IMPORTS = """
-import importlib.metadata, site, sys, types
+import importlib, site, sys, types
 
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder)]
 for name in [name for name in sys.modules if "editable" in name]:
@@ -121,23 +121,19 @@ sys.modules["vllm"] = types.ModuleType("vllm")
 sys.modules["vllm.platforms"] = platforms = types.ModuleType("vllm.platforms")
 platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cpu=lambda: False), None
 
-(distribution,) = importlib.metadata.distributions(name="compare-q", path=[sys.argv[1]])
-(plugin,) = distribution.entry_points.select(group="vllm.general_plugins")
-print(plugin.load().__qualname__, sys.modules[plugin.module].__file__)
-
 from compare_q.backends.vllm.engine import EXTENSION
 
 module, _, name = EXTENSION.rpartition(".")
 extension = getattr(importlib.import_module(module), name)
-print(extension.__name__, callable(extension.compare_q_install))
+print(extension.__name__, callable(extension.compare_q_install), sys.modules[module].__file__)
 """
 """Runs in a Python in which only the given folder contains compare_q, with a vLLM for GPUs."""
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_vllm_finds_the_plugin_and_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    """Outside the checkout, vLLM finds the entry point for `vllm serve`, and the class that vllm_score names."""
+def test_vllm_finds_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    """Outside the checkout, vLLM finds the class that vllm_score names."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
     source = installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
-    plugin = source / "backends" / "vllm" / "plugin.py"
-    assert ran.stdout.splitlines() == [f"register {plugin}", "ScoringExtension True"], ran.stderr
+    extension = source / "backends" / "vllm" / "extension.py"
+    assert ran.stdout.splitlines() == [f"ScoringExtension True {extension}"], ran.stderr

@@ -94,6 +94,13 @@ def test_which_cpu_emulates_bf16(
         assert machine.emulates_bf16() == gold
 
 
+@pytest.mark.parametrize(("flags", "gold"), [("sse2 avx2", False), ("sse2 avx2 avx512f", True), ("asimd bf16", True)])
+def test_which_cpu_lacks_avx512(flags: str, gold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512f\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.has_avx512() == gold
+
+
 def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, after a run with AVX-512, torch's cache gave 2,048 wrong values of 4,096 on AVX2."""
     folders = set()

@@ -12,6 +12,7 @@ import pytest
 
 from compare_q.backends.base import Decode, PlannedModel
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
 from compare_q.backends.vllm.engine import VllmEngine
@@ -191,3 +192,62 @@ def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "x", entries, config, values)
     said = refusal(VllmEngine.check, request_for(folder))
     assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said
+
+
+def config_of(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    """A quantization config of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+FLOAT32 = {"dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "options", "avx512", "kernel"),
+    [
+        ({}, {}, False, ""),
+        (config_of(NVFP4, None), {}, True, "NVFP4 W4A16 on CPUs"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, {}, True, "NVFP4 W4A16 on CPUs"),
+        (config_of(NVFP4, NVFP4), FLOAT32, False, ""),
+        (config_of(INT8, INT8), FLOAT32, False, ""),
+        (config_of(INT4, INT8), FLOAT32, False, ""),
+        (config_of(INT4, None), {}, True, ""),
+        (config_of(INT4, None), {}, False, "W4A16 on CPUs without AVX-512"),
+        (config_of(INT4, None), FLOAT32, True, "W4A16 in float32 on CPUs"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, FLOAT32, True, "W4A16 in float32 on CPUs"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, FLOAT32, True, ""),
+    ],
+)
+def test_formats_without_a_kernel_on_a_cpu(
+    quantization: dict[str, Any], options: dict[str, Any], avx512: bool, kernel: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(machine, "has_avx512", lambda: avx512)
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    assert VllmEngine.missing_kernel(quantization, options) == kernel
+    folder = write_checkpoint(tmp_path, {"a.weight": ("BF16", 1)}, {"quantization_config": quantization})
+    request = request_for(folder).updated(options=options)
+    if kernel:
+        said = f'model_dir: {folder}: vLLM has no kernel for {kernel}; use "load_fn": "transformers_auto_bf16"'
+        assert refusal(check_checkpoint, request, folder) == said
+    else:
+        check_checkpoint(request, folder)
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    assert VllmEngine.missing_kernel(quantization, options) == ""
+    check_checkpoint(request, folder)
+
+
+def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.3.down_proj"
+    parts = {"weight_packed": ("U8", 1, 1), "weight_global_scale": ("F32", 1), "input_global_scale": ("F32", 1)}
+    entries = {f"{name}.{part}": entry for part, entry in parts.items()}
+    folder = write_checkpoint(tmp_path, entries, {"quantization_config": config_of(NVFP4, NVFP4)})
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    said = refusal(check_checkpoint, request_for(folder), folder)
+    assert said == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    check_checkpoint(request_for(folder), folder)

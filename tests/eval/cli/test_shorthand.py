@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from compare_q import backends
 from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.vllm import compat
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
@@ -49,6 +51,35 @@ def test_weights_that_several_engines_read_go_to_the_one_that_is_installed(
     monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None)
     assert backends.engine_for(str(tmp_path), read, set())[0] == ("vllm_score" if vllm else "transformers_auto")
     assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"  # it has another Python
+
+
+def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, weight-only NVFP4; without AVX-512 also weight-only int4."""
+    folder = tmp_path / "nvfp4a16"
+    shutil.copytree(toy_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+
+    def chosen() -> tuple[str, str]:
+        group = {"targets": ["Linear"], "weights": weights}
+        config["quantization_config"] = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+        (folder / "config.json").write_text(json.dumps(config))
+        named = shorthand.model(str(folder), set(), Progress(), reference=False)
+        return named.spec.load_fn, named.why
+
+    monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1"))
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    why = "compressed-tensors weights; vllm_score has no kernel for"
+    assert chosen() == ("transformers_auto_bf16", f"{why} NVFP4 W4A16 on CPUs")
+    weights |= {"type": "int", "strategy": "group", "group_size": 32}
+    for avx512, load_fn in ((True, "vllm_score"), (False, "transformers_auto_bf16")):
+        monkeypatch.setattr(machine, "has_avx512", lambda avx512=avx512: avx512)
+        assert chosen()[0] == load_fn
+    assert chosen()[1] == f"{why} W4A16 on CPUs without AVX-512"
+    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    assert chosen()[0] == "vllm_score"
 
 
 def test_exl2_is_no_longer_measured(toy_model: Path, tmp_path: Path) -> None:

@@ -1,18 +1,19 @@
-"""Hides instructions of the CPU from torch, and therefore from vLLM, if PYTHONPATH begins with this folder.
+"""Hides instructions of the CPU from torch, vLLM and compare_q, if PYTHONPATH begins with this folder.
 
 ``make test CPU=avx2``, ``CPU=avx512core`` (no bf16 arithmetic) and ``CPU=avx512`` (no AMX) run the tests as on a CPU
-with only these instructions, on any x86-64 machine that has them.  torch reads the CPU's instructions from the CPU, and
-no environment variable changes the result.  For oneDNN, ATen, MKL and glibc (which chooses ggml's library), the
-Makefile sets variables.
+with only these instructions, on any x86-64 machine that has them.  torch, whose result vLLM uses, reads the CPU's
+instructions from the CPU, compare_q from Linux; no environment variable changes these results.  For oneDNN, ATen, MKL
+and glibc (which chooses ggml's library), the Makefile sets variables.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 HIDDEN = {
     "avx2": ("avx512", "avx10", "amx"), "avx512core": ("avx512_bf16", "avx512_fp16", "avx10", "amx"),
@@ -20,14 +21,44 @@ HIDDEN = {
 }[os.environ["MASKED_CPU"]]  # fmt: skip
 
 
+TORCH, OURS = "torch.cpu", "compare_q.backends.common.machine"
+"""Modules that report the CPU's instructions."""
+
+
+def mask_torch(module: Any) -> None:
+    """Hide instructions in ``torch.cpu``."""
+    found = module.get_capabilities
+
+    def masked() -> dict[str, object]:
+        return {name: False if name.startswith(HIDDEN) else value for name, value in found().items()}
+
+    module.get_capabilities = masked
+
+
+def mask_machine(module: Any) -> None:
+    """Hide instructions in ``machine.reported``."""
+    found = module.reported
+
+    def masked() -> dict[str, str]:
+        report: dict[str, str] = found()
+        flags = [flag for flag in report.get("flags", "").split() if not flag.startswith(HIDDEN)]
+        return {**report, "flags": " ".join(flags)}
+
+    module.reported = masked
+
+
+MASKS: dict[str, Callable[[Any], None]] = {TORCH: mask_torch, OURS: mask_machine}
+
+
 class MaskedCpu:
-    """Finds ``torch.cpu`` as Python does, and changes the results of its functions after the import."""
+    """Finds modules as Python does, and changes the results of their functions after the import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module's own spec, whose loader masks the module afterwards; None for every other module."""
-        if name != "torch.cpu":
+        mask = MASKS.get(name)
+        if mask is None:
             return None
         spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
@@ -36,12 +67,7 @@ class MaskedCpu:
 
         def execute_and_mask(module: ModuleType) -> None:
             execute(module)
-            found = module.get_capabilities
-
-            def masked() -> dict[str, object]:
-                return {name: False if name.startswith(HIDDEN) else value for name, value in found().items()}
-
-            module.get_capabilities = masked  # type: ignore[attr-defined]
+            mask(module)
 
         spec.loader.exec_module = execute_and_mask  # type: ignore[method-assign]
         return spec
