@@ -176,7 +176,6 @@ class Capabilities:
     batches: bool = False  # windows are computed in batches, so that rounding depends on the windows of a run
     refuses: bool = False  # ``refusal`` may find reasons that ``check`` does not
     decodes: int = 0  # maximum number of windows at a time in decode
-    decodes_behind_prompts: bool = False  # decode can be limited to the scored tokens
     noise: bool = False  # it has the option ``noise``
     eager: Mapping[str, Any] = field(default_factory=dict)  # options that turn compilation off, as noise needs
     arithmetic: Mapping[str, Any] = field(default_factory=dict)  # options that decide roundings, and their defaults:
@@ -193,23 +192,11 @@ class Decode:
 
     step: int = 1  # tokens of a window at a time
     batch: int = 1  # windows at a time
-    behind_prompts: bool = False  # decode only tokens whose logits predict scored ones; prefill those between
 
     @property
     def words(self) -> str:
         """Return ``decode 1x32`` for one token of each of 32 windows."""
-        return f"decode {self.step}x{self.batch}{' behind prompts' if self.behind_prompts else ''}"
-
-    def stretches(self, window: Window) -> Iterator[tuple[int, int, bool]]:
-        """Yield (begin, end, True if decoded) for the positions of a window, in order."""
-        done, everything = 0, ((1, len(window.token_ids) + 1),)
-        for first, last in window.spans if self.behind_prompts else everything:
-            if done < first - 1:
-                yield done, first - 1, False
-            yield first - 1, last - 1, True
-            done = last - 1
-        if done < len(window.token_ids):
-            yield done, len(window.token_ids), False
+        return f"decode {self.step}x{self.batch}"
 
 
 class Placed(NamedTuple):

@@ -107,8 +107,6 @@ class LlamacppEngine(LogitsEngine):
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
         suffixes=(".gguf",),
         torch=False,
-        decodes=1,
-        decodes_behind_prompts=True,
     )
     files = gguf.GgufFiles
     options_type = LlamacppOptions
@@ -170,35 +168,22 @@ class LlamacppEngine(LogitsEngine):
         self.floored = self.excluded = 0
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        import torch
-
-        library, decode = self.library, self.planned.decode
+        library, length = self.library, len(window.token_ids)
         # llama.cpp limits n_batch to n_ctx; one more token would abort the process.
         most = min(self.options.n_batch, library.llama_n_batch(self.context))
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
-        whole = [(0, len(window.token_ids), True)]
-        for first, last, wanted in whole if decode is None else decode.stretches(window):
-            step = most if decode is None or not wanted else min(decode.step, most)
-            rows = most // step * step  # many steps of decode are one piece
-            for begin in range(first, last, rows):
-                end = min(begin + rows, last)
-                if wanted:
-                    yield self._piece(window, begin, end, step)
-                else:
-                    self._decode(window, begin, end)
-                    yield torch.empty(end - begin, 0)
+        for begin in range(0, length, most):
+            yield self._piece(window, begin, min(begin + most, length))
 
-    def _piece(self, window: Window, first: int, last: int, step: int) -> torch.Tensor:
-        """Logits [last - first, V], computed ``step`` positions at a time; those below ``FLOOR`` are raised to it."""
+    def _piece(self, window: Window, first: int, last: int) -> torch.Tensor:
+        """Logits [last - first, V], computed at once; those below ``FLOOR`` are raised to it."""
         import torch
 
         library, device = self.library, "cuda" if torch.cuda.is_available() else "cpu"
         vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
         logits = torch.empty(last - first, vocab_size, device=device)
-        for begin in range(0, len(logits), step):
-            part = logits[begin : begin + step]
-            rows = self._decode(window, first + begin, first + begin + len(part))
-            part.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(part.shape))))
+        rows = self._decode(window, first, last)
+        logits.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(logits.shape))))
         for scored in window.predicting(first, last):
             ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
             floored, excluded = raise_to_floor(logits[scored], torch.from_numpy(ids).long().to(device))

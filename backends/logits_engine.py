@@ -28,8 +28,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +40,7 @@ from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.reference.comparison import Comparison, StoredRows
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import decode_check, statistics
+from compare_q.backends.scoring import statistics
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +61,6 @@ class LogitsEngine(Engine):
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
         self.model: Any = None  # the loaded model, for subclasses
-        self.decodes_right = False  # decode has been compared with prefill
         self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
 
     @classmethod
@@ -99,57 +97,8 @@ class LogitsEngine(Engine):
         states: torch.Tensor = self.entered
         return states
 
-    def in_steps(
-        self, start: int, length: int, step: int, forward: Callable[[int, int], torch.Tensor], rows: int | None = None
-    ) -> Iterator[torch.Tensor]:
-        """Yield logits [..., n, V] of positions ``start`` to ``length`` in decode, many steps at a time.
-
-        ``forward(begin, end)`` returns the logits [..., end - begin, V] of these positions; earlier ones are in the
-        cache.  The logits are copied, since the next step may reuse their memory; ``entered`` is not.  ``rows``: number
-        of positions n in a piece; None: as many as ``PIECE_ELEMENTS`` allows.
-        """
-        import torch
-
-        logits: torch.Tensor | None = None
-        first, states = 0, []
-        for begin in range(start, length, step):
-            part = forward(begin, min(begin + step, length))
-            if logits is None:
-                most = rows or max(PIECE_ELEMENTS // part[..., :1, :].numel() // step, 1) * step
-                first, logits = begin, part.new_empty((*part.shape[:-2], min(most, length - begin), part.shape[-1]))
-            logits[..., begin - first : begin - first + step, :] = part
-            states.append(self.entered)
-            if begin + step - first >= logits.shape[-2]:
-                self.entered = None if self.entered is None else torch.cat(states, -2)
-                yield logits
-                logits, states = None, []
-
-    def check_decode(self, window: Window) -> None:
-        """ModelError unless decode scores a short window as prefill does (``backends/scoring/decode_check.py``)."""
-        import torch
-
-        planned, targets = self.planned, torch.from_numpy(window.targets).long()[:, None]
-        assert planned.decode is not None
-        try:
-            found = []
-            for decode in (replace(planned.decode, behind_prompts=False), None):
-                self.planned = planned.updated(decode=decode)
-                self.prepare([window])
-                logits = self.logits(window)[:-1].float()
-                found.append(logits.log_softmax(-1).gather(1, targets.to(logits.device))[:, 0].cpu().numpy())
-        finally:
-            self.planned = planned
-        cached = str(self.provenance().get("kv_cache", "")).split(" +")
-        formats = [*(layer.activations for layer in self.layers()), *filter(None, cached)]
-        most = decode_check.limit(formats, on_gpu=logits.is_cuda)
-        if wrong := decode_check.fault(decode_check.difference(*found), most):
-            raise ModelError(wrong)
-
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield the scores of every window, in the order of the windows; ModelError from ``check_decode``."""
-        if self.planned.decode is not None and self.planned.check_decode and windows and not self.decodes_right:
-            self.check_decode(decode_check.short_window(windows))
-            self.decodes_right = True
+        """Yield the scores of every window, in the order of the windows."""
         self.prepare(windows)
         scorer = LogitsScorer(self, request)
         try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.base import Capabilities, Decode, Layer, ModelFacts, PlannedModel, Storage, Window
+from compare_q.backends.base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
@@ -46,8 +46,6 @@ DTYPES = {
 }  # fmt: skip
 """load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
-PROMPT = 2048
-"""Tokens of a prompt that are computed at a time before decode steps, as in vLLM's chunks, so that masks stay small."""
 LONGEST_SEEN = "max_seq_len_cached"
 """Attribute of a rotary embedding: the length of the longest sequence so far."""
 GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
@@ -105,8 +103,6 @@ class TransformersEngine(LogitsEngine):
         packages=("transformers",),
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
-        decodes=1,
-        decodes_behind_prompts=True,
         noise=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
     )
@@ -119,7 +115,6 @@ class TransformersEngine(LogitsEngine):
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         self.two_parts = False  # has a base model, and a forward that can compute only some logits (long_windows.py)
-        self.takes_positions = False
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -140,7 +135,7 @@ class TransformersEngine(LogitsEngine):
                 'use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
             )
         if options.streaming:
-            check_streaming(model, options, stored)
+            check_streaming(options, stored)
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
@@ -192,7 +187,6 @@ class TransformersEngine(LogitsEngine):
             check_causal(folder, self.model)
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
-        self.takes_positions = "position_ids" in takes
         self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
@@ -210,10 +204,7 @@ class TransformersEngine(LogitsEngine):
         return made
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        if self.planned.decode is not None:
-            yield from self._decoded(window, self.planned.decode)
-        else:
-            yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
+        yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
         if self.noise is not None and (missed := self.noise.missed()):
             raise ModelError(missed)
 
@@ -240,39 +231,6 @@ class TransformersEngine(LogitsEngine):
         if not self.two_parts or len(window.token_ids) <= rows:
             return iter([self.model(token_ids, use_cache=False).logits[0]])
         return long_windows.pieces(self.model, token_ids, rows)
-
-    def _decoded(self, window: Window, decode: Decode) -> Iterator[torch.Tensor]:
-        """Yield ``pieces`` of a window that is fed ``step`` tokens at a time, with the model's default cache.
-
-        ``generate`` uses the same cache, unless the model's generation config names another cache.  The positions are
-        passed as in ``generate``: some models would otherwise count them from 0 in every forward pass.
-        """
-        import torch
-
-        token_ids, cache = self._tokens(window), None
-        positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
-
-        def forward(begin: int, end: int, **keys: Any) -> torch.Tensor:
-            nonlocal cache
-            if self.noise is not None:
-                self.noise.begin(token_ids[0, begin:end], torch.arange(begin, end))
-            keys |= {"position_ids": positions[:, begin:end]} if self.takes_positions else {}
-            found = self.model(token_ids[:, begin:end], past_key_values=cache, use_cache=True, **keys)
-            cache, held = found.get("past_key_values"), 0
-            with suppress(ValueError):  # the cache has no attention layers
-                held = 0 if cache is None else cache.get_seq_length()
-            if held != end:
-                raise ModelError(f"phase: {type(self.model).__name__} keeps no cache of all tokens, which decode needs")
-            logits: torch.Tensor = found.logits[0]
-            return logits
-
-        for begin, end, in_steps in decode.stretches(window):
-            if in_steps:
-                yield from self.in_steps(begin, end, decode.step, forward)
-                continue
-            for at in range(begin, end, PROMPT):
-                forward(at, min(at + PROMPT, end), **({"logits_to_keep": 1} if self.two_parts else {}))
-            yield torch.empty(end - begin, 0)
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
         """Return the output embedding, with soft cap and scale from the config; ``states`` are kept from now on."""
@@ -318,7 +276,7 @@ class TransformersEngine(LogitsEngine):
             "attn_implementation": self.model.config._attn_implementation,
             "batch": "one window at a time",
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
-            **(WITHOUT_CACHE if self.planned.decode is None else {"kv_cache": dtype_name(self.model.dtype)}),
+            **WITHOUT_CACHE,
             **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
             **floor,
             **({"notes": notes} if notes else {}),
@@ -332,7 +290,7 @@ class TransformersEngine(LogitsEngine):
         self.rotary = []
 
 
-def check_streaming(model: PlannedModel, options: TransformersOptions, stored: dict[str, Any]) -> None:
+def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
     """InputError if ``streaming`` is incompatible with the other options, the checkpoint or the installed packages."""
     for name in ("device_map", "max_memory", "offload_folder", "quantization_config"):
         if getattr(options, name) is not None:
@@ -344,8 +302,6 @@ def check_streaming(model: PlannedModel, options: TransformersOptions, stored: d
         )
     if importlib.util.find_spec("greenlet") is None:
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
-    if model.decode is not None:
-        raise InputError("engine.streaming: reads every layer once a step, which takes hours; leave it out")
 
 
 def check_experts(folder: HuggingFaceFolder) -> None:

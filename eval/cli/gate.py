@@ -91,6 +91,9 @@ class Gate:
         plan.plan_models(self.config, specs, self.data[FULL].longest)  # refuses bad specs before anything runs
         self.before = self.ways[0].copied(PREFILL, reference=True)
         names = {"prefill": (PREFILL, AGAIN), "decode": (DECODE,), None: (PREFILL, AGAIN, DECODE)}[args.phase]
+        for way in self.ways:
+            if args.phase == "decode" and not way.capabilities.decodes:
+                raise InputError(f"--phase: {way.spec.name}: {way.spec.load_fn!r} has no decode; leave --phase out")
         self.passes = [(way, way.copied(of), way.texts(of)) for way in self.ways for of in names]
         self.rows = dict[str, dict[str, Row]]()  # text -> label -> row
         self.texts = dict[str, tuple[TextResult, EvalData]]()  # name -> text
@@ -115,9 +118,8 @@ class Gate:
             floors[text] = Floor([each for each in found if each], comparisons)
         if ended := first_verdict(name, rows, floors):
             return self.reported(floors, [ended])
-        for texts in ((FULL, ONE), (ONE,)):
-            specs = [spec for _, spec, own in self.passes if own == texts and spec.name not in self.rows[ONE]]
-            self.score(specs, texts)
+        specs = [spec for _, spec, texts in self.passes if texts and spec.name not in self.rows[ONE]]
+        self.score(specs, (FULL, ONE))
         verdicts, first = list[Verdict](), list[Row]()
         for way in self.ways:
             rows = [row for row, _ in self.rows_of(way)]

@@ -49,9 +49,8 @@ class Variant:
         return self.spec.model_copy(update={"engine": engine, **keys})
 
     def texts(self, of: str) -> tuple[str, ...]:
-        """Return the texts that a pass scores; only the short one if the engine decodes one window at a time."""
-        most = self.capabilities.decodes if of == DECODE else 2
-        return (FULL, ONE) if most > 1 else (ONE,) if most else ()
+        """Return the texts that a pass scores; none for decode if the engine cannot decode."""
+        return () if of == DECODE and not self.capabilities.decodes else (FULL, ONE)
 
     def noisy(self, number: int) -> ModelSpec:
         """Return the spec of a copy with other roundings; InputError if its engine cannot make them."""

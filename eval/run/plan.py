@@ -84,12 +84,10 @@ def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
     if not capabilities.decodes:
         raise InputError(f"phase: {spec.load_fn!r} cannot be scored in decode steps; leave it out")
     if spec.batch is not None and spec.batch > capabilities.decodes:
-        most = "one window" if capabilities.decodes == 1 else f"{capabilities.decodes} windows"
-        raise InputError(f"batch: {spec.load_fn!r} decodes {most} at a time; choose a smaller batch")
-    if spec.unscored == "prefill" and not capabilities.decodes_behind_prompts:
-        raise InputError(f"unscored: {spec.load_fn!r} computes all tokens of a window in steps; leave it out")
-    batch = spec.batch or min(DECODE_BATCH, capabilities.decodes)
-    return Decode(spec.step, batch, spec.unscored == "prefill")
+        raise InputError(
+            f"batch: {spec.load_fn!r} decodes {capabilities.decodes} windows at a time; choose a smaller batch"
+        )
+    return Decode(spec.step, spec.batch or min(DECODE_BATCH, capabilities.decodes))
 
 
 def facts_of(model: PlannedModel) -> ModelFacts:

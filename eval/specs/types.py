@@ -40,7 +40,7 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bits = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LATER_KEYS = {
     "method", "noise_floor", "group", "detokenize", "python", "gpus", "replicas", "resources", "score_roles",
-    "score_turns", "long", "chat_template_kwargs", "sample", "phase", "step", "batch", "unscored",
+    "score_turns", "long", "chat_template_kwargs", "sample", "phase", "step", "batch",
     "score_last", "score_every", "repeat", "pack",
 }  # fmt: skip
 """Keys that were added after the first results.  A default is left out of a spec's digest, so that digests of older
@@ -280,7 +280,6 @@ class ModelSpec(Spec):
     phase: Phase = Field("prefill", description="which kernels score: those that read a prompt, or those that generate")
     step: int = Field(1, ge=1, le=MOST_STEP, description='with phase "decode": tokens of a window in a step')
     batch: Length | None = Field(None, description='with phase "decode": windows at a time. Default: up to 32')
-    unscored: Phase = Field("decode", description='with phase "decode": how tokens are computed that no score needs')
     python: str | None = Field(None, min_length=1, description="Python that runs the engine. Default: compare_q's own")
     gpus: Count | None = Field(None, description="GPUs that the model gets, 0 for all. Default: what the engine needs")
     replicas: Length = Field(1, description="workers, each with as many GPUs, among which the windows are split")
@@ -306,7 +305,7 @@ class ModelSpec(Spec):
                 raise ValueError(f"model_dir: the second item must be {wanted}")
             if isinstance(self._extra, dict) and (twice := sorted(self._extra.keys() & self.engine.keys())):
                 raise ValueError(f"model_dir: option {twice[0]!r} is also in engine")
-        if self.phase == "prefill" and (given := self.model_fields_set & {"step", "batch", "unscored"}):
+        if self.phase == "prefill" and (given := self.model_fields_set & {"step", "batch"}):
             raise ValueError(f'{first(given)}: only with "phase": "decode"')
         return self
 

@@ -71,10 +71,9 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     phases = {model.phase or "" for model in rows if not model.error}
     if decode := phases - {"prefill"}:
         everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
-        prompts = "; behind prompts: tokens that no score needs were computed as a prompt"
         notes.append(
             f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
-            f" before in the KV cache{prompts if any('prompts' in phase for phase in decode) else ''}"
+            " before in the KV cache"
         )
     notes += same_notes(rows)
     tokens, ropes = text.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]

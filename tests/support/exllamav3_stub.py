@@ -62,39 +62,6 @@ class Attention(Linear):
     """A module that does not count as a Linear."""
 
 
-class CacheLayer_fp16:  # noqa: N801 - the real name
-    """Keys and values of two heads of 32 in float16."""
-
-    def __init__(self, attention: Any, max_num_tokens: int) -> None:
-        self.attention, self.max_num_tokens = attention, max_num_tokens
-
-    def storage_size(self) -> int:
-        return self.max_num_tokens * 2 * 64 * 2
-
-
-class CacheLayer_quant(CacheLayer_fp16):  # noqa: N801 - the real name
-    """The same keys and values in fewer bits, with one float16 scale per 32 numbers."""
-
-    def __init__(self, attention: Any, max_num_tokens: int, k_bits: int, v_bits: int) -> None:
-        super().__init__(attention, max_num_tokens)
-        self.k_bits, self.v_bits = k_bits, v_bits
-
-    def storage_size(self) -> int:
-        return self.max_num_tokens * (64 * (self.k_bits + self.v_bits) // 8 + 2 * 2 * 2)
-
-
-class Cache:
-    def __init__(
-        self, model: Model, max_num_tokens: int, layer_type: Any = None, max_batch_size: int = 16, **kwargs: Any
-    ) -> None:
-        assert (model.loaded, max_num_tokens % 256) == ({}, 0)
-        self.max_num_tokens, self.max_batch_size, self.released = max_num_tokens, max_batch_size, 0
-        self.layers = {(0, 0): layer_type(model.modules[0], max_num_tokens, **kwargs)}
-
-    def release_state(self, state: object) -> None:
-        self.released += 1
-
-
 class Model:
     last: ClassVar[Any] = None
 

@@ -62,7 +62,7 @@ class FakeEngine(LogitsEngine):
 
     capabilities = Capabilities(
         load_fns=("fake",), fwd_fn="fake", packages=(), install="nothing to install",
-        summary="closed-form logits: PPL known in advance, for tests", decodes=512, decodes_behind_prompts=True,
+        summary="closed-form logits: PPL known in advance, for tests", decodes=512,
         noise=True, arithmetic={"kernel": "closed form"},
     )  # fmt: skip
     options_type = FakeOptions

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import Decode
 from compare_q.backends.llamacpp import LlamacppEngine
 from tests.support.toy import planned
 
@@ -23,9 +22,7 @@ def runs_llama_cpp(test: Any) -> Any:
     return pytest.mark.engine(needs_llama_cpp(test))
 
 
-def loaded(
-    model: object, log: Path | None = None, tokens: int = 100, *, decode: Decode | None = None, **options: Any
-) -> LlamacppEngine:
-    engine = LlamacppEngine(planned("m", "llamacpp", str(model), tokens, options, log_file=log, decode=decode))
+def loaded(model: object, log: Path | None = None, tokens: int = 100, **options: Any) -> LlamacppEngine:
+    engine = LlamacppEngine(planned("m", "llamacpp", str(model), tokens, options, log_file=log))
     engine.load()
     return engine

@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 
-from compare_q.backends.base import Decode
 from compare_q.backends.hf.engine import TransformersEngine
 from tests.support.toy import planned
 
 
-def loaded(
-    folder: Path, load_fn: str = "transformers", *, decode: Decode | None = None, **options: Any
-) -> TransformersEngine:
+def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersEngine:
     """The model in ``folder``, loaded with these ``engine`` options."""
-    engine = TransformersEngine(planned("toy", load_fn, str(folder), 100, options, decode=decode))
+    engine = TransformersEngine(planned("toy", load_fn, str(folder), 100, options))
     engine.load()
     return engine
 

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.base import Decode, Layer, ScoreRequest
+from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.packages import installed_versions
 from compare_q.backends.exllama.engine import ExLlamaV3Engine
@@ -68,7 +67,7 @@ def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Pat
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Install the stand-in as exllamav3, with a GPU."""
     module = types.ModuleType("exllamav3")
-    for name in ("Config", "Model", "Cache", "CacheLayer_fp16", "CacheLayer_quant"):
+    for name in ("Config", "Model"):
         setattr(module, name, getattr(exllamav3_stub, name))
     monkeypatch.setitem(sys.modules, "exllamav3", module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -84,8 +83,8 @@ def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
     return store.contents, store.reason
 
 
-def loaded(folder: Path, decode: Decode | None = None, tokens: int = 100, **options: Any) -> ExLlamaV3Engine:
-    engine = ExLlamaV3Engine(planned("toy", "exllamav3", str(folder), tokens, options, decode=decode))
+def loaded(folder: Path, **options: Any) -> ExLlamaV3Engine:
+    engine = ExLlamaV3Engine(planned("toy", "exllamav3", str(folder), 100, options))
     engine.load()
     return engine
 
@@ -101,70 +100,12 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
 
 
-def test_decode_feeds_the_cache_in_steps(stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two windows of ten tokens run in steps of four, then a third window of another length alone; steps share a state.
-
-    Of the fourth and fifth window, only one is as long as the third; no window is requested after the last.
-    """
-    engine = loaded(toy_model, Decode(4, 2), 300)
-    forward, seen = engine.model.forward, []
-
-    def stateful(ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
-        seen.append((tuple(ids.shape), params["past_len"], params.get("recurrent_states")))
-        assert (params["attn_mode"], params["cache"]) == ("flash_attn", engine.cache)
-        assert params["batch_shape"] == (len(ids), 512)
-        params.setdefault("recurrent_states", ["state"] * len(ids))
-        return forward(ids, params)
-
-    monkeypatch.setattr(engine.model, "forward", stateful)
-    lengths = (10, 10, 7, 10, 10, 10)
-    windows = [replace(toy_windows(1, length)[0], index=index) for index, length in enumerate(lengths)]
-    for index in range(1, len(windows)):
-        windows[index].token_ids[:] = (windows[index].token_ids + index) % 256
-    weight, bias, facts = engine.head()
-    engine.prepare(windows)
-    for window in windows:
-        logits = engine.logits(window)
-        torch.testing.assert_close(logits, loaded(toy_model).logits(window))
-        torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
-    two, one = ["state"] * 2, ["state"]
-    pair = [((2, 4), 0, None), ((2, 4), 4, two), ((2, 2), 8, two)]
-    assert seen == [
-        *pair, ((1, 4), 0, None), ((1, 3), 4, one), *pair, ((1, 4), 0, None), ((1, 4), 4, one), ((1, 2), 8, one)
-    ]  # fmt: skip
-    assert engine.cache.released == len(windows)
-    engine.prepare(windows[:1])
-    assert engine.logits(windows[0]).shape == (10, TOY_VOCAB)
-    assert engine.provenance()["batch"] == "2 windows at a time"
-
-
-@pytest.mark.parametrize(
-    ("mode", "stored", "scales", "token_bytes"),
-    [("FP16", "float16", "", 256.0), ("4", "q4", "dynamic", 72.0), ("8,3", "q8 (values q3)", "dynamic", 96.0)],
-)
-def test_cache_modes(stand_in: Any, toy_model: Path, mode: str, stored: str, scales: str, token_bytes: float) -> None:
-    engine = loaded(toy_model, Decode(), 300, cache_mode=mode)
-    engine.logits(toy_windows(1, 10)[0])
-
-    def fn_decode() -> None: ...
-
-    engine.model.modules[0].dispatch_cache = {"fn_qc": fn_decode}
-    engine.model.modules[0].bc_attn = {1: types.SimpleNamespace(slot_widths={(1, 1): ()}), 2: False}
-    ran = engine.provenance()
-    (group,) = ran["kv_cache_layers"]
-    assert (ran["kv_cache"], group["stored"], group["scales"], group["token_bytes"]) == (
-        stored, stored, scales, token_bytes,
-    )  # fmt: skip
-    assert (group["attention"], group["prefill"]) == ("SimpleNamespace, fn_decode", "")
-    assert ran["attention"] == ["SimpleNamespace", "fn_decode"]
-
-
 def test_kernels_of_loading_are_not_those_of_scoring(
     stand_in: Any, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading runs a chunk that is larger than a step; its kernels must not be reported as those of decode."""
+    """Loading runs the model on a chunk; its kernels must not be reported as those of scoring."""
     monkeypatch.setattr(exllamav3_stub, "LinearFP16", LinearEXL3)
-    engine = loaded(toy_model, Decode(), 300)
+    engine = loaded(toy_model)
     assert {layer.kernel for layer in engine.layers()} == {"LinearEXL3.exl3_gemm"}
     assert engine.provenance()["attention"] == []
 
@@ -232,22 +173,3 @@ def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
     assert backend.provenance()["attention"]
     peer.close()
     backend.close()
-
-
-@pytest.mark.engine
-@ON_A_GPU
-def test_decode_gives_the_logits_of_prefill(fitting_toy: Path) -> None:
-    """The logits are equal up to rounding in float16; the third window starts with the cache of the first ones."""
-    prefill = planned("toy", "exllamav3", str(fitting_toy), 200)
-    whole = ExLlamaV3Engine(prefill)
-    whole.load()
-    for decode in (Decode(), Decode(4), Decode(1, 2)):
-        backend = ExLlamaV3Engine(prefill.updated(decode=decode))
-        backend.load()
-        windows = toy_windows(3, 61)
-        backend.prepare(windows)
-        for window in windows:
-            logits, expected = backend.logits(window), whole.logits(window)
-            torch.testing.assert_close(logits.float(), expected.float(), atol=ATOL_LOGIT, rtol=0.0)
-        backend.close()
-    whole.close()

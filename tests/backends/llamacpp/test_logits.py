@@ -4,7 +4,6 @@ never allows; and the provenance of a run."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 import torch
 
 from benchmarks.stale_inputs import write_gguf
-from compare_q.backends.base import Decode, ScoreRequest
+from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
-from compare_q.backends.scoring.decode_check import TOKENS
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.stores import recorded
@@ -56,29 +54,6 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
     torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
     torch.testing.assert_close(run(7, 7), run(100, 7), atol=1e-5, rtol=0)
     assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
-
-
-def test_decode_behind_prompts_scores_what_prefill_does(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions 20 to 29 and 50 to 54 of 61 tokens are scored: 19 to 28 and 49 to 53 are computed one at a time.
-
-    Before that, a short window is computed in decode and in prefill, and the scores are compared.
-    """
-    window = replace(toy_windows(1, 61)[0], spans=((20, 30), (50, 55)))
-    engines = loaded(toy_gguf, **EXACT), loaded(toy_gguf, decode=Decode(1, behind_prompts=True), n_batch=16, **EXACT)
-    sizes: list[int] = []
-    decode = engines[1].library.llama_decode
-
-    def counted(context: Any, batch: Any) -> int:
-        sizes.append(batch.n_tokens)
-        return int(decode(context, batch))
-
-    (whole,) = engines[0].score([window], ScoreRequest())
-    monkeypatch.setattr(engines[1].library, "llama_decode", counted)
-    (found,) = engines[1].score([window], ScoreRequest())
-    np.testing.assert_allclose(found.logprob, whole.logprob, atol=1e-3)
-    assert sizes == [*[1] * TOKENS, 16, TOKENS - 16, 16, 3, *[1] * 10, 16, 4, *[1] * 5, 7]
-    for engine in engines:
-        engine.close()
 
 
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:

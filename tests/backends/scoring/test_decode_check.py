@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare_q.backends.base import Window
 from compare_q.backends.scoring import decode_check
 
 
@@ -33,9 +32,3 @@ def test_faults_by_hand() -> None:
     assert decode_check.fault(found, 0.21) == ""
     assert "0.2 nats" in decode_check.fault(found, 0.19)
     assert decode_check.fault(decode_check.difference(np.array([np.nan, -2.0, 0.0], np.float32), prefill), 1.0)
-
-
-def test_the_beginning_of_the_longest_window() -> None:
-    windows = [Window.scored_from(n, np.arange(length, dtype=np.int32)) for n, length in enumerate((5, 90, 40))]
-    short = decode_check.short_window(windows)
-    assert (short.index, len(short.token_ids), short.n_scored) == (1, decode_check.TOKENS, decode_check.TOKENS - 1)

@@ -178,6 +178,14 @@ def test_keys_of_the_gate_cannot_be_set(gate: Any) -> None:
     assert_refused(gate(phase="decode")[0], "fake", "phase")
 
 
+def test_an_engine_without_decode_is_refused(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc de " * 600)
+    ran = compare_q("gate", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--phase", "decode")
+    assert (ran.status, ran.out) == (2, "")
+    assert "error: --phase: " in ran.err
+    assert "'transformers' has no decode" in ran.err
+
+
 def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Path) -> None:
     first, _, one = gate(*VARIANTS, "new:engine.shift=0.5")
     kept = {file.name for file in (own_cache / "scores").iterdir() if file.is_dir()}

@@ -192,8 +192,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monk
 @pytest.mark.parametrize(
     ("keys", "gold"),
     [({}, None), ({"phase": "prefill"}, None), ({"phase": "decode"}, Decode(1, 32)),
-     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512)),
-     ({"phase": "decode", "unscored": "prefill"}, Decode(1, 32, behind_prompts=True))],
+     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512))],
 )  # fmt: skip
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     """The steps are part of the key of scores; keys of prefill are the same as before decode existed."""
@@ -209,9 +208,10 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
 @pytest.mark.parametrize(
     ("load_fn", "keys", "reason"),
     [
-        ("vllm_score", {"unscored": "prefill"}, "unscored: "),
-        ("vllm_server", {"batch": 1}, "phase: "),
-        ("transformers", {"batch": 2}, "batch: 'transformers' decodes one window"),
+        ("vllm_server", {"batch": 1}, "phase: 'vllm_server' cannot be scored in decode steps"),
+        ("transformers", {}, "phase: 'transformers' cannot be scored in decode steps"),
+        ("llamacpp", {}, "phase: 'llamacpp' cannot be scored in decode steps"),
+        ("exllamav3", {}, "phase: 'exllamav3' cannot be scored in decode steps"),
         ("vllm_score", {"batch": 513}, "batch: 'vllm_score' decodes 512 windows"),
     ],
 )

@@ -48,7 +48,7 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
         "repeat": ["second", None],
     }),
     ({**MODEL, "phase": "decode"}, {
-        "step": [1, 4, 16], "batch": [1, 8, None], "unscored": ["prefill", "decode"],
+        "step": [1, 4, 16], "batch": [1, 8, None],
     }),
     ({**DATA, "score_every": 512, "score_last": 16}, {"score_every": [17, 2048], "score_last": [1, 511]}),
 )  # fmt: skip
@@ -66,7 +66,7 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (DATA, {"score_every": 5, "score_last": 5}, "score_last: must be below score_every 5"),
     (DATA, {"score_every": 9, "score_last": 5, "warmup_tokens": 1}, "score_every: cannot go with warmup_tokens"),
     (DATA, {"score_every": 9, "score_last": 5, "method": "once"}, 'score_every: cannot go with method "once"'),
-    (MODEL, {"unscored": "prefill"}, 'unscored: only with "phase": "decode"'),
+    (MODEL, {"step": 4}, 'step: only with "phase": "decode"'),
     (DATA, {"method": "llama.cpp"}, "method: "), (DATA, {"eval_stride": None}, "eval_stride: missing"),
     (DATA, {"method": "gptq"}, 'eval_stride: with method "gptq" windows follow one another; leave it out'),
     (DATA, {"method": "gptq", "eval_stride": None, "chat_template": True}, "chat_template: cannot go with method"),
@@ -138,7 +138,7 @@ def test_schemas_refuse_what_the_parser_refuses() -> None:
 LATER = {
     DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long chat_template_kwargs "
     "pack",
-    ModelSpec: "noise_floor group python gpus replicas resources phase step batch unscored repeat",
+    ModelSpec: "noise_floor group python gpus replicas resources phase step batch repeat",
 }
 
 

@@ -80,7 +80,6 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2))), ["W4A16: 2 positions"]),
         (run_of(REF, row("a", {"phase": "decode 1x32"})), ["\ndecode SxB"]),
         (run_of(row("a", {"phase": "decode 1x32"}), FAILED), ["all rows: decode 1x32; decode SxB"]),
-        (run_of(row("a", {"phase": "decode 1x1 behind prompts"})), ["computed as a prompt"]),
         (replace(run_of(row("a", YARN), row("b", YARN)), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
