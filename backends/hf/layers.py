@@ -52,7 +52,10 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
 
 
 def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
-    """Return how a linear layer ran, by its class; "unknown" for unknown classes."""
+    """Return how a linear layer ran.
+
+    A class of a quantizer (bitsandbytes, gptqmodel, FP8) runs the scheme of the config, unless its weights are floats.
+    """
     kernel = type(module).__name__
     own = getattr(module, "quantization_scheme", None)
     if own is not None and kernel in LINEAR:  # compressed-tensors
@@ -62,19 +65,11 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
     weight: Any = getattr(module, "weight", None)
     if kernel in LINEAR and type(weight) is torch.nn.Parameter:
         return product(name, weight, scheme, "torch linear", dequantized=dequantized)
-    if kernel == "Linear4bit":
-        return Layer(name, f"{weight.quant_type} g{weight.blocksize}", dtype_name(module.compute_dtype), kernel)
-    if kernel == "Linear8bitLt":
-        return Layer(name, "int8 channel", "int8 token", kernel)
-    if kernel == "CompressedTensorsFP8Linear":  # rounds by token even if the checkpoint has a scale for activations
-        return Layer(name, scheme.weights if scheme else "fp8 channel", "fp8 token", kernel)
-    if kernel == "FP8Linear" and module.block_size and weight.element_size() == 1:
-        size = module.block_size
-        ran = f"fp8 g{size[1]}" if module.activation_scheme == "dynamic" else "fp8 tensor"
-        return Layer(name, f"fp8 block {size[0]}x{size[1]}", ran, kernel)
-    if isinstance(getattr(module, "bits", None), int):  # gptqmodel; all of its kernels are weight-only
-        return Layer(name, scheme.weights if scheme else f"int{module.bits}", dtype, kernel)
-    return product(name, None, scheme, kernel, dequantized=dequantized)
+    if scheme is None:
+        return Layer(name, UNKNOWN, UNKNOWN, kernel)
+    if type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point and weight.element_size() > 1:
+        return product(name, weight, scheme, kernel, dequantized=dequantized)
+    return Layer(name, scheme.weights, scheme.activations or dtype, kernel)
 
 
 def product(name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool) -> Layer:

@@ -40,18 +40,10 @@ QUANTIZES = re.compile(
 states."""
 GROUPED = {("uint8", 16): "nvfp4", ("uint8", 32): "mxfp4", ("fp8", 32): "mxfp8"}
 """(type of a QuantKey, size of its groups) -> format; vLLM's type of FP4 is the byte that holds two values."""
-READ_IN_PREFILL = {
-    "FlashAttentionImpl", "FlashAttentionDiffKVImpl", "TritonAttentionImpl", "TritonAttentionDiffKVImpl",
-    "FlashInferImpl", "CompositeAttentionImpl", "FlexAttentionImpl", "CPUAttentionBackendImpl", "HpcAttentionImpl",
-    "B12xPagedAttentionImpl", "RocmAiterUnifiedAttentionImpl", "Qwen4ExpQSAFlashAttentionImpl",
-}  # fmt: skip
-"""Classes of attention whose prefill writes keys and values to the cache and reads them there (from the sources of 0.26
-to 0.33), except with decode context parallelism."""
-UNREAD_IN_PREFILL = {
-    "TurboQuantAttentionImpl", "UltraQuantAttentionImpl", "RocmAttentionImpl", "AiterFlashAttentionImpl",
-    "RocmOctaveAttentionImpl",
-}  # fmt: skip
-"""Classes whose prefill does not read its keys and values from the cache."""
+GENERAL_ATTENTION = "vllm.v1.attention.backends."
+"""Modules of the attention that vLLM uses for many models; a model's own attention is elsewhere."""
+UNREAD_IN_PREFILL = ("turboquant", "ultraquant", "octave")
+"""Beginnings of vLLM's names of caches whose attention computes a window's first step from unquantized values."""
 LATENT = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
 """Base classes of multi-head latent attention, dense and sparse, whose ``forward_mha`` is prefill."""
 NOT_CAUSAL = {"PrefillPrefixLMAttention", "EncoderOnlyAttention"}
@@ -169,7 +161,7 @@ def kv_caches(model: Any, asked: str, dtype: str, sizes: Mapping[str, CacheSize]
     for name, module in found.items():
         told = module.kv_cache_dtype
         stored = dtype if told == "auto" else type_name(cache_format(told), dtype)
-        attention, scales, read = class_name(module.impl), kv_scales(module, told), prefill(module.impl)
+        attention, scales, read = class_name(module.impl), kv_scales(module, told), prefill(module.impl, told)
         shares = known and getattr(module, "kv_sharing_target_layer_name", None)
         token_bytes, window = (0.0, None) if shares else known.get(name, (None, None))
         cache = KVCache(name, 1, stored, scales, "", attention, read, token_bytes, window, backend=backend_name(module))
@@ -213,16 +205,21 @@ def kv_sizes(specs: Mapping[str, Any], config: Any) -> dict[str, CacheSize]:
     }  # fmt: skip
 
 
-def prefill(impl: Any) -> str:
-    """Return "" if attention of this class reads a quantized cache in prefill, else a key of ``PREFILL_NOTES``.
+def prefill(impl: Any, told: str) -> str:
+    """Return "" if attention reads a quantized cache in prefill, else a key of ``PREFILL_NOTES``.
 
-    A class derived from a known one is unknown, except for multi-head latent attention.
+    ``told``: vLLM's name of the cache's format.  vLLM's general attention writes keys and values to the cache and reads
+    them there, except with decode context parallelism.  For ROCm, and for a model's own attention, it is unknown.
     """
-    name = class_name(impl)
-    if name in READ_IN_PREFILL:
-        return "" if getattr(impl, "dcp_world_size", 1) == 1 else FIRST_STEP
-    latent = (LATENT[base.__name__] for base in type(impl).__mro__ if base.__name__ in LATENT)
-    return FIRST_STEP if name in UNREAD_IN_PREFILL else next(latent, UNKNOWN)
+    for base in type(impl).__mro__:
+        if base.__name__ in LATENT:
+            return LATENT[base.__name__]
+    if told.startswith(UNREAD_IN_PREFILL):
+        return FIRST_STEP
+    module = type(impl).__module__
+    if not module.startswith(GENERAL_ATTENTION) or module.startswith(f"{GENERAL_ATTENTION}rocm"):
+        return UNKNOWN
+    return "" if getattr(impl, "dcp_world_size", 1) == 1 else FIRST_STEP
 
 
 def check_causal(model: Any) -> None:

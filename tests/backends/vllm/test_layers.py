@@ -198,30 +198,30 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
         layers.check_caches(model, told, "bfloat16")
 
 
-def impl(*classes: str, **attributes: Any) -> Any:
-    """Return an object of the first class; each class derives from the next one."""
+BACKENDS = "vllm.v1.attention.backends"
+
+
+def impl(module: str, *classes: str, **attributes: Any) -> Any:
+    """Return an object of the first class, which is defined in a module; each class derives from the next one."""
     found: type = SimpleNamespace
     for name in reversed(classes):
-        found = type(name, (found,), {})
+        found = type(name, (found,), {"__module__": module})
     return found(**attributes)
 
 
 @pytest.mark.parametrize(
-    ("attention", "found"),
+    ("attention", "told", "found"),
     [
-        (impl("FlashAttentionImpl", dcp_world_size=1), ""),
-        (impl("CPUAttentionBackendImpl"), ""),
+        (impl(f"{BACKENDS}.flash_attn", "FlashAttentionImpl", dcp_world_size=1), "fp8", ""),
+        (impl(f"{BACKENDS}.cpu_attn", "CPUAttentionBackendImpl"), "fp8", ""),
         # With decode context parallelism, a step's own keys and values are used unquantized.
-        (impl("FlashAttentionImpl", dcp_world_size=2), FIRST_STEP),
-        (impl("UltraQuantAttentionImpl", "TurboQuantAttentionImpl"), FIRST_STEP),
-        (impl("FlashMLAImpl", "MLACommonImpl", "MLACommonBaseImpl"), FIRST_STEP),
-        (impl("FlashMLASparseImpl", "SparseMLACommonImpl", "MLACommonBaseImpl"), SPARSE),
-        # On ROCm the backend is named FLASH_ATTN as well, but is another class.
-        (impl("AiterFlashAttentionImpl"), FIRST_STEP),
-        (impl("Step5DSAAttentionImpl", "FlashAttentionImpl"), "unknown"),
-        (impl("RocmSegmentedAttentionImpl", "RocmAttentionImpl"), "unknown"),
+        (impl(f"{BACKENDS}.flash_attn", "FlashAttentionImpl", dcp_world_size=2), "fp8", FIRST_STEP),
+        (impl(f"{BACKENDS}.turboquant_attn", "TurboQuantAttentionImpl"), "turboquant_k8v4", FIRST_STEP),
+        (impl(f"{BACKENDS}.mla.flashmla", "FlashMLAImpl", "MLACommonImpl", "MLACommonBaseImpl"), "fp8", FIRST_STEP),
+        (impl(f"{BACKENDS}.mla.flashmla_sparse", "FlashMLASparseImpl", "SparseMLACommonImpl"), "fp8_ds_mla", SPARSE),
+        (impl("vllm.models.new.attention", "NewImpl", "FlashAttentionImpl"), "fp8", "unknown"),
+        (impl(f"{BACKENDS}.rocm_attn", "RocmAttentionImpl"), "fp8", "unknown"),
     ],
 )
-def test_which_attention_reads_the_cache_in_prefill(attention: Any, found: str) -> None:
-    """A class that derives from a known one may behave differently, except in multi-head latent attention."""
-    assert layers.prefill(attention) == found
+def test_which_attention_reads_the_cache_in_prefill(attention: Any, told: str, found: str) -> None:
+    assert layers.prefill(attention, told) == found
