@@ -18,6 +18,7 @@ from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable, unicode
 from compare_q.eval.common.cache import default_root
+from compare_q.eval.flips import conditions as flip_conditions
 from compare_q.eval.plots.measures import KLD_VALUES, SIZES, SUFFIXES, size_of
 from compare_q.eval.specs.types import Sample
 from compare_q.eval.table import columns, conditions, pairs
@@ -29,6 +30,7 @@ COMMANDS = {
     "show": "print, draw, filter and combine finished runs",
     "gate": "check that several ways to run a model compute the same",
     "pack": "record a model as a reference pack, for machines without the model",
+    "flips": "compare answers to tasks, from samples that lm_eval --log_samples wrote",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -140,6 +142,14 @@ def seconds(given: str) -> float:
     raise InputError(f"{given!r}: expected a positive number of seconds")
 
 
+def margin(given: str) -> float:
+    """``--margin``: 0.01 for ``1%``."""
+    with suppress(ValueError):
+        if given.endswith("%") and 0 < (share := float(given[:-1]) / 100) < 1:
+            return share
+    raise InputError(f"{given!r}: expected a percentage above 0 and below 100, such as 1%")
+
+
 def names(given: str) -> list[str]:
     """Names with commas between."""
     return [name for each in given.split(",") if (name := each.strip())]
@@ -197,6 +207,12 @@ OPTIONS: dict[str, list[Option]] = {
         option("models", "doctor", "MODEL", "folders, GGUF files, hub ids, or model specs", nargs="+", default=[]),
         option("source", "show", "FILE", "results.json or report.html of finished runs; several become one table", Path,
                nargs="+", default=[]),
+        option("samples", "flips", "RUN", "files or folders of samples as [LABEL=]PATH; the first is the reference",
+               nargs="*", default=[]),
+        option("--tasks", "flips", "A,B", "compare these tasks only", names),
+        option("--metrics", "flips", "A,B", "compare by these metrics only; each must be 0 or 1", names),
+        option("--margin", "flips", "1%", "test whether accuracies differ by less than this", margin),
+        option("--results", "flips", "FILE", "show KLDs of this results.json next to rows of the same label", Path),
         option("-d --dataspec", RUNS, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, or a file of "
                "text", Path, **many),
         option("-m --modelspec", RUNS, "SPEC", "model specs (JSON)", **many),
@@ -219,6 +235,8 @@ OPTIONS: dict[str, list[Option]] = {
         option("--arbiter", "gate", "ENGINE", "report which variant is nearer to float32 in this engine", str),
         option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05'",
                conditions.parse, action="append", default=[]),
+        option("--fail-if", "flips", "CONDITION", "fail if a row fulfils it, as 'lost > 5' or not_equivalent",
+               flip_conditions.parse, action="append", default=[]),
         option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
         on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
         on("--verify-weights", RUN, "identify models by every byte, not by samples"),
@@ -246,9 +264,9 @@ OPTIONS: dict[str, list[Option]] = {
                default=[]),
     ],
     "files": [
-        option("-o --output", f"{SHOWN} gate pack", "FILE", "write the results as JSON, or the pack", Path),
-        option("--csv", SHOWN, "FILE", "write the results as CSV", Path),
-        option("--markdown", f"{SHOWN} gate", "FILE", "write the table, or the verdicts, as Markdown", Path),
+        option("-o --output", f"{SHOWN} gate pack flips", "FILE", "write the results as JSON, or the pack", Path),
+        option("--csv", f"{SHOWN} flips", "FILE", "write the results as CSV", Path),
+        option("--markdown", f"{SHOWN} gate flips", "FILE", "write the table, or the verdicts, as Markdown", Path),
         option("--model-card", SHOWN, "FILE", "write a model card for the hub about the quantized rows", Path),
         option("--junit", "gate", "FILE", "write the verdicts as JUnit XML", Path),
         option("--html", SHOWN, "FILE", "write a report as one HTML file", Path),
@@ -277,7 +295,7 @@ OPTIONS: dict[str, list[Option]] = {
 
 def parser(command: str) -> Parser:
     """Return the parser of a subcommand; options of other subcommands have their defaults."""
-    arguments = {"show": " FILE ...", "cache": "", "engines": ""}.get(command, " MODEL ...")
+    arguments = {"show": " FILE ...", "flips": " REF NEW ...", "cache": "", "engines": ""}.get(command, " MODEL ...")
     p = Parser(
         prog=f"compare-q {command}", usage=f"compare-q {command}{arguments} [flags]", allow_abbrev=False,
         add_help=False, formatter_class=Help, description=f"{COMMANDS[command].capitalize()}.",

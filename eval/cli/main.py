@@ -125,6 +125,7 @@ def list_engines(args: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
     "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor").run(args.models),
+    "flips": lambda args: importlib.import_module("compare_q.eval.cli.flips").run(args),
     "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate").run(args),
     "pack": lambda args: importlib.import_module("compare_q.eval.cli.pack").run(args),
 }  # fmt: skip

@@ -51,16 +51,22 @@ class Condition(NamedTuple):
 
 def parse(given: str) -> Condition:
     """Return the condition in words; InputError for another form, an unknown column, or a column of words."""
+    name, sign, limit = read(given, "kld > 0.05")
+    column = named(name)
+    if column.digits is None:
+        raise InputError(f"{name}: is a column of words; a condition needs a column of numbers")
+    return Condition(column, sign, limit)
+
+
+def read(given: str, example: str) -> tuple[str, str, float]:
+    """Return (name, sign, limit) of a condition in words; InputError, with the ``example``, for another form."""
     found = PATTERN.fullmatch(given)
     limit = math.nan
     with suppress(ValueError):
         limit = float(found[3]) if found else math.nan
     if found is None or not math.isfinite(limit):
-        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as 'kld > 0.05'")
-    column = named(found[1])
-    if column.digits is None:
-        raise InputError(f"{found[1]}: is a column of words; a condition needs a column of numbers")
-    return Condition(column, found[2], limit)
+        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as {example!r}")
+    return found[1], found[2], limit
 
 
 def faults(run: RunResult, conditions: Sequence[Condition]) -> Iterator[str]:
