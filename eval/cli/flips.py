@@ -68,8 +68,8 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
     results = RunResult.read(file)
     klds = {label: results.mean_kld(label) for label in results.labels}
     if not klds.keys() & set(labels):
-        raise InputError(f"--results: {printable(file)}: has no row called {', '.join(labels)}; it has "
-                         f"{', '.join(klds)}; name one as LABEL=PATH")  # fmt: skip
+        line = f"{file}: has no row called {', '.join(labels)}; it has {', '.join(klds)}; name one as LABEL=PATH"
+        raise InputError(f"--results: {printable(line)}")
     return klds
 
 

@@ -94,16 +94,18 @@ def compare(reference: RunFiles, others: Sequence[RunFiles], selection: Selectio
 
 
 def tasks_of(reference: RunFiles, others: Sequence[RunFiles], wanted: Collection[str]) -> list[str]:
-    """Return the reference's tasks that are wanted; InputError if it lacks one, or if no other model has any."""
+    """Return the reference's tasks that are wanted; InputError if it lacks one, or another model all."""
+    known = ", ".join(reference.tasks)
     for task in wanted:
         if task not in reference.tasks:
-            raise InputError(f"--tasks: {reference.label} has no samples of {printable(task)}"
-                             f"{nearest(task, reference.tasks)}; it has {', '.join(reference.tasks)}")  # fmt: skip
+            near = nearest(task, reference.tasks)
+            line = f"--tasks: {reference.label} has no samples of {task}{near}; it has {known}"
+            raise InputError(printable(line))
     tasks = [task for task in reference.tasks if not wanted or task in wanted]
     for other in others:
         if not set(tasks) & other.tasks.keys():
-            raise InputError(f"{other.label}: has no task of {reference.label}: {', '.join(sorted(other.tasks))}, "
-                             f"not {', '.join(tasks)}")  # fmt: skip
+            names = f"{', '.join(other.tasks)}, not {', '.join(tasks)}"
+            raise InputError(printable(f"{other.label}: has no task of {reference.label}: {names}"))
     return tasks
 
 
@@ -238,7 +240,7 @@ def answer_is_known(sample: Sample, metric: str) -> bool:
         return bool(answer)
     if not sample.target:
         return metric == "acc"
-    is_right = sample.values[metric] == 1
+    is_right: bool = sample.values[metric] == 1
     return (answer == sample.target) == is_right
 
 

@@ -22,16 +22,16 @@ from compare_q.eval.table.tables import Cell, Filled
 
 LAYOUT = 1
 """Version of the layout of the JSON file."""
-SPARE = ("other_wrong", "questions", "kld", "metric")
+SPARE = ("other_wrong", "questions", "kld")
 """Columns that a narrow terminal leaves out, in this order."""
 NO_EVIDENCE = (
     "p: McNemar's exact test; a p of 0.05 or more is no evidence that two models are equal: few answers give a large "
-    "p, too. Of 20 equal pairs, one has a p below 0.05"
+    "p, too. Of 20 rows of equal models, one may have a p below 0.05"
 )
 ASK = "--margin 1% tests whether the accuracies differ by less than 1 point"
 LEGEND = (
-    "accuracy and ±: lm-eval's, over independent questions; difference: new minus reference, in points, with its 90 % "
-    "interval",
+    "acc: share of right answers; its ± is one standard error over independent questions, as in lm-eval",
+    "difference: new minus reference, in points, with its 90 % interval",
     "lost: right in the reference and wrong in the new model; gained: the other way round; other wrong: both wrong, "
     "with different answers",
 )
@@ -152,7 +152,7 @@ def sentences(report: FlipReport) -> Iterator[str]:
         tested = [row for row in rows if row.equivalence]
         equal = sum(row.equivalence.outcome == "equivalent" for row in tested if row.equivalence)
         if tested:
-            facts.append(f"shown to be equal within the margin in {equal}")
+            facts.append(f"equality within the margin shown in {equal or 'none'}")
         yield f"{label} against {report.reference}, {amount(len(rows), 'row')}: {'; '.join(filter(None, facts))}."
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import open_regular, parsed
-from compare_q.backends.common.messages import amount, printable, shortened
+from compare_q.backends.common.messages import CONTROL, amount, printable, shortened
 
 UNCONDITIONAL = "acc_mutual_info"
 """The metric for which lm-eval also scores each answer without its context."""
@@ -95,11 +95,13 @@ def check_keys(keys: Any, where: str) -> None:
     for key in (*HASHES, "filter"):
         if not isinstance(keys[key], str):
             raise InputError(f"{where}: {key}: expected a text, not {as_text(keys[key])}")
+    if CONTROL.search(keys["filter"]):
+        raise InputError(f"{where}: filter: must be one line of printable text")
     for key in ("metrics", "filtered_resps"):
         if not isinstance(keys[key], list):
             raise InputError(f"{where}: {key}: expected a list, not {as_text(keys[key])}")
     for name in keys["metrics"]:
-        if not isinstance(name, str) or name not in keys:
+        if not isinstance(name, str) or name not in keys or CONTROL.search(name):
             raise InputError(f"{where}: metrics: {as_text(name)} has no value")
         if isinstance(keys[name], float) and math.isnan(keys[name]):
             raise InputError(f"{where}: {name} is NaN; the model gave no answer that can be counted")
@@ -117,11 +119,11 @@ def check_whole(filters: Mapping[str, Mapping[int, Sample]], name: str) -> None:
             raise InputError(f"{name}: {count}, have only one of filters {first} and {other}; was the file cut off?")
     for documents in filters.values():
         metrics = next(iter(documents.values())).values.keys()
-        others = [at for at, each in documents.items() if each.values.keys() != metrics]
-        if others:
-            count = amount(len(others), "document")
-            first_metrics = ", ".join(metrics)
-            raise InputError(f"{name}: {count}, such as {min(others):,}, have other metrics than {first_metrics}")
+        different = [at for at, each in documents.items() if each.values.keys() != metrics]
+        if different:
+            count = amount(len(different), "document")
+            usual = ", ".join(metrics)
+            raise InputError(f"{name}: {count}, such as {min(different):,}, have other metrics than {usual}")
 
 
 def sample_of(keys: Mapping[str, Any], where: str) -> Sample:

@@ -13,8 +13,8 @@ both are rejected at 5 %, the two are equivalent; models that differ by exactly 
 Each test uses Tango's score statistic for paired proportions (Statistics in Medicine 17, 1998), in which the variance
 is that of the best fit with a difference of exactly m.  Other statistics take the variance from the answers; with few
 flips it is far too small, and 0 without any.  A continuity correction of half an answer makes the test conservative:
-enumerated exactly for 20 to 10,000 questions, margins of 0.2 to 10 % and 0 to 60 % of flips, the error at the margin is
-at most 4.9 %; without the correction it is up to 6.1 %.
+enumerated exactly for 20 to 10,000 questions, margins of 0.2 to 10 %, 0 to 60 % of flips and up to 1,500 lost answers,
+the error at the margin is at most 4.9 %; without the correction it is up to 6.1 %.
 """
 
 from __future__ import annotations
