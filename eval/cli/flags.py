@@ -30,7 +30,7 @@ COMMANDS = {
     "show": "print, draw, filter and combine finished runs",
     "gate": "check that several ways to run a model compute the same",
     "pack": "record a model as a reference pack, for machines without the model",
-    "flips": "compare answers to tasks, from samples that lm_eval --log_samples wrote",
+    "flips": "compare answers to tasks, from samples that lm_eval logged",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",

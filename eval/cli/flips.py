@@ -34,16 +34,16 @@ def run(args: argparse.Namespace) -> int:
     outputs.check(argparse.Namespace(**{**vars(args), "source": sources}))
     klds = klds_of(args.results, [each.label for each in runs[1:]]) if args.results else None
     selection = Selection(args.tasks or (), args.metrics or (), args.margin)
-    found = compare(runs[0], runs[1:], selection)
-    report.print_terminal(found, Console(), klds)
-    written = write_files(args, found, klds)
-    faults = list(conditions.faults(found, args.fail_if))
+    flip_report = compare(runs[0], runs[1:], selection)
+    report.print_terminal(flip_report, Console(), klds)
+    written = write_files(args, flip_report, klds)
+    faults = list(conditions.faults(flip_report, args.fail_if))
     print_note(*(f"failed: {line}" for line in faults))
     if status := print_errors("\n".join(written.failures)):
         return status
     if faults:
         return 4
-    return int(bool(found.absent))
+    return int(bool(flip_report.absent))
 
 
 def runs_of(words: list[str]) -> list[RunFiles]:
@@ -73,7 +73,7 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
     return klds
 
 
-def write_files(args: argparse.Namespace, found: FlipReport, klds: dict[str, Value] | None) -> Outputs:
+def write_files(args: argparse.Namespace, flip_report: FlipReport, klds: dict[str, Value] | None) -> Outputs:
     """Write JSON, CSV and Markdown where flags name a file."""
     written = Outputs(args.verbose)
     texts: list[tuple[Path | None, Callable[..., str]]] = [
@@ -84,6 +84,6 @@ def write_files(args: argparse.Namespace, found: FlipReport, klds: dict[str, Val
     for file, text_of in texts:
         if file is not None:
             with written.writing(file):
-                write_text(file, text_of(found, klds))
+                write_text(file, text_of(flip_report, klds))
                 say(f"written: {file}")
     return written

@@ -215,33 +215,32 @@ def comparisons_of(
 
 def other_wrong(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> int | None:
     """Return how many wrong answers became other wrong answers; None if the chosen answers are not known."""
-    if not all(answer_is_known(each, metric) for pair in pairs for each in pair):
-        return None
     changed = 0
     for one, other in pairs:
-        both_wrong = one.values[metric] == other.values[metric] == 0
-        changed += both_wrong and answer_of(one, metric) != answer_of(other, metric)
+        before = answer_of(one, metric)
+        after = answer_of(other, metric)
+        if before is None or after is None:
+            return None
+        if one.values[metric] == other.values[metric] == 0 and before != after:
+            changed += 1
     return changed
 
 
-def answer_of(sample: Sample, metric: str) -> str:
-    """Return the answer that a metric counts: a generated text, or the number of the chosen one; empty if unknown."""
-    return sample.answers.get("") or sample.answers.get(metric, "")
+def answer_of(sample: Sample, metric: str) -> str | int | None:
+    """Return the generated text, or the number of the answer that a metric chooses; None if it is not known.
 
-
-def answer_is_known(sample: Sample, metric: str) -> bool:
-    """Return True if the answer is known.
-
-    The choice among possible answers is computed here as lm-eval 0.4.13 does.  A sample whose metric contradicts it is
-    of a task that chooses differently.
+    The choice among possible answers is computed here as lm-eval 0.4.13 does.  If it contradicts the metric's value,
+    the task chooses differently, and the answer is not known.
     """
-    answer = answer_of(sample, metric)
-    if not answer or "" in sample.answers:
-        return bool(answer)
-    if not sample.target:
-        return metric == "acc"
-    is_right: bool = sample.values[metric] == 1
-    return (answer == sample.target) == is_right
+    if sample.text is not None:
+        return sample.text
+    choice = sample.choices.get(metric)
+    if choice is None:
+        return None
+    if sample.target is None:
+        return choice if metric == "acc" else None
+    is_right = sample.values[metric] == 1
+    return choice if (choice == sample.target) == is_right else None
 
 
 def values_of(comparison: Comparison) -> dict[str, Any]:

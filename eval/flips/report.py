@@ -58,7 +58,7 @@ def table(report: FlipReport, klds: Klds | None = None) -> list[Filled]:
         numbers("lost", "lost", [Cell(f"{row.flips.lost:,}") for row in rows]),
         numbers("gained", "gained", [Cell(f"{row.flips.gained:,}") for row in rows]),
         numbers("other_wrong", "other\nwrong", [count(row.flips.other_wrong) for row in rows]),
-        numbers("p", "p", [Cell(number_text(row.flips.mcnemar_p, 4)) for row in rows]),
+        numbers("p", "p", [Cell(p_text(row.flips.mcnemar_p)) for row in rows]),
     ]
     if any(row.equivalence for row in rows):
         columns.append(words("equal", margin_header(rows), [outcome_of(row) for row in rows]))
@@ -94,6 +94,11 @@ def difference(row: Comparison) -> str:
     low = 100 * row.flips.interval[0]
     high = 100 * row.flips.interval[1]
     return f"{value:+z.2f} ({low:+z.2f} to {high:+z.2f})"
+
+
+def p_text(p: float) -> str:
+    """Return a p with four decimals."""
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def count(number: int | None) -> Cell:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,11 @@ UNCONDITIONAL = "acc_mutual_info"
 HASHES = ("doc_hash", "prompt_hash", "target_hash")
 KEYS = ("doc_id", *HASHES, "filter", "metrics", "filtered_resps")
 """Keys of every sample."""
-LENGTHS: dict[str, Callable[[str], float]] = {
-    "acc": lambda answer: 1.0,
-    "acc_norm": lambda answer: float(len(answer)),
-    "acc_bytes": lambda answer: float(len(answer.encode())),
+LENGTHS: dict[str, Callable[[str], int]] = {
+    "acc_norm": len,
+    "acc_bytes": lambda answer: len(answer.encode()),
 }
-"""Metric -> what the log-probability of an answer is divided by; the answer with the largest quotient is chosen."""
+"""Metric -> the length of an answer that its log-probability is divided by; the largest quotient is chosen."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,9 @@ class Sample:
     hashes: tuple[str, str, str]  # as in ``HASHES``
     requests: str  # SHA-256 of what the model was asked
     values: Mapping[str, Any]  # metric -> value
-    answers: Mapping[str, str]  # metric -> the chosen answer's number, or "": the text that was generated
-    target: str  # the right answer's number; empty if it is not known
+    text: str | None  # the generated texts as JSON; None for a choice among answers
+    choices: Mapping[str, int]  # metric -> number of the chosen answer, of ``acc`` and the metrics of ``LENGTHS``
+    target: int | None  # number of the right answer; None if it is not known
 
 
 @dataclass(frozen=True)
@@ -131,22 +131,22 @@ def sample_of(keys: Mapping[str, Any], where: str) -> Sample:
     asked = json.dumps(keys.get("arguments"), sort_keys=True)
     sums = log_probabilities(keys["filtered_resps"])
     texts = answer_texts(keys.get("arguments"))
-    answers: dict[str, str] = {}
-    target = ""
+    text: str | None = None
+    choices: dict[str, int] = {}
+    target: int | None = None
     if sums is None:
-        if all(isinstance(each, str | list) for each in keys["filtered_resps"]):
-            answers[""] = json.dumps(keys["filtered_resps"])
+        text = json.dumps(keys["filtered_resps"])
     elif any(math.isnan(each) for each in sums):
         raise InputError(f"{where}: the log-probability of an answer is NaN; the model cannot be compared")
     elif len(sums) > 1:
         if UNCONDITIONAL in keys["metrics"]:  # a second half of the requests has no context
             sums = sums[: len(sums) // 2]
             texts = texts[: len(sums)]
-        answers = {name: choice_of(sums, texts, name) for name in LENGTHS if name in keys["metrics"]}
+        choices = choices_of(sums, texts, keys["metrics"])
         target = target_of(str(keys.get("target", "")), texts)
     hashes = (keys["doc_hash"], keys["prompt_hash"], keys["target_hash"])
     values = {name: keys[name] for name in keys["metrics"]}
-    return Sample(hashes, hashlib.sha256(asked.encode()).hexdigest(), values, answers, target)
+    return Sample(hashes, hashlib.sha256(asked.encode()).hexdigest(), values, text, choices, target)
 
 
 def log_probabilities(answers: Sequence[Any]) -> list[float] | None:
@@ -172,24 +172,27 @@ def answer_texts(arguments: Any) -> list[str]:
     return texts
 
 
-def choice_of(sums: Sequence[float], texts: Sequence[str], metric: str) -> str:
-    """Return the number of the chosen answer by a metric of ``LENGTHS``; empty if lengths are not known or 0."""
-    if metric == "acc":
-        return str(sums.index(max(sums)))
-    lengths = [LENGTHS[metric](text) for text in texts]
-    if len(lengths) != len(sums) or 0.0 in lengths:
-        return ""
-    scores = [each / length for each, length in zip(sums, lengths, strict=True)]
-    return str(scores.index(max(scores)))
+def choices_of(sums: Sequence[float], texts: Sequence[str], metrics: Collection[str]) -> dict[str, int]:
+    """Return metric -> number of the answer that it chooses; without metrics that choose in a way not known here."""
+    choices = {}
+    if "acc" in metrics:
+        choices["acc"] = sums.index(max(sums))
+    for metric, length_of in LENGTHS.items():
+        lengths = [length_of(text) for text in texts]
+        if metric in metrics and len(lengths) == len(sums) and 0 not in lengths:
+            scores = [each / length for each, length in zip(sums, lengths, strict=True)]
+            choices[metric] = scores.index(max(scores))
+    return choices
 
 
-def target_of(target: str, texts: Sequence[str]) -> str:
-    """Return the number of the right answer, from its number or its text; empty if it is not known."""
-    if target.isdecimal() and int(target) < len(texts):
-        return target
+def target_of(target: str, texts: Sequence[str]) -> int | None:
+    """Return the number of the right answer, from its number or its text; None if it is not known."""
+    numbers = [str(number) for number in range(len(texts))]
+    if target in numbers:
+        return int(target)
     if texts.count(target.strip()) == 1:
-        return str(texts.index(target.strip()))
-    return ""
+        return texts.index(target.strip())
+    return None
 
 
 def draws(arguments: Any) -> bool:

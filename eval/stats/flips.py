@@ -109,12 +109,12 @@ def mcnemar_p(lost: int, gained: int) -> float:
     return min(1.0, 2 * tail / (1 << total))
 
 
-def equivalence(found: Flips, margin: float) -> Equivalence:
+def equivalence(counts: Flips, margin: float) -> Equivalence:
     """Return whether the accuracies differ by less than ``margin``, a share between 0 and 1."""
-    worse = p_below(found.lost, found.gained, found.questions, margin)
-    better = p_below(found.gained, found.lost, found.questions, margin)
+    worse = p_below(counts.lost, counts.gained, counts.questions, margin)
+    better = p_below(counts.gained, counts.lost, counts.questions, margin)
     p = max(worse, better)
-    low, high = found.interval
+    low, high = counts.interval
     outcome: Outcome = "undecided"
     if p <= LEVEL:
         outcome = "equivalent"
