@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = local_config(verbose=args.verbose)
         with signals_interrupt(config.workers):
             result = runner.run(config, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
-        if result.estimates is None:
+        if result.blocks is None:
             raise ModelError(result.error or "")
     except CompareQError as error:
         print(f"error: {error}", file=sys.stderr)

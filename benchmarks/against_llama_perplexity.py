@@ -36,10 +36,10 @@ from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS,
 from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
-from compare_q.eval.run import runner  # noqa: E402
+from compare_q.eval.run import runner, token_scores  # noqa: E402
 from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
-from compare_q.eval.stats.estimates import Estimates  # noqa: E402
+from compare_q.eval.stats.estimates import Estimates, summarize  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
 from compare_q.eval.text import windows  # noqa: E402
 
@@ -81,12 +81,17 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     ]
     here = Path.cwd() / "spec.json"
     parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
-    config = local_config(Cache(folder))
+    cache = Cache(folder)
+    config = local_config(cache)
     finished = runner.run(config, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
     result, cut = finished.results.texts[0].models[1], finished.data[0]
-    if result.estimates is None or cut is None:
+    if result.error or cut is None:
         sys.exit(f"compare_q: {result.error}")
-    return cut, result.estimates
+    key, tag = result.scores_key.split("/")
+    stored = token_scores.load(cache, key, tag, cut.windows)
+    if stored is None:
+        sys.exit("compare_q: the scores of the model are no longer in the cache")
+    return cut, summarize(stored.columns, cut.text_index(stored.window, stored.position), stored.position)
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:

@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from compare_q.eval.common.cache import Cache  # noqa: E402
+from compare_q.eval.results import ModelResult  # noqa: E402
 from compare_q.eval.run import runner  # noqa: E402
 from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
-from compare_q.eval.stats.estimates import TextRates  # noqa: E402
 from compare_q.eval.text.corpus import TABLES  # noqa: E402
 from compare_q.eval.text.tokens import detokenized  # noqa: E402
 
@@ -79,8 +79,8 @@ def same_pages(folder: Path) -> int:
     return len(samples)
 
 
-def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
-    """Return compare_q's rates, computed as on the command line."""
+def compare_q(args: argparse.Namespace, folder: Path) -> ModelResult:
+    """Return compare_q's row, computed as on the command line."""
     if args.text.suffix not in (".txt", *TABLES):
         sys.exit(f"--text: {args.text}: .jsonl or .txt")
     data = {"tokenizer_dir": str(args.model.resolve()), "dataset": "text", "path": str(args.text.resolve()),
@@ -92,9 +92,9 @@ def compare_q(args: argparse.Namespace, folder: Path) -> TextRates:
     config = local_config(Cache(folder / "cache"))
     specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
     result = runner.run(config, *specs).results.texts[0].models[0]
-    if result.estimates is None or result.estimates.rates is None:
+    if result.bits_per_byte is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
-    return result.estimates.rates
+    return result
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def main() -> None:
         ours = compare_q(args, Path(folder))
         if args.wikitext:
             print(f"{same_pages(Path(folder) / 'float64')} pages: rewritten to the same texts")
-    rows = {name: (tool[name], wide[name], getattr(ours, name).value) for name in METRICS}
+    rows = {name: (tool[name], wide[name], getattr(ours, name)) for name in METRICS}
     print(f"{'':16}{'lm-eval':>14}{'float64':>14}{'compare_q':>14}{'off lm-eval':>13}{'off float64':>13}")
     for name, (a, b, c) in rows.items():
         print(f"{name:16}{a:14.8g}{b:14.8g}{c:14.8g}{c / a - 1:13.1e}{c / b - 1:13.1e}")

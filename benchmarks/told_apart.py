@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats import uncertainty
-from compare_q.eval.stats.estimates import BlockSums, Curve, Estimates
+from compare_q.eval.stats.estimates import BlockSums
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)
@@ -72,9 +72,8 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
 
 def row_of(label: str, entries: tuple[int, ...], kld: NDArray[np.float64], length: int) -> ModelResult:
     """Return a row that has only the sums of its KLD by block [G]; ``entries`` are the counts of each block."""
-    blocks = BlockSums(entries, (), tuple(kld), whole=("kld",), length=length)
-    found = Estimates(uncertainty.Perplexity(None, 0.0, 0, 0), None, None, None, None, blocks, Curve((), ()))
-    return ModelResult.model_construct(label=label, estimates=found, bpw_layer=4.0)
+    blocks = BlockSums(entries, (0.0,) * len(entries), tuple(kld), whole=("kld",), length=length)
+    return ModelResult.model_construct(label=label, blocks=blocks, bpw_layer=4.0)
 
 
 def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:

@@ -21,13 +21,13 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import one_line
-from compare_q.eval import results as run_results
+from compare_q.eval import merging
 from compare_q.eval.cli import flags, shorthand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.ranking import compare as compare_rows
 from compare_q.eval.report.tokens import with_worst_tokens
-from compare_q.eval.results import NESTED, ModelResult, RunResult
+from compare_q.eval.results import NOT_FLAT, ModelResult, RunResult, json_schema
 from compare_q.eval.run import runner, token_scores
 from compare_q.eval.run.config import local_config
 from compare_q.eval.specs import reading as spec_files
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Spec = str | os.PathLike[str] | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
 Given = Spec | Sequence[Spec]
-results_schema = run_results.json_schema
+results_schema = json_schema
 DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 """Type of a field of results.json -> dtype of its column; others are objects."""
 
@@ -77,7 +77,7 @@ class Comparison:
                 rows.append({"text": text.name, **table_columns.values_of(model, columns), "notes": said})
             if text.error:
                 rows.append({"text": text.name, "error": text.error})
-        fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NESTED}
+        fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT}
         types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
         chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
         types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N
@@ -270,7 +270,7 @@ def load(*files: str | Path) -> Comparison:
     """Return a finished run (results.json or report.html), or several merged into one; InputError as in ``show``."""
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
-    return Comparison(run_results.load([Path(file) for file in files]))
+    return Comparison(merging.load([Path(file) for file in files]))
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:

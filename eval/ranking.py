@@ -62,15 +62,15 @@ def compare(
     """
     unranked, found = score == "kld" and a.label in near and b.label in near, None
     reason = missing(a, score) or missing(b, score) or "they were scored on different windows"
-    if a.estimates and b.estimates:
-        found = paired_difference(a.estimates.blocks, b.estimates.blocks, score)
-    if not a.estimates or not found or found.value is None or (score == "kld" and (a.reference or b.reference)):
+    if a.blocks and b.blocks:
+        found = paired_difference(a.blocks, b.blocks, score)
+    if not a.blocks or not found or found.value is None or (score == "kld" and (a.reference or b.reference)):
         return Difference("unranked" if unranked else "unknown", reason=reason)
     if a.scores_equal(b):
         return Difference("same", found.value, found.stderr)
     if found.stderr is None:
         return Difference("unknown", found.value, reason=TOO_SHORT)
-    limits = interval(found.value, found.stderr, a.estimates.blocks.waves, LEVEL / max(comparisons, 2))
+    limits = interval(found.value, found.stderr, a.blocks.waves, LEVEL / max(comparisons, 2))
     if reason := too_short([a, b]):
         return Difference("unknown", found.value, found.stderr, limits, reason)
     outcome: Outcome = "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
@@ -79,7 +79,7 @@ def compare(
 
 def too_short(models: Sequence[ModelResult]) -> str:
     """Return why no model can be called better on the scored part of the text; empty if one can."""
-    blocks = [model.estimates.blocks for model in models if model.estimates]
+    blocks = [model.blocks for model in models if model.blocks]
     held, length = (min(found, default=0) for found in ([b.held for b in blocks], [b.length or 0 for b in blocks]))
     if held >= LEAST_BLOCKS and length >= LEAST_TOKENS:
         return ""
@@ -89,13 +89,13 @@ def too_short(models: Sequence[ModelResult]) -> str:
 
 def missing(model: ModelResult, score: str) -> str:
     """Return why a model cannot be compared with others by a score; empty if it can."""
-    if model.estimates is None:
+    if model.blocks is None:
         return f"{model.label} failed"
     if score == "kld" and model.reference:
         return f"{model.label} is the reference, from which KLD is measured"
-    if getattr(model.estimates.blocks, score) is None:
+    if getattr(model.blocks, score) is None:
         return f"{model.label} has no {SCORES[score]}"
-    left_out = score not in model.estimates.blocks.whole
+    left_out = score not in model.blocks.whole
     return f"{model.label} has positions without a finite {SCORES[score]}" if left_out else ""
 
 
@@ -119,7 +119,7 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
     of the other k - 1 models is measured significantly better, at the level 0.05 / (k - 1): Bonferroni's bound, for
     comparisons with the best (Hsu, Annals of Statistics 9, 1981).  For two models the level is 0.025, as for any pair.
     """
-    blocks = {model.label: model.estimates.blocks for model in rows if model.estimates}
+    blocks = {model.label: model.blocks for model in rows if model.blocks}
 
     def mean(model: ModelResult) -> float:
         own, left_out = blocks[model.label], {"nll": math.log(model.ppl or math.inf), "kld": model.kld or 0.0}
@@ -148,7 +148,7 @@ def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[Model
     """
     return [
         model for model in models
-        if model.estimates and getattr(model.estimates.blocks, score) is not None
+        if model.blocks and getattr(model.blocks, score) is not None
         and model.is_quantized and not (model.reference or model.noise_floor)
     ]  # fmt: skip
 
@@ -168,10 +168,10 @@ def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
     """The largest KLD of nearly lossless rows, nats; None without a noise floor that has a KLD."""
     floor = noise_floor_of(models)
-    if floor is None or floor.kld is None or floor.estimates is None:
+    if floor is None or floor.kld is None or floor.blocks is None:
         return None
     error = floor.kld_stderr
-    end = 0.0 if error is None else interval(floor.kld, error, floor.estimates.blocks.waves)[1]
+    end = 0.0 if error is None else interval(floor.kld, error, floor.blocks.waves)[1]
     return max(TIMES_FLOOR * floor.kld, end, 0.0)
 
 

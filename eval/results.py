@@ -11,17 +11,24 @@ stderr = sqrt(sum of stderr ** 2) / number of texts.
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, computed_field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    computed_field,
+    field_validator,
+)
 
 from compare_q import __version__
 from compare_q.backends.base import Layer, Storage
@@ -31,11 +38,10 @@ from compare_q.backends.common.messages import printable, redacted, shortened, u
 from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.eval.common.files import write_text
-from compare_q.eval.specs.reading import numbered
-from compare_q.eval.stats.estimates import PERCENTILES, AgainstReference, Estimates
+from compare_q.eval.stats.estimates import PERCENTILES, BlockSums, Curve
 from compare_q.eval.stats.uncertainty import Count, Error, Value
 
-FORMAT = 8
+FORMAT = 9
 """Version of the layout of results.json; other versions are not read."""
 MARK = "\N{DAGGER}"
 """After the label of a model whose layers ran differently from what its checkpoint asks."""
@@ -67,14 +73,26 @@ def json_value(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(lambda value: redacted(unicode(value)) if isinstance(value, str) else value)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(json_value), AfterValidator(redacted)]
 Number = float | None
+Positive = Annotated[float, Field(gt=0)]
+
+
+def all_or_none(percentiles: dict[str, float]) -> dict[str, float]:
+    """ValueError unless all percentiles are known, or none is."""
+    if percentiles and set(percentiles) != set(PERCENTILES):
+        raise ValueError(f"has not the percentiles {', '.join(PERCENTILES)}")
+    return percentiles
+
+
+Percentiles = Annotated[dict[str, float], AfterValidator(all_or_none)]
+"""Percent ("50"), "min" and "max" -> value; empty if not known."""
 
 
 class Stored(BaseModel):
     """A part of results.json.  All numbers are finite, since JSON has no other numbers; rows are checked when made."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, revalidate_instances="always",
-        validate_by_name=True, validate_by_alias=True, serialize_by_alias=True,
+        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, validate_by_name=True, validate_by_alias=True,
+        serialize_by_alias=True,
     )  # fmt: skip
 
     def updated(self, **changes: Any) -> Self:
@@ -121,11 +139,6 @@ class Timing:
         }
 
 
-def copied(path: str, description: str, alias: str | None = None) -> Any:
-    """A flat field that copies the value at ``path`` in ``estimates``; None if this value does not exist."""
-    return Field(default=None, alias=alias, description=description, json_schema_extra={"copied_from": path})
-
-
 class WorstToken(Stored):
     """A token on which a model lost much: its place, its scores, and its text with the text around it."""
 
@@ -170,10 +183,10 @@ class Memory(Stored):
 
 
 class ModelResult(Stored):
-    """A row of the table: one model on one text.  ``error`` is set, and ``estimates`` None, if the model failed.
+    """A row of the table: one model on one text.  ``error`` is set, and ``blocks`` None, if the model failed.
 
-    ``of`` makes a row; it fills the flat fields from ``estimates``, storage and provenance.  Errors (``..._stderr``)
-    are standard errors from the blocks of the text (``eval/stats/uncertainty.py``).
+    Errors (``..._stderr``) are standard errors from the blocks of the text (``eval/stats/uncertainty.py``).  A field is
+    None if its value is not known.
     """
 
     label: Text
@@ -196,34 +209,62 @@ class ModelResult(Stored):
     memory: Memory | None = Field(default=None, description="memory of serving, in parts; None in older results")
     fits: bool | None = Field(default=None, exclude=True, description="false above --fit; None if not known")
 
-    ppl: Number = copied("ppl/value", "perplexity; None also if it is too large for a number")
-    ppl_stderr: Number = copied("ppl/stderr", "its error: mostly the choice of text, common to all rows")
-    ppl_stderr_independent: Number = copied("ppl/stderr_independent", "its error if tokens were independent")
-    logprob_sum: Number = copied("ppl/logprob_sum", "sum of the finite log-probabilities, nats")
-    tokens: Count | None = copied("ppl/tokens", "scored tokens with a finite log-probability")
-    non_finite: Count | None = copied("ppl/non_finite", "scored tokens without one, which means leave out")
-    ln_ppl_ratio: Number = copied("against/ln_ppl_ratio/value", "ln(PPL / PPL of the reference)")
-    ln_ppl_ratio_stderr: Number = copied("against/ln_ppl_ratio/stderr", "its paired error")
-    ppl_ratio: Number = copied("against/ppl_ratio/value", "PPL / PPL of the reference")
-    ppl_ratio_stderr: Number = copied("against/ppl_ratio/stderr", "its paired error")
-    kld: Number = Field(default=None, description="mean KL(reference || model), nats per token; 0 for the reference")
-    kld_stderr: Number = copied("against/kld/stderr", "its error, nats")
-    kld_median: Number = copied("against/kld_percentiles/50", "median of the tokens' KLDs, nats")
-    kld_p99: Number = copied("against/kld_percentiles/99", "99th percentile of the tokens' KLDs, nats")
-    kld_p99_9: Number = copied(
-        "against/kld_percentiles/99.9", "99.9th percentile of the tokens' KLDs, nats", "kld_p99.9"
+    # The statistics, which eval/run/row.py fills.
+    ppl: Positive | None = Field(default=None, description="perplexity; None also if it is too large for a number")
+    ppl_stderr: Error | None = Field(
+        default=None, description="its error: mostly the choice of text, common to all rows"
     )
-    kld_max: Number = copied("against/kld_percentiles/max", "largest KLD of a token, nats")
-    kld_sum: Number = copied("against/kld/total", "sum of the finite KLDs, nats")
-    kld_tokens: Count | None = copied("against/kld/tokens", "tokens with a finite KLD")
-    kld_non_finite: Count | None = copied("against/kld/non_finite", "tokens without one, which the mean leaves out")
-    same_top: Number = copied("against/same_top/value", "share of tokens with the reference's most probable token")
-    same_top_stderr: Number = copied("against/same_top/stderr", "its error")
-    top1: Number = copied("top1/value", "share of tokens of the text that are the model's most probable ones")
-    entropy: Number = copied("entropy/value", "mean entropy of the model's predictions, nats")
-    bits_per_byte: Number = copied("rates/bits_per_byte/value", "loss in bits per byte of the text (UTF-8)")
-    byte_perplexity: Number = copied("rates/byte_perplexity/value", "perplexity per byte")
-    word_perplexity: Number = copied("rates/word_perplexity/value", "perplexity per word")
+    ppl_stderr_independent: Error | None = Field(default=None, description="its error if tokens were independent")
+    logprob_sum: Number = Field(default=None, description="sum of the finite log-probabilities, nats")
+    tokens: Count | None = Field(default=None, description="scored tokens with a finite log-probability")
+    non_finite: Count | None = Field(default=None, description="scored tokens without one, which means leave out")
+    ln_ppl_ratio: Number = Field(default=None, description="ln(PPL / PPL of the reference)")
+    ln_ppl_ratio_stderr: Error | None = Field(default=None, description="its paired error")
+    ppl_ratio: Number = Field(default=None, description="PPL / PPL of the reference")
+    ppl_ratio_stderr: Error | None = Field(default=None, description="its paired error")
+    kld: Number = Field(default=None, description="mean KL(reference || model), nats per token; 0 for the reference")
+    kld_stderr: Error | None = Field(default=None, description="its error, nats")
+    kld_median: Number = Field(default=None, description="median of the tokens' KLDs, nats")
+    kld_p99: Number = Field(default=None, description="99th percentile of the tokens' KLDs, nats")
+    kld_p99_9: Number = Field(
+        default=None, alias="kld_p99.9", description="99.9th percentile of the tokens' KLDs, nats"
+    )
+    kld_max: Number = Field(default=None, description="largest KLD of a token, nats")
+    kld_sum: Number = Field(default=None, description="sum of the finite KLDs, nats")
+    kld_tokens: Count | None = Field(default=None, description="tokens with a finite KLD")
+    kld_non_finite: Count | None = Field(default=None, description="tokens without one, which the mean leaves out")
+    same_top: Number = Field(default=None, description="share of tokens with the reference's most probable token")
+    same_top_stderr: Error | None = Field(default=None, description="its error")
+    top1: Number = Field(
+        default=None, description="share of tokens of the text that are the model's most probable ones"
+    )
+    entropy: Number = Field(default=None, description="mean entropy of the model's predictions, nats")
+    bits_per_byte: Number = Field(default=None, description="loss in bits per byte of the text (UTF-8)")
+    byte_perplexity: Number = Field(default=None, description="perplexity per byte")
+    word_perplexity: Number = Field(default=None, description="perplexity per word")
+    ref_ppl: Positive | None = Field(
+        default=None, description="the reference's perplexity on the tokens that both have a finite log-probability of"
+    )
+    ref_ppl_tokens: Count | None = Field(default=None, description="number of these tokens")
+    ppl_difference: Number = Field(default=None, description="PPL - PPL of the reference on these tokens")
+    ppl_difference_stderr: Error | None = Field(default=None, description="its paired error")
+    correlation: Number = Field(default=None, description="correlation of both models' losses; None if one is constant")
+    delta_p: Number = Field(
+        default=None, description="mean change of a token's probability: the model's minus the reference's"
+    )
+    delta_p_stderr: Error | None = Field(default=None, description="its error")
+    delta_p_rms: Number = Field(default=None, description="root of the mean square of these changes")
+    delta_p_rms_stderr: Error | None = Field(default=None, description="its error")
+    ln_ppl_stderr_of_text: Error | None = Field(
+        default=None, description="error of ln PPL as that of all windows of the text, of which these are a sample"
+    )
+    kld_stderr_of_text: Error | None = Field(
+        default=None, description="error of the KLD as that of all windows of the text, nats"
+    )
+    kld_percentiles: Percentiles = Field(default={}, description="percentiles of the tokens' KLDs, nats")
+    delta_p_percentiles: Percentiles = Field(default={}, description="percentiles of these changes")
+    blocks: BlockSums | None = Field(default=None, description="sums by block of the text: differences of two rows")
+    curve: Curve | None = Field(default=None, description="means by position in the window")
 
     reference: bool = Field(default=False, description="true if the others are compared with it")
     noise_floor: bool = Field(default=False, description="true if its spec calls it the noise floor")
@@ -241,45 +282,54 @@ class ModelResult(Stored):
     notes: tuple[Text, ...] = Field(default=(), description="footnotes of the row")
     spec: JsonObject = Field(default={}, description="its spec")
     provenance: JsonObject = Field(default={}, description="what ran: versions, hardware, options, groups of layers")
-    estimates: Estimates | None = Field(default=None, description="every statistic, with sums and curves")
     worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="tokens with the largest KLD or loss")
 
+    @field_validator("provenance")
     @classmethod
-    def of(
-        cls, label: str, engine: str, storage: Storage | None = None, estimates: Estimates | None = None, **fields: Any
-    ) -> Self:
-        """Return a row with its flat fields filled; ``fields``: the fields that cannot be computed, by their names.
+    def check_layers(cls, provenance: dict[str, Any]) -> dict[str, Any]:
+        """ValueError unless the groups of layers, which tables and plots read, can be read."""
+        try:
+            groups.groups_from_json(provenance.get("layers", ()))
+            groups.kv_caches_from_json(provenance.get("kv_cache_layers", ()))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError("layers or kv_cache_layers are not groups of layers") from None
+        return provenance
+
+    @classmethod
+    def of(cls, label: str, engine: str, storage: Storage | None = None, **fields: Any) -> Self:
+        """Return a row: ``fields``, and the fields that follow from them and from the ``storage``.
 
         ValidationError for values that results.json cannot have.
         """
-        size, provenance, timing = storage or Storage(), fields.get("provenance", {}), fields.get("timing")
-        layers = groups.groups_from_json(provenance.get("layers", ()))
-        kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
-        token_bytes, kv_cache = groups.kv_token_bytes(kv_caches), str(provenance.get("kv_cache") or "")
-        for name, brief in BRIEF.items():
-            kv_cache = kv_cache.replace(name, brief)
-        flat: dict[str, Any] = {
-            name: value_at(estimates, str(field.json_schema_extra["copied_from"]))
-            for name, field in cls.model_fields.items() if isinstance(field.json_schema_extra, dict)
-        }  # fmt: skip
-        error, seconds = fields.get("error"), fields.get("score_seconds")
-        scored = None if estimates is None else estimates.ppl.tokens + estimates.ppl.non_finite
-        return cls(**flat | {
-            "label": label, "engine": engine, "where": machine.words(provenance) or None,
-            "kernel": groups.kernel_of(layers) or None,
-            "deviations": "; ".join(deviations_of(provenance)) or None,
-            "attention": str(provenance.get("attention") or "") or None,
-            "engine_version": str(provenance.get("engine_version") or "") or None,
-            "options": ", ".join(option_texts(options_of(fields.get("spec", {})))) or None,
-            "phase": None if error else str(provenance.get("phase") or "prefill"),
-            "kv_cache": kv_cache or None, "kv_mb": None if token_bytes is None else token_bytes / 1000,
-            "bpw_layer": size.bpw_layer, "bpw_head": size.bpw_head, "vram_gib": size.vram_gib,
-            "vram_bits": size.vram_bits, "file_bytes": size.file_bytes, "storage_note": size.note or None,
-            "kld": None if error else 0.0 if fields.get("reference") else value_at(estimates, "against/kld/value"),
-            "noise_floor": bool(fields.get("spec", {}).get("noise_floor")),
-            "tokens_per_second": scored / seconds if scored is not None and seconds else None,
-            "seconds": timing.seconds if timing else None, "estimates": estimates,
-        } | fields)  # fmt: skip
+        facts = {
+            "label": label,
+            "engine": engine,
+            **facts_of_storage(storage or Storage()),
+            **facts_of_spec(fields.get("spec", {})),
+            **facts_of_provenance(fields.get("provenance", {})),
+        }
+        if fields.get("error"):
+            facts["phase"] = None
+        elif fields.get("reference"):
+            fields["kld"] = 0.0
+        tokens = fields.get("tokens")
+        seconds = fields.get("score_seconds")
+        if tokens is not None and seconds:
+            facts["tokens_per_second"] = (tokens + (fields.get("non_finite") or 0)) / seconds
+        timing = fields.get("timing")
+        if timing is not None:
+            facts["seconds"] = timing.seconds
+        return cls(**facts | fields)
+
+    @property
+    def is_compared(self) -> bool:
+        """True if its scores were compared with a reference's."""
+        return self.kld_tokens is not None
+
+    @property
+    def scored_tokens(self) -> int:
+        """All scored tokens, also those without a finite log-probability."""
+        return (self.tokens or 0) + (self.non_finite or 0)
 
     @property
     def is_quantized(self) -> bool:
@@ -309,8 +359,9 @@ class ModelResult(Stored):
     @property
     def loads(self) -> tuple[Any, ...]:
         """Load function, folder and phase: rows that share them differ only in their options."""
-        given = self.spec.get("model_dir")
-        return self.spec.get("load_fn"), given[:1] if isinstance(given, list) else [given], self.phase
+        folder = self.spec.get("model_dir")
+        parts = folder[:1] if isinstance(folder, list) else [folder]
+        return self.spec.get("load_fn"), parts, self.phase
 
     def scores_equal(self, other: ModelResult) -> bool:
         """True if both have the same log-probability at every token, to the last bit."""
@@ -323,47 +374,122 @@ class ModelResult(Stored):
 
     @property
     def flat(self) -> dict[str, Any]:
-        """The fields with a single value, by their names in results.json: the columns of CSV and pandas."""
-        return self.model_dump(exclude=NESTED)
+        """The fields of CSV and pandas, by their names in results.json."""
+        return self.model_dump(exclude=set(NOT_FLAT))
+
+
+NOT_FLAT = frozenset({
+    # several values
+    "memory", "kld_percentiles", "delta_p_percentiles", "blocks", "curve", "seconds", "timing", "notes", "spec",
+    "provenance", "worst_tokens",
+    # statistics of llama.cpp, and inputs of footnotes
+    "ref_ppl", "ref_ppl_tokens", "ppl_difference", "ppl_difference_stderr", "correlation", "delta_p", "delta_p_stderr",
+    "delta_p_rms", "delta_p_rms_stderr", "ln_ppl_stderr_of_text", "kld_stderr_of_text",
+})  # fmt: skip
+"""Fields of a row that CSV and pandas leave out."""
+
+
+def facts_of_storage(storage: Storage) -> dict[str, Any]:
+    """The fields of a row about the size of its weights."""
+    return {
+        "bpw_layer": storage.bpw_layer,
+        "bpw_head": storage.bpw_head,
+        "vram_gib": storage.vram_gib,
+        "vram_bits": storage.vram_bits,
+        "file_bytes": storage.file_bytes,
+        "storage_note": storage.note or None,
+    }
+
+
+def facts_of_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row that its spec gives."""
+    return {
+        "options": ", ".join(option_texts(options_of(spec))) or None,
+        "noise_floor": bool(spec.get("noise_floor")),
+    }
+
+
+def facts_of_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row about its machine, kernels, attention and KV cache."""
+    layers = groups.groups_from_json(provenance.get("layers", ()))
+    kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
+    token_bytes = groups.kv_token_bytes(kv_caches)
+    kv_cache = str(provenance.get("kv_cache") or "")
+    for name, brief in BRIEF.items():
+        kv_cache = kv_cache.replace(name, brief)
+    return {
+        "where": machine.words(provenance) or None,
+        "kernel": groups.kernel_of(layers) or None,
+        "deviations": "; ".join(deviations_of(provenance)) or None,
+        "attention": str(provenance.get("attention") or "") or None,
+        "engine_version": str(provenance.get("engine_version") or "") or None,
+        "phase": str(provenance.get("phase") or "prefill"),
+        "kv_cache": kv_cache or None,
+        "kv_mb": None if token_bytes is None else token_bytes / 1000,
+    }
 
 
 def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a model spec gives the engine, in ``engine`` or in ``[dir, options]``."""
-    given, engine = spec.get("model_dir"), spec.get("engine")
-    more = given[-1] if isinstance(given, list) and given else None
-    return {name: value for each in (engine, more) if isinstance(each, dict) for name, value in each.items()}
+    engine = spec.get("engine")
+    options = dict(engine) if isinstance(engine, dict) else {}
+    folder = spec.get("model_dir")
+    if isinstance(folder, list) and folder and isinstance(folder[-1], dict):
+        options |= folder[-1]
+    return options
 
 
 def option_texts(options: Mapping[str, Any]) -> list[str]:
     """Each option as ``name=value``."""
-    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in options.items()]
+    texts = []
+    for name, value in options.items():
+        written = value if isinstance(value, str) else json.dumps(value)
+        texts.append(f"{name}={written}")
+    return texts
 
 
 def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
     """Return one clause per way in which a model ran differently from its checkpoint or spec."""
     layers = groups.groups_from_json(provenance.get("layers", ()))
     kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
-    own = provenance.get("deviations")
-    said = [each for each in own if isinstance(each, str)] if isinstance(own, list) else []
-    return groups.deviations(layers) + groups.kv_deviations(kv_caches) + said
-
-
-NESTED = {"memory", "seconds", "timing", "notes", "spec", "provenance", "estimates", "worst_tokens"}
-"""Fields of a row that hold several values."""
-
-
-def value_at(found: Any, path: str) -> Any:
-    """The value at a path of attributes and keys; None if one of its steps is None, or a missing key."""
-    for step in path.split("/"):
-        if found is None:
-            return None
-        found = found.get(step) if isinstance(found, dict) else getattr(found, step)
-    return found
+    of_engine = provenance.get("deviations")
+    clauses = [each for each in of_engine if isinstance(each, str)] if isinstance(of_engine, list) else []
+    return groups.deviations(layers) + groups.kv_deviations(kv_caches) + clauses
 
 
 def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     """The noise floor, as marked in its spec; of several such rows, the one with the largest KLD."""
-    return max((m for m in models if m.noise_floor and m.kld is not None), key=lambda m: m.kld or 0.0, default=None)
+    floors = [model for model in models if model.noise_floor and model.kld is not None]
+    return max(floors, key=lambda model: model.kld or 0.0, default=None)
+
+
+class UsedData(Stored):
+    """Types of those values of a text's ``data`` that tables and reports use."""
+
+    text_tokens: Count | None = None
+    windows: Count = 0
+    windows_of_the_text: Count | None = None
+    window_length: Count = 0
+    scored_tokens: Count = 0
+    method: str | None = None
+    windows_sha256: str | None = None
+    vocabulary_sha256: str | None = None
+    notes: list[Any] = []
+
+
+class UsedReference(Stored):
+    """Types of those values of a text's ``reference`` that tables and plots use."""
+
+    label: str
+    key: str | None = None
+
+
+def check_types(types: type[Stored], values: dict[str, Any]) -> None:
+    """ValueError in one line for a value that has another type."""
+    try:
+        types.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(describe(error, ())) from None
 
 
 class TextResult(Stored):
@@ -376,13 +502,30 @@ class TextResult(Stored):
     reference: JsonObject | None = Field(default=None, description="label, key, identity; None without one")
     models: tuple[ModelResult, ...] = ()
 
+    @field_validator("data")
+    @classmethod
+    def check_data(cls, data: dict[str, Any]) -> dict[str, Any]:
+        check_types(UsedData, data)
+        return data
+
+    @field_validator("reference")
+    @classmethod
+    def check_reference(cls, reference: dict[str, Any] | None) -> dict[str, Any] | None:
+        if reference is not None:
+            check_types(UsedReference, reference)
+        return reference
+
     @property
     def reference_ppl(self) -> float | None:
         """The reference's perplexity, from its own row, or else from the model with most scored tokens."""
-        rows = [m.estimates.ppl for m in self.models if m.reference and m.estimates]
-        compared = [found.against.ref_ppl for m in self.models if (found := m.estimates) and found.against]
-        known = [ppl for ppl in rows or compared if ppl.value is not None]
-        return max(known, key=lambda ppl: ppl.tokens).value if known else None
+        known = [(row.tokens or 0, row.ppl) for row in self.models if row.reference and row.blocks]
+        if not known:
+            known = [(row.ref_ppl_tokens or 0, row.ref_ppl) for row in self.models if row.is_compared]
+        known = [(tokens, ppl) for tokens, ppl in known if ppl is not None]
+        if not known:
+            return None
+        _, ppl = max(known, key=lambda each: each[0])
+        return ppl
 
     @property
     def noise_floor(self) -> ModelResult | None:
@@ -393,7 +536,7 @@ class TextResult(Stored):
 class RunResult(Stored):
     """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order."""
 
-    format: Literal[8] = 8
+    format: Literal[9] = 9
     created: str = Field(default="", description="date and time of the run; empty until it is written")
     command: tuple[Text, ...] = Field(default=(), description="the command line")
     commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
@@ -406,11 +549,15 @@ class RunResult(Stored):
     @property
     def means(self) -> list[dict[str, Any]]:
         """The means for results.json and pandas; they are not read back."""
-        means = [(label, self.mean_kld(label), self.mean_ppl(label)) for label in self.labels]
-        return [
-            {"label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr, "mean_ppl": ppl.value,
-             "mean_ppl_stderr": ppl.stderr} for label, kld, ppl in means
-        ]  # fmt: skip
+        means = []
+        for label in self.labels:
+            kld = self.mean_kld(label)
+            ppl = self.mean_ppl(label)
+            means.append({
+                "label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr, "mean_ppl": ppl.value,
+                "mean_ppl_stderr": ppl.stderr,
+            })  # fmt: skip
+        return means
 
     @property
     def scored(self) -> tuple[TextResult, ...]:
@@ -450,9 +597,11 @@ class RunResult(Stored):
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
         """The run with only the models of these labels; the reference's row stays."""
-        return self.updated(texts=tuple(
-            text.updated(models=tuple(m for m in text.models if m.label in keeps or m.reference)) for text in self.texts
-        ))  # fmt: skip
+        texts = []
+        for text in self.texts:
+            models = [model for model in text.models if model.label in keeps or model.reference]
+            texts.append(text.updated(models=tuple(models)))
+        return self.updated(texts=tuple(texts))
 
     def write(self, file: Path) -> None:
         """Write results.json atomically."""
@@ -465,12 +614,8 @@ class RunResult(Stored):
     @classmethod
     def read(cls, file: Path) -> RunResult:
         """The run of a results.json or a report.html; InputError in one line for another file or format, or damage."""
-        name, content = printable(file), json_files.read_bytes(file)
-        if not content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
-            found = EMBEDDED.search(content)
-            if found is None:
-                raise InputError(f"{name}: {NO_RESULTS}")
-            content = found[1]
+        name = printable(file)
+        content = json_of(file)
         raw = json_files.parsed(content, name)
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
@@ -479,11 +624,37 @@ class RunResult(Stored):
             raise InputError(f"{name}: {other}; run compare_q again with -o (token scores in the cache are used)")
         try:
             run = cls.model_validate_json(content)
-            check(run)
+            check_names(run)
+        except ValidationError as error:
+            raise InputError(f"{name}: damaged results: {describe(error, ())}") from None
         except ValueError as error:
-            said = describe(error, ()) if isinstance(error, ValidationError) else error
-            raise InputError(f"{name}: damaged results: {said}") from None
+            raise InputError(f"{name}: damaged results: {error}") from None
         return run
+
+
+def json_of(file: Path) -> bytes:
+    """The results.json in a file, which may be a report.html; InputError if there is none."""
+    content = json_files.read_bytes(file)
+    if content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
+        return content
+    embedded = EMBEDDED.search(content)
+    if embedded is None:
+        raise InputError(f"{printable(file)}: {NO_RESULTS}")
+    return embedded[1]
+
+
+def check_names(run: RunResult) -> None:
+    """ValueError unless names of texts and labels of rows are unique, and all texts have rows of the same labels."""
+    if not run.labels:
+        raise ValueError("texts: none has rows")
+    if len({text.name for text in run.texts}) < len(run.texts):
+        raise ValueError("texts: two have one name")
+    if len(set(run.labels)) < len(run.labels):
+        raise ValueError("models: two have one label")
+    first, *others = run.scored
+    for text in others:
+        if tuple(model.label for model in text.models) != run.labels:
+            raise ValueError(f"{text.name}: models: their labels are not those of {first.name}")
 
 
 def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
@@ -491,167 +662,28 @@ def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -
     known = [value for value in values if value is not None]
     if len(known) < len(values) or not known:
         return Value(None)
-    found = [error for error in errors if error is not None]
+    known_errors = [error for error in errors if error is not None]
+    stderr = None
     try:
-        stderr = math.sqrt(sum(error**2 for error in found)) / len(known) if len(found) == len(values) else None
-        return Value(math.fsum(known) / len(known), stderr)
+        mean = math.fsum(known) / len(known)
+        if len(known_errors) == len(values):
+            stderr = math.sqrt(sum(error**2 for error in known_errors)) / len(known)
     except OverflowError:  # numbers of a damaged file
         return Value(None)
+    return Value(mean, stderr)
 
 
 def geometric_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
     """The exponential of the ``macro_mean`` of the logarithms of values above 0, with its error."""
     logs = [math.log(value) if value else None for value in values]
-    relative = [e / value if value and e is not None else None for value, e in zip(values, errors, strict=True)]
+    relative = []
+    for value, error in zip(values, errors, strict=True):
+        relative.append(error / value if value and error is not None else None)
     mean = macro_mean(logs, relative)
-    value = None if mean.value is None else math.exp(mean.value)
-    return Value(value, None if value is None or mean.stderr is None else value * mean.stderr)
-
-
-class Described(Stored):
-    """Types of the values that are used from a text's free descriptions."""
-
-    class Reference(Stored):
-        label: str
-        key: str | None = None
-
-    reference: Reference | None
-    text_tokens: Count | None = None
-    windows: Count | None = None
-    windows_of_the_text: Count | None = None
-    windows_sha256: str | None = None
-    vocabulary_sha256: str | None = None
-
-
-def check(run: RunResult) -> None:
-    """ValueError for a run that compare_q does not write, and that tables, plots or the report could not show."""
-    if not run.labels or len({text.name for text in run.texts}) < len(run.texts):
-        raise ValueError("texts: none has rows, or two have one name")
-    for text in run.scored:
-        place = f"{text.name}: " if len(run.texts) > 1 else ""
-        labels = [model.label for model in text.models]
-        if tuple(labels) != run.labels or len(set(labels)) < len(labels):
-            raise ValueError(f"{place}models: two have one label, or are not those of {run.scored[0].name}")
-        Described.model_validate(text.data | {"reference": text.reference})
-        for model in text.models:
-            if wrong := contradiction(model):
-                raise ValueError(f"{place}{model.label}: {wrong}")
-
-
-def contradiction(model: ModelResult) -> str:
-    """Return the part of a row whose values contradict each other; empty if none do."""
-    try:
-        groups.groups_from_json(model.provenance.get("layers", ()))
-        groups.kv_caches_from_json(model.provenance.get("kv_cache_layers", ()))
-    except (KeyError, TypeError, ValueError):
-        return "provenance: layers or kv_cache_layers are not groups of layers"
-    moments = [each for each in vars(model.timing).values() if each is not None] if model.timing else []
-    if moments != sorted(moments):
-        return "timing: is not in order"
-    if (found := model.estimates) is None:
-        return ""
-    blocks, curve = found.blocks, found.curve
-    sums = {name: own for name in ("nll", "kld", "same_top") if (own := getattr(blocks, name)) is not None}
-    bins = max(len(curve.edges) - 1, 0)
-    values = [own for own in (curve.nll, curve.kld, curve.nll_stderr, curve.kld_stderr) if own is not None]
-    holds = {
-        "blocks": all(len(own) == len(blocks.tokens) for own in sums.values())
-        and (not blocks.whole or (sum(blocks.tokens) > 0 and set(blocks.whole) <= sums.keys())),
-        "curve": all(a < b for a, b in itertools.pairwise((0, *curve.edges)))
-        and all(len(own) == bins for own in values),
-        "against": found.against is None or distributions_hold(found.against),
-    }  # fmt: skip
-    wrong = next((name for name, is_so in holds.items() if not is_so), "")
-    return f"estimates.{wrong}: its numbers do not go together" if wrong else ""
-
-
-def distributions_hold(against: AgainstReference) -> bool:
-    """True if all percentiles of the KLD exist, and with them the KLD, or none of them."""
-    if not against.kld_percentiles:
-        return True
-    return set(against.kld_percentiles) == set(PERCENTILES) and against.kld.value is not None
-
-
-def load(files: Sequence[Path]) -> RunResult:
-    """The run of one file, or the rows of several files in one run.
-
-    InputError in one line for files that are damaged, and for files that ``combine`` refuses.
-    """
-    resolved = list(map(os.path.realpath, files))
-    for file, path in zip(files, resolved, strict=True):
-        if resolved.count(path) > 1:
-            raise InputError(f"{printable(file)}: is given twice; name each run once")
-    runs = {printable(file): RunResult.read(file) for file in files}
-    return combine(runs) if len(runs) > 1 else next(iter(runs.values()))
-
-
-def combine(runs: Mapping[str, RunResult]) -> RunResult:
-    """One run with the rows of all ``runs`` (file -> its results), in their order and without duplicates.
-
-    InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows and
-    reference.
-    """
-    (first_file, first), *others = runs.items()
-    for file, run in others:
-        if len(run.texts) != len(first.texts):
-            counts = f"({len(run.texts)}, not {len(first.texts)})"
-            raise InputError(f"{file}: its number of texts differs from {first_file}'s {counts}")
-        for text, own in zip(first.texts, run.texts, strict=True):
-            if text.error or own.error:
-                raise InputError(f"{file if own.error else first_file}: its text {own.name} failed; run it again")
-            for (what, wanted), found in zip(identity(text).items(), identity(own).values(), strict=True):
-                if found[0] != wanted[0]:
-                    one, two = (f"{words} {(digest or 'none')[:12]}" for digest, words in (found, wanted))
-                    raise InputError(f"{file}: its {what} is not that of {first_file} ({one}, not {two})")
-    texts = tuple(
-        text.updated(models=unique_rows([model for run in runs.values() for model in run.texts[i].models]))
-        for i, text in enumerate(first.texts)
-    )
-    shared = {
-        name: {key: value for key, value in getattr(first, name).items()
-               if all(getattr(run, name).get(key) == value for run in runs.values())}
-        for name in ("versions", "hardware")
-    }  # fmt: skip
-    commit, created = {run.commit for run in runs.values()}, max(run.created for run in runs.values())
-    only = first.commit if len(commit) == 1 else None
-    return first.updated(texts=texts, created=created, command=(), commit=only, **shared)
-
-
-def identity(text: TextResult) -> dict[str, tuple[str | None, str]]:
-    """Property that rows must share to be in one table -> (digest, words before the digest in messages).
-
-    The digest of the windows includes the method and the scored positions.
-    """
-    data, reference = text.data, text.reference or {}
-    return {
-        "tokenizer": (data.get("vocabulary_sha256"), "vocabulary"),
-        "cut into windows": (
-            data.get("windows_sha256"), f"{data.get('windows')} windows by method {data.get('method')},"
-        ),
-        "reference": (reference.get("key"), f"{reference.get('label', 'key')},"),
-    }  # fmt: skip
-
-
-def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
-    """The rows without duplicates, by the key of their scores.
-
-    A measured row replaces a failed row of the same label.  Other rows with the same label get a number: "label (2)".
-    """
-    rows: list[ModelResult] = []
-
-    def is_same(one: ModelResult, other: ModelResult) -> bool:
-        if one.error or other.error:
-            return one.label == other.label
-        return one.scores_key == other.scores_key != ""
-
-    for model in models:
-        place = next((i for i, row in enumerate(rows) if is_same(row, model)), len(rows))
-        if place == len(rows):
-            (label,) = numbered([model.label], [row.label for row in rows])
-            rows.append(model.updated(label=label))
-        elif rows[place].error:
-            rows[place] = model.updated(label=rows[place].label)
-    return tuple(rows)
+    if mean.value is None:
+        return Value(None)
+    value = math.exp(mean.value)
+    return Value(value, None if mean.stderr is None else value * mean.stderr)
 
 
 def json_schema() -> dict[str, Any]:

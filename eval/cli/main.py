@@ -20,7 +20,7 @@ from dataclasses import replace
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.messages import one_line
-from compare_q.eval import results as run_results
+from compare_q.eval import merging
 from compare_q.eval.cli import cache as cache_command
 from compare_q.eval.cli import flags, outputs
 from compare_q.eval.cli.outputs import print_errors, print_note
@@ -94,7 +94,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 def show_command(args: argparse.Namespace) -> int:
     """``show``: print, write and plot finished runs."""
-    results = run_results.load(args.source)
+    results = merging.load(args.source)
     results = results.masked(reading.matching(results.labels, args.mask))
     names, scored = [text.name for text in results.texts], results.scored
     reference = any(text.reference for text in scored)

@@ -34,7 +34,7 @@ class Verdict(Stored):
     label: Text
     outcome: Outcome
     words: Text = Field(description="the verdict in one line")
-    rows: tuple[ModelResult, ...] = Field(description="labelled LABEL | PASS at TEXT, without estimates")
+    rows: tuple[ModelResult, ...] = Field(description="labelled LABEL | PASS at TEXT, without blocks and curves")
     worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="of a variant that differs")
 
 
@@ -86,7 +86,9 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
 def slim(row: Row) -> ModelResult:
     """Return a row without the parts that a gate does not need."""
     label = f"{row.model.label} at {row.text}"
-    return row.model.updated(label=label, estimates=None, timing=None, seconds=None)
+    return row.model.updated(
+        label=label, blocks=None, curve=None, kld_percentiles={}, delta_p_percentiles={}, timing=None, seconds=None
+    )
 
 
 def judged(

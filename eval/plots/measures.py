@@ -12,7 +12,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
 from compare_q.eval.results import ModelResult, RunResult, TextResult, geometric_mean, macro_mean
 from compare_q.eval.stats.estimates import paired_difference
-from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.stats.uncertainty import Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
@@ -124,14 +124,17 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True
-    value, own = measure.of(model), model.estimates
-    if model.reference or value is None or own is None:
+    value = measure.of(model)
+    if model.reference or value is None or model.blocks is None:
         return None, True
-    reference = next((other.estimates for other in text.models if other.reference and other.estimates), None)
-    ratio: Mean | Value | None = own.against.ln_ppl_ratio if own.against else None
-    if ratio is None and reference:
-        ratio = paired_difference(own.blocks, reference.blocks, "nll")
-    return (None if ratio.stderr is None else value * ratio.stderr, True) if ratio else (model.ppl_stderr, False)
+    relative = model.ln_ppl_ratio_stderr
+    if not model.is_compared:
+        reference = next((other.blocks for other in text.models if other.reference and other.blocks), None)
+        difference = paired_difference(model.blocks, reference, "nll") if reference else None
+        if difference is None:
+            return model.ppl_stderr, False
+        relative = difference.stderr
+    return (None if relative is None else value * relative), True
 
 
 def value_text(value: float, error: float | None, measure: Measure) -> str:

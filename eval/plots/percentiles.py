@@ -31,9 +31,8 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
     """
     rows = []  # (mean in nats, index of the model, percentiles in nats)
     for number, model in enumerate(text.models):
-        against = model.estimates.against if model.estimates else None
-        if against and against.kld_percentiles and against.kld.value is not None:
-            rows.append((against.kld.value, number, against.kld_percentiles))
+        if model.kld_percentiles and model.kld is not None:
+            rows.append((model.kld, number, model.kld_percentiles))
     rows.sort(key=lambda row: row[:2])
     shown = [x for mean, _, p in rows for x in (mean, p["1"], p["max"]) if x >= SMALLEST]
     if not shown:

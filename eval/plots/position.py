@@ -44,7 +44,7 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
     ValueError without a value.  On a logarithmic axis values that are not above 0 leave a gap; a linear axis of KLD
     begins at 0.
     """
-    curves = [model.estimates.curve for model in text.models if model.estimates]
+    curves = [model.curve for model in text.models if model.curve]
     values = [value for curve in curves for value in (curve.kld if kld else curve.nll) or ()]
     log_y = kld and style.is_wide(value for value in values if value is not None)
     lines = _lines(text, style.DARK if dark else style.LIGHT, kld=kld, log_y=log_y)
@@ -85,7 +85,7 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
 
     Lines of one family differ by their dashes.  Bins without a score of any model are left out and are not gaps.
     """
-    curves = {number: m.estimates.curve for number, m in enumerate(text.models) if m.estimates}
+    curves = {number: model.curve for number, model in enumerate(text.models) if model.curve}
     best, found = points.front_labels(text), style.looks_of(text.models)
     matters = [n for n in curves if text.models[n].reference or text.models[n] is text.noise_floor]
     matters += [n for n in curves if text.models[n].marked_label in best]

@@ -32,7 +32,7 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     InputError if no row is quantized, or if the results do not name the data of a text.
     """
     found = [(text, model) for text in run.scored for model in text.models
-             if model.is_quantized and model.estimates and not (model.reference or model.noise_floor)]  # fmt: skip
+             if model.is_quantized and model.blocks and not (model.reference or model.noise_floor)]  # fmt: skip
     if not found:
         raise InputError("a model card is about quantized models, and none was measured")
     if unknown := [text.name for text in run.scored if not spec_of(text)]:

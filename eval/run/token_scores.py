@@ -30,6 +30,7 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult, Timing
 from compare_q.eval.run.memory import memory_of
 from compare_q.eval.run.reference import Reference
+from compare_q.eval.run.row import fields_of
 from compare_q.eval.stats import estimates
 from compare_q.eval.text.windows import EvalData
 
@@ -189,7 +190,7 @@ def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cac
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
     memory = memory_of(model, size_on_disk, record["provenance"])
     return row_of(
-        model, storage=size_on_disk, memory=memory, estimates=found, windows=len(text.windows), timing=stored.timing,
+        model, storage=size_on_disk, memory=memory, **fields_of(found), windows=len(text.windows), timing=stored.timing,
         load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
         notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
         scores_digest=hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest(),

@@ -8,6 +8,7 @@ q(token) - p_ref(token).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ class Curve:
     nll_stderr: tuple[Error | None, ...] | None = None
     kld_stderr: tuple[Error | None, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """ValueError for edges that do not increase, or for another number of values than of bins."""
+        if any(low >= high for low, high in itertools.pairwise((0, *self.edges))):
+            raise ValueError("its edges do not increase")
+        bins = max(len(self.edges) - 1, 0)
+        for values in (self.nll, self.kld, self.nll_stderr, self.kld_stderr):
+            if values is not None and len(values) != bins:
+                raise ValueError(f"has {len(values)} values for {bins} bins")
+
 
 @dataclass(frozen=True)
 class BlockSums:
@@ -76,6 +86,16 @@ class BlockSums:
     same_top: tuple[float, ...] | None = None
     whole: tuple[Annotated[str, Field(pattern="^(nll|kld|same_top)$")], ...] = ()
     length: Count = 0
+
+    def __post_init__(self) -> None:
+        """ValueError for sums of another number of blocks, or for sums that cannot be compared."""
+        sums = {"nll": self.nll, "kld": self.kld, "same_top": self.same_top}
+        for name, values in sums.items():
+            if values is not None and len(values) != len(self.tokens):
+                raise ValueError(f"{name} has {len(values)} sums for {len(self.tokens)} blocks")
+        for name in self.whole:
+            if sums[name] is None or sum(self.tokens) == 0:
+                raise ValueError(f"whole: there is no mean of {name}")
 
     @property
     def held(self) -> int:
@@ -151,14 +171,14 @@ class Estimates:
     sampled: Sampled | None = None
 
 
-def short_text_cautions(models: Sequence[Estimates], text: int | None) -> list[str]:
-    """Return cautions, without repeats, about errors of these models that come from few tokens.
+def short_text_cautions(models: Sequence[BlockSums], text: int | None) -> list[str]:
+    """Return cautions, without repeats, about errors of models that come from few tokens, by the models' blocks.
 
     ``text``: number of tokens of the whole text, if known.
     """
     advice = "score more windows (-r, max_rows)" if text and text >= SHORT else "take a longer text"
     cautions = []
-    for length in sorted({model.blocks.length for model in models if model.blocks.length < SHORT}):
+    for length in sorted({blocks.length for blocks in models if blocks.length < SHORT}):
         part = f"{length:,} tokens" + (f" of a text of {text:,}" if text and text > length else "")
         cautions.append(
             f"the scored part spans {part}: with less than {SHORT:,}, errors (±) may be far too small; {advice}"

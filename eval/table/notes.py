@@ -80,8 +80,8 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
     notes += by_note(
         (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
     )
-    measured = [model.estimates for model in rows if model.estimates]
-    if max((found.blocks.held for found in measured), default=2) > 1:
+    measured = [model.blocks for model in rows if model.blocks]
+    if max((blocks.held for blocks in measured), default=2) > 1:
         notes += short_text_cautions(measured, text.data.get("text_tokens"))
     else:
         notes.append("errors n/a: the text is too short to estimate them")
@@ -130,16 +130,13 @@ def window_notes(text: TextResult) -> list[str]:
     method, whole = text.data.get("method"), text.data.get("windows_of_the_text")
     cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
     spread = f" of {whole:,}, spread over the text" if whole else ""
-    scored = {(m.windows, m.estimates.ppl.tokens + m.estimates.ppl.non_finite) for m in text.models if m.estimates}
+    scored = {(model.windows, model.scored_tokens) for model in text.models if model.blocks}
     counts = [(amount(count, "window"), amount(tokens, "scored token")) for count, tokens in sorted(scored)]
     lines = [f"{cut}{count}{spread}, {tokens}" for count, tokens in counts]
     if not whole:
         return lines
-    errors: list[float] = []
-    for model in text.models:
-        sampled = model.estimates.sampled if model.estimates else None
-        if sampled is not None and sampled.nll is not None:
-            errors.append(sampled.nll)
+    of_text = [model.ln_ppl_stderr_of_text for model in text.models]
+    errors = [error for error in of_text if error is not None]
     if errors:
         within = f"PPL within {100 * max(errors):.2g} % (one standard error; the table's ± is for other texts, too)"
         lines.append(f"what all {whole:,} windows of the text would give: {within}")
@@ -204,7 +201,7 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
         f"failed: {model.error}": failed,
         f"size n/a: {model.storage_note}": bool(model.storage_note) and not failed,
         "kernel n/a: this engine does not report its kernels": not (failed or model.layers),
-        "PPL n/a: it is too large for a number": model.estimates is not None and model.ppl is None,
+        "PPL n/a: it is too large for a number": model.blocks is not None and model.ppl is None,
         f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
         f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,
         "KLD n/a: this engine measured none": text.reference is not None and not explained,
@@ -214,10 +211,11 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
 
 def legend(text: TextResult) -> list[str]:
     """Return the meanings of the marks in a text's table."""
-    notes, measured = [], [model.estimates for model in text.models if model.estimates]
-    count = max((found.blocks.held for found in measured), default=0)
+    notes = []
+    measured = [model.blocks for model in text.models if model.blocks]
+    count = max((blocks.held for blocks in measured), default=0)
     if count > 1:
-        longest = longest_documents(max(found.blocks.length for found in measured))
+        longest = longest_documents(max(blocks.length for blocks in measured))
         holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
         is_short = short_text_cautions(measured, None)
         notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]

@@ -44,7 +44,7 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
 
 def pair_lines(pairs: Sequence[Pair], text: TextResult) -> list[str]:
     """Return the lines of all pairs of a text's models, ``HEADING`` first."""
-    measured = [found for pair in pairs for model in pair if (found := model.estimates)]
+    measured = [model.blocks for pair in pairs for model in pair if model.blocks]
     cautions, near = short_text_cautions(measured, text.data.get("text_tokens")), near_lossless(text.models)
     lines = [*HEADING, *(f"Caution: {each}" for each in cautions)]
     for one, other in pairs:

@@ -33,14 +33,14 @@ def precision_of(model: ModelResult) -> Precision:
         return Precision(model.marked_label, None, f"{amount(model.kld_non_finite, 'token')} without a finite KLD")
     if model.windows < LEAST_WINDOWS:
         return Precision(model.marked_label, None, f"only {amount(model.windows, 'window')}")
-    sampled = model.estimates.sampled if model.estimates else None
-    if sampled is None or sampled.kld is None:
+    stderr = model.kld_stderr_of_text
+    if stderr is None:
         return Precision(model.marked_label, None, "its windows have no error")
-    if sampled.kld == 0:
+    if stderr == 0:
         return Precision(model.marked_label, 0.0)
     if not model.kld or model.kld < 0:
         return Precision(model.marked_label, None, "its KLD is 0 within rounding")
-    return Precision(model.marked_label, sampled.kld / model.kld)
+    return Precision(model.marked_label, stderr / model.kld)
 
 
 def compared_rows(text: TextResult) -> list[ModelResult]:

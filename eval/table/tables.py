@@ -115,7 +115,7 @@ def columns_of(text: TextResult, names: Sequence[str]) -> list[Filled]:
         for model in text.models:
             if column.name == "label":
                 cells.append(Cell(notes.label_of(model)))
-            elif model.estimates is None:
+            elif model.blocks is None:
                 cells.append(Cell("failed" if column.name == first else ""))
             elif column.name == "options":
                 own = {name: value for name, value in model.engine_options.items() if name in different}

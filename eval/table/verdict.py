@@ -38,7 +38,7 @@ def verdict(run: RunResult) -> str:
 
 def of_text(text: TextResult) -> list[str]:
     """Return the sentences on one text: on KLDs, or else on perplexities."""
-    measured = [model for model in text.models if model.estimates]
+    measured = [model for model in text.models if model.blocks]
     if not measured:
         return ["No model was scored."]
     compared = [model for model in measured if model.kld is not None and not (model.reference or model.noise_floor)]
@@ -138,7 +138,7 @@ def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) 
     """Return the sentences on rows by their means; a difference is certain if every text has it."""
     first, *others = sorted(means, key=lambda label: means[label].value or 0.0)
     texts = run.scored
-    models = [model for text in texts for model in text.models if model.estimates]
+    models = [model for text in texts for model in text.models if model.blocks]
     worse, same = set(others), set(others)
     for text in texts:
         rows, near = {model.label: model for model in text.models}, near_lossless(text.models)
@@ -163,7 +163,7 @@ def certainly(models: Sequence[ModelResult]) -> str:
 
 def caution(models: Sequence[ModelResult]) -> list[str]:
     """Return the sentence that nothing is certain, if the text is short."""
-    blocks = [model.estimates.blocks for model in models if model.estimates]
+    blocks = [model.blocks for model in models if model.blocks]
     if any(each.held < 2 for each in blocks):
         return ["Nothing of this is certain: no errors are known."]
     length = min((each.length for each in blocks), default=SHORT)

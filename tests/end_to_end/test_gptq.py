@@ -61,7 +61,6 @@ def test_gptqs_perplexity(toy_model: Path, tmp_path: Path, windows: int) -> None
     assert [text.data[key] for key in ("text_tokens", "windows", "scored_tokens")] == [
         gold["tokens"], windows or n, (windows or n) * (LENGTH - 1),
     ]  # fmt: skip
-    estimates = text.models[0].estimates
-    assert estimates is not None
-    assert estimates.ppl.value is not None
-    assert math.log(estimates.ppl.value) == pytest.approx(math.log(gold["ppl"]), abs=ATOL_LOGPROB)
+    ppl = text.models[0].ppl
+    assert ppl is not None
+    assert math.log(ppl) == pytest.approx(math.log(gold["ppl"]), abs=ATOL_LOGPROB)

@@ -201,5 +201,5 @@ def test_lm_evals_three_numbers(
     gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
     wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
     for name in lm_eval_peer.METRICS:
-        assert getattr(rates, name).value == pytest.approx(wide[name], rel=1e-5), name
-        assert getattr(rates, name).value == pytest.approx(narrow[name], rel=3e-5), name
+        assert getattr(rates, name) == pytest.approx(wide[name], rel=1e-5), name
+        assert getattr(rates, name) == pytest.approx(narrow[name], rel=3e-5), name

@@ -126,7 +126,7 @@ def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path, capsys: 
     assert QUANT.label in capsys.readouterr().out
     frame = load(tmp_path / "r.json").frame()
     assert {"label", "kld_p99.9", "kld_stderr", "reference", "notes"} <= set(frame.columns)
-    assert not {"estimates", "spec", "provenance", "text"} & set(frame.columns)
+    assert not {"blocks", "spec", "provenance", "text"} & set(frame.columns)
     assert frame.kld.tolist()[:2] == [0, 0.01234567]
     assert frame.kld_stderr.isna().tolist() == [True, False, True, False]
     assert frame.tokens.isna().tolist() == [False, False, True, False]

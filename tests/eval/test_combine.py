@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval import results
+from compare_q.eval import merging
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult, TextResult
 from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, raw_of, replace, run_result, text_result, with_sums
@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Write:
 
 def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
     """Return the combined run of these files, and its only text."""
-    found = results.load(files)
+    found = merging.load(files)
     return found, found.texts[0]
 
 
@@ -95,7 +95,7 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
 )
 def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[str, Any], named: list[str]) -> None:
     first, second = write("a.json", REF_A), write("b.json", REF_A, **keys)
-    said = refusal(results.load, [first, second])
+    said = refusal(merging.load, [first, second])
     assert said.startswith(f"{second}: ")
     assert all(word in said for word in [*named, str(first)])
     assert "\n" not in said
@@ -103,7 +103,7 @@ def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[s
 
 def test_one_file_twice_is_refused(write: Write) -> None:
     first = write("a.json", REF_A)
-    assert "a.json" in refusal(results.load, [first, first.parent / "." / "a.json"])
+    assert "a.json" in refusal(merging.load, [first, first.parent / "." / "a.json"])
 
 
 def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path) -> None:
@@ -138,7 +138,10 @@ def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_spec
     (whole,) = RunResult.read(tmp_path / "all.json").texts
     _, run = combined([tmp_path / "a.json", tmp_path / "b.json"])
     measured = [
-        [(m.label, m.scores_key, m.estimates, m.reference, m.notes, m.worst_tokens) for m in r.models]
+        [
+            (m.label, m.scores_key, m.ppl, m.kld, m.blocks, m.curve, m.reference, m.notes, m.worst_tokens)
+            for m in r.models
+        ]
         for r in (run, whole)
     ]
     assert measured[0] == measured[1]

@@ -33,7 +33,7 @@ B, C = with_sums(replace(A, label="b"), nll=WORSE.nll), with_sums(replace(A, lab
 GOOD = with_sums(replace(A, label="good"), nll=(1.0, 1.0, 1.0, 1.0))
 HOLES = with_sums(with_ppl(replace(GOOD, label="holes"), replace(PPL, value=2.0)), whole=("kld", "same_top"))
 ONE_BLOCK = [
-    with_sums(replace(A, label=label), tokens=(10,), nll=(loss,), whole=("nll",))
+    with_sums(replace(A, label=label), tokens=(10,), nll=(loss,), kld=None, same_top=None, whole=("nll",))
     for label, loss in (("x", 5), ("y", 9))
 ]
 
@@ -179,7 +179,7 @@ def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:
     models = [REF, row("noise", 0.02, 0.01, spec={"noise_floor": True}), NEAR, row("at 0.051", 0.051)]
     assert kld_limit(models) == pytest.approx(0.02 + 3.182 * 0.01, abs=1e-5)
     assert near_lossless(models) == {"near", "at 0.051"}
-    assert kld_limit([replace(models[1], estimates=None), NEAR]) is None
+    assert kld_limit([replace(models[1], blocks=None), NEAR]) is None
     assert kld_limit([row("noise", 0.02, None, spec={"noise_floor": True}), NEAR]) == pytest.approx(0.04)
 
 

@@ -102,7 +102,7 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
 def test_copies_keep_what_made_the_first(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read and written again on another machine keeps the machine on which it ran."""
     raw = raw_of(run, ["first"])
-    assert (raw["format"], raw["command"], raw["title"]) == (8, ["first"], "a title")
+    assert (raw["format"], raw["command"], raw["title"]) == (9, ["first"], "a title")
     monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
     assert raw_of(run)["versions"] == {"python": "0", "compare-q": __version__}
     assert read_back(raw, tmp_path).texts == run.texts

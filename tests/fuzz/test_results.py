@@ -19,7 +19,7 @@ from compare_q.backends.common.messages import CONTROL
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
-from compare_q.eval import results
+from compare_q.eval import merging
 from compare_q.eval.report import page
 from compare_q.eval.results import RunResult, TextResult
 from compare_q.eval.table import columns, pairs, render
@@ -84,7 +84,7 @@ def test_results(folder: Path, random: Random) -> None:
     found = answer_of(lambda: RunResult.read(file))
     if found is not None:
         show(found, folder)
-        combined = answer_of(lambda: results.load([folder / "whole.json", file]))
+        combined = answer_of(lambda: merging.load([folder / "whole.json", file]))
         if combined is not None:
             show(combined, folder)
 

@@ -10,22 +10,34 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult, WorstToken
+from compare_q.eval.run.row import against_reference, fields_of
 from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
 
-GIVEN = (
-    "reference", "windows", "load_seconds", "score_seconds", "timing", "from_cache", "error", "spec", "spec_sha256",
-    "scores_key", "scores_digest", "notes", "provenance", "worst_tokens", "estimates", "memory",
-)  # fmt: skip
-"""Fields of a row that are not computed from other fields."""
+COMPUTED = {
+    "where", "kernel", "deviations", "attention", "engine_version", "options", "phase", "kv_cache", "kv_mb",
+    "bpw_layer", "bpw_head", "vram_gib", "vram_bits", "file_bytes", "storage_note", "fits", "noise_floor",
+    "tokens_per_second", "seconds",
+}  # fmt: skip
+"""Fields of a row that are computed from its storage, spec, provenance and other fields."""
+
+
+def row(label: str, estimates: Estimates, storage: Storage | None = None, **fields: Any) -> ModelResult:
+    """Return a row with these estimates."""
+    return ModelResult.of(label, "fake", storage, **fields_of(estimates), **fields)
 
 
 def replace(found: Any, **changes: Any) -> Any:
-    """Return a copy with other values of some fields; the computed fields of a row are computed again."""
+    """Return a copy with other values of some fields; the computed fields of a row are computed again.
+
+    ``estimates``: other statistics of a row.
+    """
     if isinstance(found, ModelResult):
-        changes.setdefault("storage", storage_of(found))
-        given = {"label": found.label, "engine": found.engine, **{name: getattr(found, name) for name in GIVEN}}
-        return ModelResult.of(**(given | changes))
+        fields = {name: getattr(found, name) for name in ModelResult.model_fields if name not in COMPUTED}
+        if "estimates" in changes:
+            fields |= {name: ModelResult.model_fields[name].default for name in fields_of(COMPARED)}
+            fields |= fields_of(changes.pop("estimates"))
+        return ModelResult.of(**{"storage": storage_of(found), **fields, **changes})
     return found.updated(**changes) if isinstance(found, Stored) else dataclasses.replace(found, **changes)
 
 
@@ -61,9 +73,7 @@ AGAINST = AgainstReference(
 )  # fmt: skip
 KLD_BLOCKS = replace(BLOCKS, kld=(1.0, 1.0, 1.0, 1.0), same_top=(9.0, 9.0, 9.0, 9.0), whole=("nll", "kld", "same_top"))
 COMPARED = replace(ALONE, against=AGAINST, blocks=KLD_BLOCKS, curve=Curve((1, 3), (2.0,), (0.5,)))
-BASE = ModelResult.of(
-    "base", "fake", SIZE, ALONE, windows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]}
-)
+BASE = row("base", ALONE, SIZE, windows=2, load_seconds=1.0, score_seconds=2.0, provenance={"layers": [LAYERS]})
 REF = replace(BASE, label="bf16", reference=True)
 QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
 FAILED = ModelResult.of("broken", "fake", error="told to fail")
@@ -103,17 +113,21 @@ def results_of(*texts: TextResult, **fields: Any) -> RunResult:
 
 def with_ppl(model: Any, ppl: Perplexity) -> ModelResult:
     """The model with another perplexity."""
-    return replace(model, estimates=replace(model.estimates, ppl=ppl))
+    return replace(
+        model, ppl=ppl.value, ppl_stderr=ppl.stderr, ppl_stderr_independent=ppl.stderr_independent,
+        logprob_sum=ppl.logprob_sum, tokens=ppl.tokens, non_finite=ppl.non_finite,
+    )  # fmt: skip
 
 
 def with_against(model: Any, **keys: Any) -> ModelResult:
     """The model with other statistics against the reference."""
-    return replace(model, estimates=replace(model.estimates, against=replace(model.estimates.against, **keys)))
+    usual, other = against_reference(AGAINST), against_reference(replace(AGAINST, **keys))
+    return replace(model, **{name: value for name, value in other.items() if value != usual[name]})
 
 
 def with_sums(model: Any, **keys: Any) -> ModelResult:
     """The model with other sums over its blocks."""
-    return replace(model, estimates=replace(model.estimates, blocks=replace(model.estimates.blocks, **keys)))
+    return replace(model, blocks=replace(model.blocks, **keys))
 
 
 def raw_of(run: RunResult, command: Sequence[str] = ()) -> dict[str, Any]:

@@ -35,11 +35,11 @@ def model_of(label: str, kld: float | None, *, error: str = "", reference: bool 
     shared: dict[str, Any] = {"storage": Storage(SIZES.get(label)), "spec": spec,
                               "provenance": {"layers": [made.LAYERS]}}  # fmt: skip
     if kld is None or not reference:
-        return ModelResult.of(label, "fake", estimates=alone, reference=reference and kld is None, **shared)
+        return made.row(label, alone, reference=reference and kld is None, **shared)
     mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
     against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
     sums = replace(BLOCKS, kld=(10 * kld,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
-    return ModelResult.of(label, "fake", estimates=replace(alone, against=against, blocks=sums), **shared)
+    return made.row(label, replace(alone, against=against, blocks=sums), **shared)
 
 
 def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:

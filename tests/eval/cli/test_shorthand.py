@@ -166,7 +166,7 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (2, True)
     assert "loading" not in again.err
     first, second = (
-        [(each["data"]["windows_sha256"], [model["estimates"] for model in each["models"]])
+        [(each["data"]["windows_sha256"], [(model["ppl"], model["kld"], model["blocks"]) for model in each["models"]])
          for each in json.loads((tmp_path / name).read_text())["texts"]]
         for name in ("first.json", "again.json")
     )  # fmt: skip

@@ -8,11 +8,11 @@ from compare_q.eval.plots.percentiles import percentile_plot
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.figures import artists_of_kind, real_text
-from tests.support.made import QUANT, replace, run_of, with_against
+from tests.support.made import PERCENTILES, QUANT, replace, run_of, with_against
 
 pytestmark = pytest.mark.slow
 
-PERCENTS = {"1": 0.001, "25": 0.01, "50": 0.02, "75": 0.05, "99": 0.8, "max": 4.0}
+PERCENTS = PERCENTILES | {"1": 0.001, "25": 0.01, "50": 0.02, "75": 0.05, "99": 0.8, "max": 4.0}
 TENTHS = {percent: value / 10 for percent, value in PERCENTS.items()}
 
 

@@ -97,6 +97,7 @@ def test_pictures_show_what_the_run_holds() -> None:
     assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
     assert kld.axes[0].get_ylabel() == measures.kld_axis(small(), KLD)
-    curve = small().models[3].estimates.curve  # type: ignore[union-attr]
+    curve = small().models[3].curve
+    assert curve is not None
     assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
     assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)

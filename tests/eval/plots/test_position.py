@@ -21,8 +21,8 @@ def text_with(
     models = []
     for label, values in values_of.items():
         known = REF if label == "bf16" else QUANT
-        estimates = replace(known.estimates, curve=Curve(edges, values, values, errors, errors))
-        models.append(replace(known, label=label.replace("_", " "), estimates=estimates))
+        curve = Curve(edges, values, values, errors, errors)
+        models.append(replace(known, label=label.replace("_", " "), curve=curve))
     return run_of(*models)
 
 

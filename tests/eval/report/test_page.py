@@ -19,7 +19,7 @@ from compare_q.eval.report import page
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.stats import estimates
 from compare_q.eval.table import tables
-from tests.support.made import FAILED, WORST, run_result, text_result
+from tests.support.made import FAILED, WORST, row, run_result, text_result
 from tests.support.several_texts import three, with_failed_text
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -47,7 +47,7 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
     found = estimates.summarize(columns, index, index % 1000 + 1, (4.0 * N, 0.8 * N))
     size = Storage(bpw, bpw, None if bpw is None else (bpw + 4) * 2**31, "" if bpw else "a server tells nothing")
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
-    return ModelResult.of(label, "fake", size, found, windows=4, score_seconds=2.0, provenance=provenance, **fields)
+    return row(label, found, size, windows=4, score_seconds=2.0, provenance=provenance, **fields)
 
 
 REFERENCE = measured("bf16 base", None, 16.0, reference=True)

@@ -106,7 +106,7 @@ def test_difference_of_two_models() -> None:
 )
 def test_short_texts_have_a_caution(four: Estimates, text: int | None, part: str, advice: str) -> None:
     longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
-    assert estimates.short_text_cautions([four, longer, four], text) == [
+    assert estimates.short_text_cautions([four.blocks, longer.blocks, four.blocks], text) == [
         f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; {advice}"
     ]
 

@@ -9,7 +9,6 @@ import pytest
 
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, TextResult, Timing
-from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.tables import table_of
 from tests.support.made import (
@@ -107,8 +106,8 @@ def test_sizes_of_kv_caches() -> None:
 def test_spread_windows() -> None:
     """The error of ln PPL is 0.02 at most."""
 
-    def sampled(model: ModelResult, *errors: float | None) -> ModelResult:
-        return replace(model, estimates=replace(model.estimates, sampled=Sampled(*errors)))
+    def sampled(model: ModelResult, ppl: float | None, kld: float | None = None) -> ModelResult:
+        return replace(model, ln_ppl_stderr_of_text=ppl, kld_stderr_of_text=kld)
 
     data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
     first, second = notes_of(replace(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006)), data=data))[:2]

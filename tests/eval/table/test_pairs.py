@@ -42,7 +42,7 @@ def test_no_difference_and_no_error() -> None:
         "  KLD: no difference to be seen: 0.00000 ± 0 nats",
         "       difference +0.00000, 95 %: +0.00000 to +0.00000",
     ]
-    one = {"tokens": (10,), "whole": ("nll",)}
+    one = {"tokens": (10,), "kld": None, "same_top": None, "whole": ("nll",)}
     first, *others = lines_of(with_sums(A, nll=(5.0,), **one), with_sums(B, nll=(9.0,), **one))
     assert first.startswith("  PPL: the text is too short to tell")
     assert first.endswith(": -0.40000 ± n/a nats")

@@ -8,7 +8,6 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, TextResult
-from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.precision import advice, duration_in_words, sentences
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, results_of, run_of, with_against
@@ -21,8 +20,7 @@ def row(label: str, kld: float, error: float | None, **keys: Any) -> ModelResult
     non_finite = keys.pop("non_finite", 0)
     keys = {"windows": 32, "load_seconds": 20.0, "score_seconds": 64.0, **keys}
     model = with_against(replace(QUANT, label=label, **keys), kld=Mean(kld, 40 * kld, 40, non_finite, 0.01))
-    assert model.estimates
-    return replace(model, estimates=replace(model.estimates, sampled=Sampled(0.01, error)))
+    return replace(model, kld_stderr_of_text=error)
 
 
 def spread(*models: ModelResult, available: int = 100, **reference: Any) -> TextResult:

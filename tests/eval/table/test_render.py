@@ -174,7 +174,7 @@ class TestCsv:
         assert (row["notes"], float(row["kld"]), row["entropy"]) == ("a, b; two", QUANT.kld, "1.25")
         assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
         assert (failed["kld"], failed["error"]) == ("", "told to fail")
-        assert not {"spec", "provenance", "estimates"} & row.keys()
+        assert not {"spec", "provenance", "blocks"} & row.keys()
         assert csv_text(run, ["label", "kld", "kld_stderr"]).splitlines()[2] == "bf16,0.0,"
 
     def test_several_texts(self) -> None:
