@@ -7,9 +7,11 @@ engine, file format or statistic.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -37,9 +39,10 @@ def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
 class Window:
     """A token sequence that one forward pass scores."""
 
-    index: int  # its number in the text, from 0
+    index: int  # its number in the run, from 0
     token_ids: NDArray[np.int32]  # [L]
     spans: Spans  # within 1 to L - 1; each position is predicted from all tokens before it in the window
+    alone: bool = False  # no other window is computed with it, so that its roundings are those of batch 1
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
@@ -73,6 +76,18 @@ class Window:
         """The scored positions as text, for digests."""
         return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
 
+    @cached_property
+    def digest(self) -> str:
+        """The first 32 hexadecimal digits of the SHA-256 of the tokens, the scored positions, and ``alone``.
+
+        Scores are found by it: windows with the same digest have the same scores, whichever text they are cut from.
+        """
+        facts = f"{self.what_is_scored} "
+        if self.alone:
+            facts += "alone "
+        tokens = self.token_ids.astype("<i4").tobytes()
+        return hashlib.sha256(facts.encode() + tokens).hexdigest()[:32]
+
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -101,6 +116,7 @@ class ScoreRequest(BaseModel):
     reference: Path | None = None  # folder of the reference store to compare with
     vocab_size: int | None = None  # number of entries that are compared, the first ones; None: all of the reference's
     record: Path | None = None  # existing folder into which this model's states or logits are written, as a store
+    record_key: str = ""  # key of the reference that is recorded, for the header of each file
 
 
 @dataclass(frozen=True)

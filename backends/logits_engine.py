@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -100,7 +100,7 @@ class LogitsEngine(Engine):
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order of the windows."""
         self.prepare(windows)
-        scorer = LogitsScorer(self, request)
+        scorer = LogitsScorer(self, request, {window.index: window.digest for window in windows})
         try:
             for window in windows:
                 yield scorer.scores(window)
@@ -114,11 +114,14 @@ class LogitsEngine(Engine):
 class LogitsScorer:
     """Scores one window after the other, with one piece of its logits in memory at a time.
 
-    Comparison and recorder are created with the first logits, whose dtype, device and size they need.
+    ``digests``: of all windows, by their indices and in their order.  Comparison and recorder are created with the
+    first logits, whose dtype, device and size they need.
     """
 
-    def __init__(self, engine: LogitsEngine, request: ScoreRequest) -> None:
-        self.engine, self.request = engine, request
+    def __init__(self, engine: LogitsEngine, request: ScoreRequest, digests: Mapping[int, str]) -> None:
+        self.engine = engine
+        self.request = request
+        self.digests = digests
         self.head = engine.head() if request.record else ""  # before the first logits: the engine keeps states from now
         self.comparison: Comparison | None = None
         self.recorder: Recorder | None = None
@@ -159,13 +162,16 @@ class LogitsScorer:
 
     def rows_to_record(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
         """States or logits of the scored rows (``chosen``) of the last piece; logits if nothing is recorded."""
-        if self.request.record is None:
+        folder = self.request.record
+        if folder is None:
             return logits
 
         def states() -> torch.Tensor:
             return rows_of(self.engine.states(), chosen)
 
-        self.recorder = self.recorder or Recorder.of_engine(self.request.record, self.head, logits, states)
+        if self.recorder is None:
+            key = self.request.record_key
+            self.recorder = Recorder.of_engine(folder, key, self.digests, self.head, logits, states)
         return self.recorder.chosen(logits, states)
 
     def statistics(self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -176,7 +182,7 @@ class LogitsScorer:
         if self.comparison is None:
             store = open_reference(request.reference)
             entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])
-            self.comparison = Comparison(store, (0, entries), logits.device)
+            self.comparison = Comparison(store, self.digests, (0, entries), logits.device)
         return self.comparison.statistics(rows, logits, targets)
 
 

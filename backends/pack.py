@@ -8,11 +8,12 @@ rounding.  Nothing else about the model is known or needed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compare_q.backends import hub
 from compare_q.backends.base import (
@@ -110,14 +111,18 @@ class PackEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        step, done, position = max(PIECE_ELEMENTS // self.opened.head.vocab_size, 1), 0, 0
-        if (stored := self.opened.n_rows(window.index)) != window.n_scored:
+        step = max(PIECE_ELEMENTS // self.opened.head.vocab_size, 1)
+        stored = self.opened.n_rows(window.digest)
+        if stored != window.n_scored:
             raise ModelError(f"window {window.index}: the pack has {stored} positions, the window {window.n_scored}")
+        done = 0
+        position = 0
         for first, last in window.spans:
             yield torch.empty(first - 1 - position, 0)
             for begin in range(first - 1, last - 1, step):
                 count = min(step, last - 1 - begin)
-                rows = self.opened.window(window.index, done, done := done + count).to(self.device)
+                rows = self.opened.window(window.digest, done, done + count).to(self.device)
+                done += count
                 if self.model is not None:
                     rows = head_logits(self.opened.head, rows, self.model.weight, self.model.bias)
                 self.largest = max(self.largest, largest_finite(rows))
@@ -127,18 +132,23 @@ class PackEngine(LogitsEngine):
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window; ModelError if they are not those that the reference's engine computed."""
-        for scores in super().score(windows, request):
-            self.compare(scores)
+        unknown = [window.index for window in windows if window.digest not in self.known]
+        if unknown:
+            count = f"{len(unknown):,} of {len(windows):,} windows"
+            raise ModelError(f"{self.planned.model_dir}: lacks {count}, window {unknown[0]} among them")
+        for window, scores in zip(windows, super().score(windows, request), strict=True):
+            self.compare(scores, self.known[window.digest])
             yield scores
 
-    def compare(self, scores: TokenScores) -> None:
-        """ModelError unless the scores of a window are the stored ones, up to rounding of the logits.
+    def compare(self, scores: TokenScores, recorded: Mapping[str, NDArray[np.float32]]) -> None:
+        """ModelError unless the scores of a window are the recorded ones, up to rounding of the logits.
 
         A logit may differ by four spacings of its dtype, as when a store is recorded; on average it differs much less.
         """
         most = 4 * spacing(self.opened.head.dtype) * self.largest
         for name in pack.COMPARED:
-            found, stored = getattr(scores, name), self.known[scores.window][name]
+            found = getattr(scores, name)
+            stored = recorded[name]
             apart = np.where(np.isfinite(found) | np.isfinite(stored), np.abs(found - stored), 0.0)
             if np.nanmax(apart, initial=0.0) > most or np.isnan(apart).any() or np.mean(apart) > most / 16:
                 at = int(np.argmax(np.nan_to_num(apart, nan=np.inf)))

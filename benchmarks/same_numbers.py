@@ -13,30 +13,47 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COMPARED = {
     "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
-    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256",
+    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "task",
 }  # fmt: skip
 """Keys whose values depend on the time or the version of the code."""
 EAGER = {"enforce_eager": True}
 
 
+PORT = 8765
+"""Of the real vLLM server, on this machine."""
+STARTUP_S = 300
+
+
 @dataclass(frozen=True)
 class Case:
-    """One command line: data specs by name, model specs, and flags."""
+    """One command line: data specs by name, model specs, and flags.
+
+    ``pack``: data spec of a reference pack that is recorded first; the models may name it as ``pack``, its folder.
+    ``server``: model that a real ``vllm serve`` serves while the case runs.  ``values``: the least number of values that
+    a comparison must have compared.
+    """
 
     texts: dict[str, dict[str, Any]]
     models: list[dict[str, Any]]
     flags: list[str] = field(default_factory=list)
+    pack: dict[str, Any] | None = None
+    server: str = ""
+    values: int = 0
 
 
 def cases(models: Path) -> dict[str, Case]:
@@ -59,55 +76,116 @@ def cases(models: Path) -> dict[str, Case]:
 
     reference = vllm("vLLM bf16", reference=True)
     hf_reference = transformers("HF bf16", reference=True)
-    quantized = [vllm("W8A8", "-w8a8"), vllm("W4A16", "-w4a16-g32"), vllm("NVFP4A16", "-nvfp4a16"),
-                 vllm("NVFP4", "-nvfp4")]  # fmt: skip
+    hf_fp32 = transformers("HF fp32", engine={"dtype": "float32"})
+    w8a8 = vllm("W8A8", "-w8a8")
+    w4a16 = vllm("W4A16", "-w4a16-g32")
+    nvfp4 = vllm("NVFP4", "-nvfp4")
+    nvfp4a16 = transformers("HF NVFP4A16", "-nvfp4a16")
+    noise_floor = transformers("HF bf16", noise_floor=True)
     decode: dict[str, Any] = {"phase": "decode", "batch": 4}
-    one_line = [base, f"{base}-w8a8"]
-    return {
-        "demo": Case({"text": text}, [transformers("HF bf16", noise_floor=True), reference, *quantized,
-                                      llamacpp("Q8_0"), llamacpp("Q4_1")]),
-        "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")]),
-        "texts": Case({"one": short, "chat": chat}, [hf_reference,
-                                                           transformers("HF fp32", engine={"dtype": "float32"})]),
-        "divergences": Case({"short": short}, [reference, vllm("W8A8", "-w8a8"), transformers("HF bf16")],
-                            ["--divergences"]),
-        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode),
-                                                             transformers("HF decode", phase="decode")]),
-        "sweep": Case({"short": short}, [reference, vllm("W8A8", "-w8a8",
-                                         sweep={"engine.max_num_batched_tokens": [256, 1024]})]),
-        "streaming": Case({"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})]),
-        "until": Case({}, [], [*one_line, "--until", "kld:20%", "-d", opticks["path"]]),
-        "one_line": Case({}, [], [*one_line, "-r", "4", "-d", opticks["path"]]),
+    swept = vllm("W8A8", "-w8a8", sweep={"engine.max_num_batched_tokens": [256, 1024]})
+    served = {
+        "load_fn": "vllm_server", "label": "served", "model_dir": f"http://127.0.0.1:{PORT}",
+        "engine": {"concurrency": 1},
     }  # fmt: skip
+    quantized = [w8a8, w4a16, nvfp4a16, nvfp4, llamacpp("Q8_0"), llamacpp("Q4_1")]
+    return {
+        "demo": Case({"text": text}, [noise_floor, reference, *quantized], values=1500),
+        "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")], values=400),
+        "texts": Case({"one": short, "chat": chat}, [hf_reference, hf_fp32], values=16),
+        "text_one": Case({"one": short}, [hf_reference, hf_fp32], values=400),
+        "text_chat": Case({"chat": chat}, [hf_reference, hf_fp32], values=400),
+        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode)], values=300),
+        "sweep": Case({"short": short}, [reference, swept], values=500),
+        "streaming": Case(
+            {"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})], values=300
+        ),
+        "pack": Case({"short": short}, [w8a8, nvfp4a16, llamacpp("Q8_0")], pack=short, values=500),
+        "server": Case({"text": text}, [hf_reference, served], server=base, values=250),
+        "one_line": Case({}, [], [base, f"{base}-w8a8", "-r", "4", "-d", opticks["path"]], values=300),
+    }
 
 
 def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None) -> int:
     """Run the cases in ``checkout`` and keep each results.json in ``folder``; exit status 1 if one fails."""
     folder.mkdir(parents=True, exist_ok=True)
+    checkout = checkout.resolve()
+    folder = folder.resolve()
+    models = models.resolve()
     failed = 0
-    for name, case in cases(models.resolve()).items():
+    for name, case in cases(models).items():
         if only and name not in only:
             continue
-        specs = folder.resolve() / f"{name}.specs"
-        specs.mkdir(exist_ok=True)
-        words = [*case.flags, "-o", str(folder.resolve() / f"{name}.json")]
-        for what, given in case.texts.items():
-            (specs / f"{what}.json").write_text(json.dumps(given), encoding="utf-8")
-        if case.models:
-            (specs / "models.json").write_text(json.dumps(case.models), encoding="utf-8")
-            words += ["-d", *(str(specs / f"{what}.json") for what in case.texts), "-m", str(specs / "models.json")]
         began = time.monotonic()
-        status = run(checkout.resolve(), [str(checkout.resolve() / "eval/compare_q.py"), *words], specs, cache)
+        status = save_case(checkout, folder, name, case, models, cache)
         print(f"{name}: exit status {status}, {time.monotonic() - began:.1f} s", flush=True)
         failed += status != 0
     if not only or "drop_in" in only:
-        text = folder.resolve() / "drop_in.specs.txt"
+        text = folder / "drop_in.specs.txt"
         text.write_text((ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")[:40_000], encoding="utf-8")
-        words = ["--model", str(models.resolve() / "smollm2-135m-w8a8"), "--text", str(text)]
-        words = [str(checkout.resolve() / "compare_q_vllm.py"), *words, "--context-length", "2048", "--stride", "2048"]
-        shown = folder.resolve() / "drop_in.txt"
-        failed += run(checkout.resolve(), words, folder.resolve(), cache, shown) != 0
+        words = [str(checkout / "compare_q_vllm.py"), "--model", str(models / "smollm2-135m-w8a8")]
+        words += ["--text", str(text), "--context-length", "2048", "--stride", "2048"]
+        failed += run(checkout, words, folder, cache, folder / "drop_in.txt") != 0
     return int(failed > 0)
+
+
+def save_case(checkout: Path, folder: Path, name: str, case: Case, models: Path, cache: Path | None) -> int:
+    """Run one case, after what it needs has been made; return the exit status."""
+    specs = folder / f"{name}.specs"
+    specs.mkdir(exist_ok=True)
+    command = str(checkout / "eval/compare_q.py")
+    model_specs = list(case.models)
+    if case.pack is not None:
+        pack = specs / "pack"
+        shutil.rmtree(pack, ignore_errors=True)
+        recorded = {"load_fn": "vllm_score", "model_dir": str(models / "smollm2-135m"), "engine": EAGER}
+        (specs / "pack_text.json").write_text(json.dumps(case.pack), encoding="utf-8")
+        (specs / "pack_model.json").write_text(json.dumps([recorded]), encoding="utf-8")
+        words = [command, "pack", "-d", str(specs / "pack_text.json"), "-m", str(specs / "pack_model.json")]
+        status = run(checkout, [*words, "-o", str(pack), "--no-floor"], specs, cache)
+        if status:
+            return status
+        model_specs.insert(0, {"load_fn": "pack", "label": "pack", "model_dir": str(pack), "reference": True})
+        case = replace(case, texts={"short": {"pack": str(pack)}})
+    words = [command, *case.flags, "-o", str(folder / f"{name}.json")]
+    for what, spec in case.texts.items():
+        (specs / f"{what}.json").write_text(json.dumps(spec), encoding="utf-8")
+    if model_specs:
+        (specs / "models.json").write_text(json.dumps(model_specs), encoding="utf-8")
+        words += ["-d", *(str(specs / f"{what}.json") for what in case.texts), "-m", str(specs / "models.json")]
+    if not case.server:
+        return run(checkout, words, specs, cache)
+    with real_server(case.server, specs / "server.txt"):
+        return run(checkout, words, specs, cache)
+
+
+@contextmanager
+def real_server(model: str, log: Path) -> Iterator[None]:
+    """Run vLLM's own server of a model on ``PORT`` while the block runs."""
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(PORT)]
+    words += ["--enforce-eager", "--max-model-len", "2048"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=stream, stderr=stream, env=environment, start_new_session=True
+        )
+        try:
+            wait_for_server(process)
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+def wait_for_server(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers; RuntimeError if it ends, or does not answer within ``STARTUP_S``."""
+    began = time.monotonic()
+    while time.monotonic() - began < STARTUP_S and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5):
+            return
+        time.sleep(1)
+    raise RuntimeError("vLLM's server did not start; its log is in the folder of the case")
 
 
 def run(checkout: Path, words: Sequence[str], folder: Path, cache: Path | None, shown: Path | None = None) -> int:

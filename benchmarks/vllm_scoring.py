@@ -75,7 +75,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    """Prefill, prompt_logprobs=0, perplexity, recording, KLD, in one engine."""
+    """Prefill, prompt_logprobs=0, perplexity, recording and KLD, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
@@ -84,7 +84,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     store = folder / "store"
     store.mkdir()
     recording = seconds(lambda: list(run.score(windows, ScoringPlan(record=str(store)))))
-    reference.seal(store, {}, count)
+    reference.seal(store, {}, [window.digest for window in windows])
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
     plan = ScoringPlan(reference=str(store), vocab_size=VOCAB)
@@ -110,7 +110,8 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     against_itself = [scores.kld for scores in run.score(windows, plan) if scores.kld is not None]
     tokens = sum(len(window.token_ids) for window in windows)
     prefill = times["prefill"]
-    stored_windows = ReferenceWindows(opened_store, pin=False)
+    digests = {window.index: window.digest for window in windows}
+    stored_windows = ReferenceWindows(opened_store, digests, pin=False)
     found = {
         "windows": count, "tokens_a_window": 2048, "rounds": rounds, "engine": ENGINE, "seconds": times,
         "tokens_a_second": {name: round(tokens / statistics.median(taken)) for name, taken in times.items()},
@@ -184,7 +185,7 @@ def correctness(folder: Path) -> dict[str, Any]:
         engine = opened(path)
         if path.name == "small":
             list(engine.score([window], ScoreRequest(record=store)))
-            reference.seal(store, {}, 1)
+            reference.seal(store, {}, [window.digest])
         (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB))
         found[path.name] = scores
         chunk = engine.driver.report["chunk_rows"]
@@ -199,9 +200,11 @@ def correctness(folder: Path) -> dict[str, Any]:
     assert noisy.kld is not None
     assert itself.kld is not None
     exact = {
-        "kld": (p.exp() * (p - q)).sum(-1), "logprob": q.gather(1, targets)[:, 0], "entropy": -(q.exp() * q).sum(-1),
+        "kld": (p.exp() * (p - q)).sum(-1),
+        "logprob": q.gather(1, targets)[:, 0],
+        "entropy": -(q.exp() * q).sum(-1),
         "ref_logprob": p.gather(1, targets)[:, 0],
-    }  # fmt: skip
+    }
     same_chunks = slice(0, len(targets) // chunk * chunk)  # the scorer's last chunk has one row less
     return {
         "tokens": len(targets), "chunk_rows": chunk, "mean_kld": float(exact["kld"].mean()),

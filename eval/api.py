@@ -37,7 +37,7 @@ from compare_q.eval.table import columns as table_columns
 from compare_q.eval.table import notes, render, tables
 from compare_q.eval.table.verdict import verdict
 from compare_q.eval.text import corpus
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,73 +53,59 @@ DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A finished run of one or more texts: ``results`` is what results.json holds (``eval/results.py``).
+    """A finished run: ``results`` is what results.json holds (``eval/results.py``).
 
-    ``data``: the windows of each text, None for one that failed; ``cache``: where the scores of single tokens are.  A
-    run that was read back has neither.
+    ``data``: the windows of its texts; ``cache``: where the scores of single tokens are.  A run that was read back has
+    neither.
     """
 
     results: RunResult
-    data: tuple[EvalData | None, ...] = ()
+    data: EvalData | None = None
     cache: Cache | None = None
 
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """One row per model in the order of the specs; with several texts, one per text (column ``text``) and model.
+        """One row per model in the order of the specs.
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
-        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  A text that
-        failed has one row with its ``error``.  Unknown values are NaN, None or NA.
+        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  Unknown
+        values are NaN, None or NA.
         """
+        import pandas as pd
+
         rows: list[dict[str, Any]] = []
-        for text in self.results.texts:
-            for model in text.models:
-                said = "; ".join(notes.model_notes(model, text)) or None
-                rows.append({"text": text.name, **table_columns.values_of(model, columns), "notes": said})
-            if text.error:
-                rows.append({"text": text.name, "error": text.error})
+        for model in self.results.models:
+            footnotes = "; ".join(notes.model_notes(model, self.results)) or None
+            rows.append({**table_columns.values_of(model, columns), "notes": footnotes})
         fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT}
         types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
         chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
         types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N
-        frame = self.of_texts(rows, ["text", *chosen])
+        frame = pd.DataFrame(rows, columns=chosen, dtype=object)
         for name, dtype in types.items():
             if name in frame:
                 frame[name] = (frame[name].fillna(False) if dtype == "bool" else frame[name]).astype(dtype)
         return frame
 
-    def means(self) -> pd.DataFrame:
-        """Return one row per model: ``label``, ``mean_kld`` (nats), ``mean_ppl``, and ``..._stderr``.
-
-        These are the macro means over the texts, NaN unless every text has a value.
-        """
-        import pandas as pd
-
-        means = self.results.means
-        return pd.DataFrame(means).astype({name: "float64" for name in means[0] if name != "label"})
-
     def pairs(self) -> pd.DataFrame:
-        """Return one row per pair of models and text: the ``first`` minus the ``second``, paired token by token.
+        """Return one row per pair of models: the ``first`` minus the ``second``, paired token by token.
 
         ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with ``..._stderr``
         and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
         """
-        rows = []
-        for text in self.results.scored:
-            for first, second in itertools.combinations(text.models, 2):
-                row: dict[str, Any] = {"text": text.name, "first": first.label, "second": second.label}
-                for name, score in (("ln_ppl_ratio", "nll"), ("kld", "kld")):
-                    found = compare_rows(first, second, score)
-                    low, high = found.limits or (None, None)
-                    row |= {name: found.value, f"{name}_stderr": found.stderr, f"{name}_low": low, f"{name}_high": high}
-                rows.append(row)
-        return self.of_texts(rows)
-
-    def of_texts(self, rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Return a frame of these rows, without the column ``text`` if the run has only one text."""
         import pandas as pd
 
-        frame = pd.DataFrame(rows, columns=columns, dtype=None if columns is None else object)
-        return frame if len(self.results.texts) > 1 else frame.drop(columns="text", errors="ignore")
+        rows = []
+        for first, second in itertools.combinations(self.results.models, 2):
+            row: dict[str, Any] = {"first": first.label, "second": second.label}
+            for name, score in (("ln_ppl_ratio", "nll"), ("kld", "kld")):
+                difference = compare_rows(first, second, score)
+                low, high = difference.limits or (None, None)
+                row[name] = difference.value
+                row[f"{name}_stderr"] = difference.stderr
+                row[f"{name}_low"] = low
+                row[f"{name}_high"] = high
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
         """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is nothing to draw.
@@ -133,7 +119,7 @@ class Comparison:
             measure = measures.chosen(self.results, options.pop("measure", None), None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
             origin = pictures.origin_of(self.results.with_origin(["compare_q"])) if options.get("card") else ""
-            drawn = scatter.scatter_figure(*self.results.texts, size=size, measure=measure, origin=origin, **options)
+            drawn = scatter.scatter_figure(self.results, size=size, measure=measure, origin=origin, **options)
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
@@ -141,40 +127,42 @@ class Comparison:
         return drawn
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
-        """Return the scores of every token of a model on the named text, as ``--tokens-out`` writes them.
+        """Return the scores of every token of a model, as ``--tokens-out`` writes them; of one text, if it is named.
 
-        ``text`` may be omitted if there is only one.  InputError for a run that was read back (its windows are not
-        known), and for a model without scores.
+        InputError for a run that was read back (its windows are not known), and for a model without scores.
         """
         import pandas as pd
 
-        names = [each.name for each in self.results.texts]
-        name = names[0] if text is None and len(names) == 1 else text
-        if name not in names:
-            raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
-        place = names.index(name)
-        model = next((model for model in self.results.texts[place].models if model.label == label), None)
+        model = next((model for model in self.results.models if model.label == label), None)
         if model is None:
             raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
-        data = self.data[place] if self.data else None
-        if data is None or self.cache is None:
+        if self.data is None or self.cache is None:
             raise InputError("tokens: not in a run that was read back; compare the models again (from the cache)")
-        stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, data.windows)
+        names = [each.name for each in self.data.texts]
+        if text is not None and text not in names:
+            raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
+        stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, self.data)
         if stored is None:
-            raise InputError(f"tokens: {label} has no scores of single tokens{f': {model.error}' * bool(model.error)}")
-        return pd.DataFrame({**{name: getattr(stored, name) for name in token_scores.INDEX}, **stored.columns})
+            reason = f": {model.error}" if model.error else ""
+            raise InputError(f"tokens: {label} has no scores of single tokens{reason}")
+        frame = pd.DataFrame({**token_scores.index_of(stored, self.data), **stored.columns})
+        if text is None:
+            return frame
+        return frame[self.data.text_of[stored.window] == names.index(text)].reset_index(drop=True)
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does; ``load`` and ``show`` read it."""
         results = self.results
-        if self.data and self.cache is not None:
+        if self.data is not None and self.cache is not None:
             results = with_worst_tokens(results, self.data, self.cache)
         results.with_origin(["compare_q"]).write(Path(file))
 
     def __repr__(self) -> str:
-        labels, texts = self.results.labels, len(self.results.texts)
-        named = ", ".join([*labels[:4], *["..."] * (len(labels) > 4)])
-        return f"<Comparison of {len(labels)} models on {texts} text{'s' * (texts > 1)}: {named}>"
+        labels = list(self.results.labels)
+        named = labels[:4]
+        if len(labels) > 4:
+            named.append("...")
+        return f"<Comparison of {len(labels)} models: {', '.join(named)}>"
 
     def _repr_html_(self) -> str:
         """The table with its footnotes and the finding, for notebooks; a number and its error are on one line."""

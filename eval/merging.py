@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.specs.reading import numbered
 
 
@@ -31,19 +31,15 @@ def load(files: Sequence[Path]) -> RunResult:
 def combine(runs: Mapping[str, RunResult]) -> RunResult:
     """One run with the rows of all ``runs`` (file -> its results), in their order and without duplicates.
 
-    InputError with the file, and with what differs, unless all runs have the same texts, tokenizer, windows and
-    reference.
+    InputError with the file, and with what differs, unless all runs have the same tokenizer, windows and reference.
     """
     (first_file, first), *others = runs.items()
     for file, run in others:
-        check_same_texts(first_file, first, file, run)
-    texts = []
-    for place, text in enumerate(first.texts):
-        models = [model for run in runs.values() for model in run.texts[place].models]
-        texts.append(text.updated(models=unique_rows(models)))
+        check_same_windows(first_file, first, file, run)
+    models = [model for run in runs.values() for model in run.models]
     commits = {run.commit for run in runs.values()}
     return first.updated(
-        texts=tuple(texts),
+        models=unique_rows(models),
         created=max(run.created for run in runs.values()),
         command=(),
         commit=first.commit if len(commits) == 1 else None,
@@ -52,19 +48,12 @@ def combine(runs: Mapping[str, RunResult]) -> RunResult:
     )
 
 
-def check_same_texts(first_file: str, first: RunResult, file: str, run: RunResult) -> None:
+def check_same_windows(first_file: str, first: RunResult, file: str, run: RunResult) -> None:
     """InputError unless the rows of ``run`` may be in one table with those of ``first``."""
-    if len(run.texts) != len(first.texts):
-        counts = f"({len(run.texts)}, not {len(first.texts)})"
-        raise InputError(f"{file}: its number of texts differs from {first_file}'s {counts}")
-    for first_text, text in zip(first.texts, run.texts, strict=True):
-        if first_text.error or text.error:
-            failed = file if text.error else first_file
-            raise InputError(f"{failed}: its text {text.name} failed; run it again")
-        for wanted, found in zip(identities(first_text), identities(text), strict=True):
-            if found.digest != wanted.digest:
-                both = f"{found.in_words}, not {wanted.in_words}"
-                raise InputError(f"{file}: its {found.what} is not that of {first_file} ({both})")
+    for wanted, other in zip(identities(first), identities(run), strict=True):
+        if other.digest != wanted.digest:
+            both = f"{other.in_words}, not {wanted.in_words}"
+            raise InputError(f"{file}: its {other.what} is not that of {first_file} ({both})")
 
 
 class Identity(NamedTuple):
@@ -81,11 +70,12 @@ class Identity(NamedTuple):
         return f"{self.words} {digest[:12]}"
 
 
-def identities(text: TextResult) -> tuple[Identity, ...]:
-    """What the rows of a text share.  The digest of the windows includes the method and the scored positions."""
-    data = text.data
-    reference = text.reference or {}
-    windows = f"{data.get('windows')} windows by method {data.get('method')},"
+def identities(run: RunResult) -> tuple[Identity, ...]:
+    """What the rows of a table share.  The digest of the windows includes the methods and the scored positions."""
+    data = run.data
+    reference = run.reference or {}
+    methods = " and ".join(dict.fromkeys(str(text.method) for text in run.texts))
+    windows = f"{data.get('windows')} windows by method {methods},"
     return (
         Identity("tokenizer", data.get("vocabulary_sha256"), "vocabulary"),
         Identity("cut into windows", data.get("windows_sha256"), windows),

@@ -1,11 +1,8 @@
-"""The results of a run, as results.json holds them: texts, a row for each model on each text, and means over texts.
+"""The results of a run, as results.json holds them: facts about its windows, its reference, and a row for each model.
 
 ``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
-schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.
-
-A macro mean gives all texts the same weight, long or short.  For KLD it is the mean of the texts' means; for
-perplexity it is the exponential of the mean of the texts' ln PPL.  The texts' errors are independent:
-stderr = sqrt(sum of stderr ** 2) / number of texts.
+schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.  A row's numbers are over all
+scored tokens; those of a part of the tokens, such as one text, are in the row's ``slices``.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    computed_field,
     field_validator,
 )
 
@@ -39,7 +35,8 @@ from compare_q.backends.common.options import describe
 from compare_q.backends.layers import groups
 from compare_q.eval.common.files import write_text
 from compare_q.eval.stats.estimates import PERCENTILES, BlockSums, Curve
-from compare_q.eval.stats.uncertainty import Count, Error, Value
+from compare_q.eval.stats.slices import Slice
+from compare_q.eval.stats.uncertainty import Count, Error
 
 FORMAT = 9
 """Version of the layout of results.json; other versions are not read."""
@@ -263,6 +260,7 @@ class ModelResult(Stored):
     )
     kld_percentiles: Percentiles = Field(default={}, description="percentiles of the tokens' KLDs, nats")
     delta_p_percentiles: Percentiles = Field(default={}, description="percentiles of these changes")
+    slices: dict[str, Slice] = Field(default={}, description="statistics of named parts of the scored tokens")
     blocks: BlockSums | None = Field(default=None, description="sums by block of the text: differences of two rows")
     curve: Curve | None = Field(default=None, description="means by position in the window")
 
@@ -380,7 +378,7 @@ class ModelResult(Stored):
 
 NOT_FLAT = frozenset({
     # several values
-    "memory", "kld_percentiles", "delta_p_percentiles", "blocks", "curve", "seconds", "timing", "notes", "spec",
+    "memory", "kld_percentiles", "delta_p_percentiles", "slices", "blocks", "curve", "seconds", "timing", "notes", "spec",
     "provenance", "worst_tokens",
     # statistics of llama.cpp, and inputs of footnotes
     "ref_ppl", "ref_ppl_tokens", "ppl_difference", "ppl_difference_stderr", "correlation", "delta_p", "delta_p_stderr",
@@ -463,22 +461,34 @@ def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
     return max(floors, key=lambda model: model.kld or 0.0, default=None)
 
 
-class UsedData(Stored):
-    """Types of those values of a text's ``data`` that tables and reports use."""
+class UsedText(Stored):
+    """Types of those facts about one text that tables and reports use."""
 
+    name: Text = Field(min_length=1)
+    spec: dict[str, Any] = {}
     text_tokens: Count | None = None
     windows: Count = 0
     windows_of_the_text: Count | None = None
     window_length: Count = 0
     scored_tokens: Count = 0
     method: str | None = None
+    text_note: str = ""
+    notes: list[str] = []
+
+
+class UsedData(Stored):
+    """Types of those facts about the windows that tables and reports use."""
+
+    texts: tuple[UsedText, ...] = Field(min_length=1)
+    windows: Count = 0
+    window_length: Count = 0
+    scored_tokens: Count = 0
     windows_sha256: str | None = None
     vocabulary_sha256: str | None = None
-    notes: list[Any] = []
 
 
 class UsedReference(Stored):
-    """Types of those values of a text's ``reference`` that tables and plots use."""
+    """Types of those facts about the reference that tables and plots use."""
 
     label: str
     key: str | None = None
@@ -492,15 +502,20 @@ def check_types(types: type[Stored], values: dict[str, Any]) -> None:
         raise ValueError(describe(error, ())) from None
 
 
-class TextResult(Stored):
-    """The rows of one text.  A text that failed has the reason as its ``error``, and no rows."""
+class RunResult(Stored):
+    """A run: its windows, its reference, and a row for each model."""
 
-    name: Text = Field(min_length=1, description="distinguishes the texts of a run")
-    error: Text | None = Field(default=None, description="why it has no rows; None if it has")
-    data: JsonObject = Field(default={}, description="its spec, digests of windows and vocabulary, and counts")
-    subtitle: Text = Field(default="", description="what the text is, for plots")
+    format: Literal[9] = 9
+    created: str = Field(default="", description="date and time of the run; empty until it is written")
+    command: tuple[Text, ...] = Field(default=(), description="the command line")
+    commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
+    versions: dict[str, str] = {}
+    hardware: JsonObject = {}
+    title: Text | None = Field(default=None, description="the user's title of report and plots; None: each has its own")
+    subtitle: Text = Field(default="", description="what the windows are, for plots")
+    data: JsonObject = Field(description="facts about each of the ``texts``; digests and numbers of all windows")
     reference: JsonObject | None = Field(default=None, description="label, key, identity; None without one")
-    models: tuple[ModelResult, ...] = ()
+    models: tuple[ModelResult, ...]
 
     @field_validator("data")
     @classmethod
@@ -514,6 +529,27 @@ class TextResult(Stored):
         if reference is not None:
             check_types(UsedReference, reference)
         return reference
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of all models."""
+        return tuple(model.label for model in self.models)
+
+    @property
+    def texts(self) -> tuple[UsedText, ...]:
+        """Facts about each text."""
+        return UsedData.model_validate(self.data).texts
+
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """The names of all slices that a row has, in their order."""
+        names = dict.fromkeys(name for model in self.models for name in model.slices)
+        return tuple(names)
+
+    @property
+    def is_sample(self) -> bool:
+        """True if the windows of a text are a part that is spread over it."""
+        return any(text.windows_of_the_text is not None for text in self.texts)
 
     @property
     def reference_ppl(self) -> float | None:
@@ -532,76 +568,14 @@ class TextResult(Stored):
         """The row of ``noise_floor_of``."""
         return noise_floor_of(self.models)
 
-
-class RunResult(Stored):
-    """A run of one or more texts, whose names differ; every text without an error has the same labels, in one order."""
-
-    format: Literal[9] = 9
-    created: str = Field(default="", description="date and time of the run; empty until it is written")
-    command: tuple[Text, ...] = Field(default=(), description="the command line")
-    commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
-    versions: dict[str, str] = {}
-    hardware: JsonObject = {}
-    title: Text | None = Field(default=None, description="the user's title of report and plots; None: each has its own")
-    texts: tuple[TextResult, ...]
-
-    @computed_field(description="macro means of each model over the texts")  # type: ignore[prop-decorator]
-    @property
-    def means(self) -> list[dict[str, Any]]:
-        """The means for results.json and pandas; they are not read back."""
-        means = []
-        for label in self.labels:
-            kld = self.mean_kld(label)
-            ppl = self.mean_ppl(label)
-            means.append({
-                "label": label, "mean_kld": kld.value, "mean_kld_stderr": kld.stderr, "mean_ppl": ppl.value,
-                "mean_ppl_stderr": ppl.stderr,
-            })  # fmt: skip
-        return means
-
-    @property
-    def scored(self) -> tuple[TextResult, ...]:
-        """The texts that did not fail."""
-        return tuple(text for text in self.texts if not text.error)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The labels of all models."""
-        return tuple(model.label for model in self.scored[0].models) if self.scored else ()
-
-    def of_label(self, label: str) -> tuple[ModelResult | None, ...]:
-        """A model's row for each text; None for a text that failed."""
-        return tuple(next((m for m in text.models if m.label == label), None) for text in self.texts)
-
-    def mean_kld(self, label: str) -> Value:
-        """Macro mean of a model's KLD, nats; unknown unless every text has one; 0 without error for the reference."""
-        models = self.of_label(label)
-        return macro_mean([m.kld if m else None for m in models], [m.kld_stderr if m else None for m in models])
-
-    def mean_ppl(self, label: str) -> Value:
-        """Geometric mean of a model's perplexities; unknown unless every text has one."""
-        rows = self.of_label(label)
-        return geometric_mean([m.ppl if m else None for m in rows], [m.ppl_stderr if m else None for m in rows])
-
     def with_origin(self, command: Sequence[str]) -> RunResult:
         """The run with the date, versions and hardware of now; unchanged if it was read from a file."""
-        if self.created:
-            return self
-        return self.updated(
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=tuple(map(unicode, command)),
-            commit=machine.commit(),
-            versions={**machine.versions(), "compare-q": __version__},
-            hardware=machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()) | machine.threads(),
-        )
+        return self if self.created else self.updated(**origin(command))
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
         """The run with only the models of these labels; the reference's row stays."""
-        texts = []
-        for text in self.texts:
-            models = [model for model in text.models if model.label in keeps or model.reference]
-            texts.append(text.updated(models=tuple(models)))
-        return self.updated(texts=tuple(texts))
+        models = [model for model in self.models if model.label in keeps or model.reference]
+        return self.updated(models=tuple(models))
 
     def write(self, file: Path) -> None:
         """Write results.json atomically."""
@@ -632,6 +606,17 @@ class RunResult(Stored):
         return run
 
 
+def origin(command: Sequence[str]) -> dict[str, Any]:
+    """The fields of a run that say when, how and where it was made: now, by this command, on this machine."""
+    return {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": tuple(map(unicode, command)),
+        "commit": machine.commit(),
+        "versions": {**machine.versions(), "compare-q": __version__},
+        "hardware": machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()) | machine.threads(),
+    }
+
+
 def json_of(file: Path) -> bytes:
     """The results.json in a file, which may be a report.html; InputError if there is none."""
     content = json_files.read_bytes(file)
@@ -644,46 +629,14 @@ def json_of(file: Path) -> bytes:
 
 
 def check_names(run: RunResult) -> None:
-    """ValueError unless names of texts and labels of rows are unique, and all texts have rows of the same labels."""
+    """ValueError unless there are rows, and names of texts and labels of rows are unique."""
     if not run.labels:
-        raise ValueError("texts: none has rows")
-    if len({text.name for text in run.texts}) < len(run.texts):
-        raise ValueError("texts: two have one name")
+        raise ValueError("models: there is none")
+    names = [text.name for text in run.texts]
+    if len(set(names)) < len(names):
+        raise ValueError("data.texts: two have one name")
     if len(set(run.labels)) < len(run.labels):
         raise ValueError("models: two have one label")
-    first, *others = run.scored
-    for text in others:
-        if tuple(model.label for model in text.models) != run.labels:
-            raise ValueError(f"{text.name}: models: their labels are not those of {first.name}")
-
-
-def macro_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
-    """Mean of independent values and its error; unknown if a value is, and without error if an error is unknown."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return Value(None)
-    known_errors = [error for error in errors if error is not None]
-    stderr = None
-    try:
-        mean = math.fsum(known) / len(known)
-        if len(known_errors) == len(values):
-            stderr = math.sqrt(sum(error**2 for error in known_errors)) / len(known)
-    except OverflowError:  # numbers of a damaged file
-        return Value(None)
-    return Value(mean, stderr)
-
-
-def geometric_mean(values: Sequence[float | None], errors: Sequence[float | None]) -> Value:
-    """The exponential of the ``macro_mean`` of the logarithms of values above 0, with its error."""
-    logs = [math.log(value) if value else None for value in values]
-    relative = []
-    for value, error in zip(values, errors, strict=True):
-        relative.append(error / value if value and error is not None else None)
-    mean = macro_mean(logs, relative)
-    if mean.value is None:
-        return Value(None)
-    value = math.exp(mean.value)
-    return Value(value, None if mean.stderr is None else value * mean.stderr)
 
 
 def json_schema() -> dict[str, Any]:

@@ -118,6 +118,23 @@ def is_abandoned(path: Path) -> bool:
     return True
 
 
+def is_held(path: Path) -> bool:
+    """True if a process holds a temporary file; False also on a file system without locks, where nobody can know."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def sweep(folder: Path) -> None:
     """Delete the temporary files in a folder whose processes have ended, as far as possible."""
     delete(filter(is_abandoned, files_in(folder)))

@@ -6,10 +6,9 @@ for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,33 +59,37 @@ class Piece(NamedTuple):
 
 
 class ReferenceWindows:
-    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in their order.
+    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in the order of their use.
 
-    ``pin``: read into pinned memory; a GPU copies from it without waiting.
+    ``windows``: the digests of the windows that will be scored, by their indices and in the order of scoring; nothing
+    else of the store is read.  ``pin``: read into pinned memory; a GPU copies from it without waiting.
     """
 
-    def __init__(self, store: Reader, *, pin: bool) -> None:
-        self.store, self.pin, self.pool = store, pin, ThreadPoolExecutor(1)
-        piece = max(store.stored_bytes // max(store.n_windows * self.n_pieces(0), 1), 1)
-        self.ahead = min(max(AHEAD_BYTES // piece, 1), 64)
+    def __init__(self, store: Reader, windows: Mapping[int, str], *, pin: bool) -> None:
+        self.store = store
+        self.windows = windows
+        self.pin = pin
+        self.pool = ThreadPoolExecutor(1)
+        self.pieces: list[Piece] = []  # all, in the order of their use
+        for index in windows:
+            self.pieces += [Piece(index, number) for number in range(self.n_pieces(index))]
+        self.place = {piece: number for number, piece in enumerate(self.pieces)}
+        sizes = [store.window_bytes(digest) for digest in windows.values()]
+        average = max(sum(sizes) // max(len(self.pieces), 1), 1)
+        self.ahead = min(max(AHEAD_BYTES // average, 1), 64)
         self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
         self.asked: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
-        return max(-(-self.store.window_bytes(window) // PIECE_BYTES), 1)
-
-    def later(self, piece: Piece) -> Iterator[Piece]:
-        """Yield all pieces after this one, in order."""
-        for window in range(piece.window, self.store.n_windows):
-            for number in range(piece.number + 1 if window == piece.window else 0, self.n_pieces(window)):
-                yield Piece(window, number)
+        return max(-(-self.store.window_bytes(self.windows[window]) // PIECE_BYTES), 1)
 
     def read(self, piece: Piece) -> tuple[torch.Tensor, int]:
         """Return a piece's rows, and the number of rows of its window."""
-        n_rows = self.store.n_rows(piece.window)
+        digest = self.windows[piece.window]
+        n_rows = self.store.n_rows(digest)
         size = -(-n_rows // self.n_pieces(piece.window))
-        tensor = self.store.window(piece.window, piece.number * size, (piece.number + 1) * size)
+        tensor = self.store.window(digest, piece.number * size, (piece.number + 1) * size)
         return tensor.pin_memory() if self.pin else tensor, n_rows
 
     def get(self, rows: StoredRows) -> torch.Tensor:
@@ -110,10 +113,10 @@ class ReferenceWindows:
         """Return the result of ``read``, and start to read the next pieces."""
         if piece not in self.asked or piece not in self.futures:  # a preempted window starts again
             self.asked.add(piece)
-            ahead = [each for each in islice(self.later(piece), self.ahead) if each not in self.asked]
-            for wanted in (piece, *ahead):
-                if wanted not in self.futures:
-                    self.futures[wanted] = self.pool.submit(self.read, wanted)
+            first = self.place[piece] + 1
+            for later in (piece, *self.pieces[first : first + self.ahead]):
+                if later not in self.futures and (later == piece or later not in self.asked):
+                    self.futures[later] = self.pool.submit(self.read, later)
         return self.futures[piece].result()
 
     def forget(self, window: int, before: int) -> None:
@@ -178,15 +181,25 @@ def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -
 class Comparison:
     """Logits of a reference store on a device, over the vocabulary entries [first, last) of ``shard``.
 
-    ``head``: the store's head, if it is loaded already.  ``close`` ends the reading thread.
+    ``windows``: the digests of the windows that will be scored, by their indices.  ``head``: the store's head, if it is
+    loaded already.  ``close`` ends the reading thread.
     """
 
     def __init__(
-        self, store: Reader, shard: tuple[int, int], device: torch.device, head: LoadedHead | None = None
+        self,
+        store: Reader,
+        windows: Mapping[int, str],
+        shard: tuple[int, int],
+        device: torch.device,
+        head: LoadedHead | None = None,
     ) -> None:
-        self.store, self.shard, self.device = store, shard, device
-        self.head = load_head(store, shard, device) if store.contents == "states" and head is None else head
-        self.windows = ReferenceWindows(store, pin=device.type == "cuda")
+        self.store = store
+        self.shard = shard
+        self.device = device
+        if store.contents == "states" and head is None:
+            head = load_head(store, shard, device)
+        self.head = head
+        self.windows = ReferenceWindows(store, windows, pin=device.type == "cuda")
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
         """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows of a window."""

@@ -4,7 +4,7 @@
     README.md           a dataset card
     states/             the reference store (``backends/reference/store.py``)
     tokens.safetensors  the tokens of the text (``eval/text/tokens.py``)
-    scores.safetensors  the reference's own scores of every scored token, as its engine computed them
+    scores.safetensors  the reference's own scores of every scored token, as its engine computed them, by window
     tokenizer/          the files of the tokenizer
 
 A pack is untrusted data.  Nothing in it is executed or unpickled, file names cannot point outside the folder,
@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -34,15 +34,24 @@ from compare_q.backends.common.messages import amount, one_line
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import Reader
 
-FORMAT = 1
-"""Version of the layout; a pack of a newer version is refused."""
+FORMAT = 2
+"""Version of the layout; others are refused.
+
+1: windows were numbered, and the store named its text; compare_q 0.3 wrote it.
+2: windows are found by their digests.
+"""
 MANIFEST, STATES, TOKENIZER = "pack.json", "states", "tokenizer"
 TOKENS, SCORES, CARD = "tokens.safetensors", "scores.safetensors", "README.md"
 COMPARED = ("logprob", "top1_logprob", "entropy")
-"""Scores of ``SCORES``, each float32 [N], in nats; ``ends`` int64 [W] says where each window's scores end."""
+"""Scores of ``SCORES``, each float32 [N], in nats.
+
+``digests`` uint8 [W, 16] of the file are the digests of its windows, and ``ends`` int64 [W] where their scores end.
+"""
+DIGEST_BYTES = 16
 PATTERNS = (MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
 """Files of a data set on the hub that are downloaded."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
+WindowDigest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Facts = dict[str, Any]
 
 
@@ -65,9 +74,9 @@ class Manifest(BaseModel):
     revision: str | None = Field(None, description="its revision on the hub")
     model_digest: str = Field("", description="digest of its files")
     text: Facts = Field(description="data spec of the text")
-    text_digest: str = Field(description="SHA-256 of the tokens and of all windows")
+    text_digest: str = Field(description="digest of the windows")
     vocabulary: str = Field(description="digest of the tokenizer's vocabulary")
-    windows: NonNegativeInt
+    windows: list[WindowDigest] = Field(description="digests of the windows, in the order of the text")
     scored_tokens: NonNegativeInt
     engine: str = Field(description="engine, package and version that made it")
     provenance: Facts = Field(description="what ran: versions, hardware, options, kernels")
@@ -107,22 +116,19 @@ def resolve(name: str, revision: str | None = None, watch: hub.Watch = hub.SILEN
 def read(folder: Path) -> Manifest:
     """Return the manifest of a pack.
 
-    InputError if it is missing, damaged, or of a newer compare_q, or if the pack was made without its head.
+    InputError if it is missing, damaged, or of another version of the layout.
     """
     file = folder / MANIFEST
     try:
         content = storage.load(file.read_bytes())
         if content.get("format") == FORMAT:
-            absent_head = content.pop("heads", None)  # compare_q 0.3 wrote this entry, empty in a pack with its head
-            if absent_head:
-                raise InputError(
-                    f"{file}: the pack was made without its head (--no-head), which this compare_q does not read; "
-                    "record it again with compare-q pack, in another folder"
-                )
             return Manifest.model_validate_json(json.dumps(content))
     except (OSError, ValueError) as error:  # of pydantic too
         raise InputError(f"{file}: is not a manifest of a reference pack: {one_line(error)}") from None
-    raise InputError(f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; update compare_q")
+    advice = "update compare_q"
+    if content.get("format") == 1:
+        advice = "record it again with this compare_q (compare-q pack), in another folder"
+    raise InputError(f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; {advice}")
 
 
 def verified(folder: Path) -> Manifest:
@@ -168,18 +174,20 @@ def check_store(folder: Path, manifest: Manifest) -> None:
     lacking = sorted(listed - manifest.files.keys())
     written = None if lacking else store.written_in(folder / STATES, list(opened.manifest.files))
     expected = (opened.contents, opened.reason, opened.head)
-    differing = {
-        f"{STATES}: lacks {(lacking or [''])[0]}": lacking,
-        f"{STATES}: its files are not of one form, or have other shapes than its manifest says": not lacking
-        and written != expected,
-        f"{STATES}: was made of another text or tokenizer": (manifest.text_digest, manifest.vocabulary)
-        != (opened.identity.get("series"), opened.identity.get("vocabulary")),
-        f"{STATES}: has {opened.n_windows} windows, {MANIFEST} says {manifest.windows}": opened.n_windows
-        != manifest.windows,
-    }
-    for problem, holds in differing.items():
-        if holds:
-            raise InputError(f"{folder}: {problem}")
+    absent = [window for window in manifest.windows if window not in opened.windows]
+    problem = ""
+    if lacking:
+        problem = f"lacks {lacking[0]}"
+    elif written != expected:
+        problem = "its files are not of one form, or have other shapes than its manifest says"
+    elif absent:
+        problem = (
+            f"lacks {len(absent):,} of the {len(manifest.windows):,} windows in {MANIFEST}, {absent[0]} among them"
+        )
+    elif opened.windows.keys() != set(manifest.windows):
+        problem = f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(set(manifest.windows)):,}"
+    if problem:
+        raise InputError(f"{folder}: {STATES}: {problem}")
 
 
 def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -193,16 +201,32 @@ def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise InputError(f"{file}: damaged: {one_line(error)}") from None
 
 
-def scores_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the engine's own scores of each window, name -> float32 [T], by the names in ``COMPARED``."""
+def write_scores(folder: Path, windows: Sequence[str], ends: Sequence[int], columns: Mapping[str, Any]) -> None:
+    """Write the engine's own scores of the windows with these digests, which users reproduce from the pack's states.
+
+    ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``: where the scores of each window end.
+    """
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    digests = np.frombuffer(bytes.fromhex("".join(windows)), np.uint8).reshape(len(windows), DIGEST_BYTES)
+    scores = {name: columns[name] for name in COMPARED}
+    save_file({"ends": np.array(ends, np.int64), "digests": digests, **scores}, folder / SCORES)
+
+
+def scores_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the engine's own scores: digest of the window -> name in ``COMPARED`` -> float32 [T]."""
     arrays, _ = arrays_of(folder / SCORES)
     try:
+        digests = [row.tobytes().hex() for row in arrays["digests"]]
         edges = [0, *map(int, arrays["ends"])]
-        pairs = list(itertools.pairwise(edges))
-        if any(begin > end or end > len(arrays[name]) for begin, end in pairs for name in COMPARED):
-            raise ValueError("its windows do not fit its scores")
-        return [{name: arrays[name][begin:end] for name in COMPARED} for begin, end in pairs]
-    except (KeyError, ValueError) as error:
+        scores = {}
+        for digest, (begin, end) in zip(digests, itertools.pairwise(edges), strict=True):
+            if begin > end or any(end > len(arrays[name]) for name in COMPARED):
+                raise ValueError("its windows do not fit its scores")
+            scores[digest] = {name: arrays[name][begin:end] for name in COMPARED}
+        return scores
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / SCORES}: damaged: {error}") from None
 
 
@@ -232,7 +256,8 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and bytes of its store."""
     floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
-    count, scored = amount(manifest.windows, "window"), amount(manifest.scored_tokens, "scored token")
+    count = amount(len(manifest.windows), "window")
+    scored = amount(manifest.scored_tokens, "scored token")
     revision = f", revision {manifest.revision}" if manifest.revision else ""
     return [
         ("reference", f"{manifest.model}{revision}"),

@@ -33,14 +33,30 @@ PIECE_BYTES = 16 << 20
 
 
 class Recorder:
-    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits, not states."""
+    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits, not states.
 
-    def __init__(self, folder: Path, contents: Contents, reason: str = "") -> None:
-        self.folder, self.contents, self.reason = folder, contents, reason
+    ``windows``: the digests of the windows, by their indices; their files are named by the digests.  ``key``: of the
+    reference; each file has it, since a file may be moved into the folder of another reference.
+    """
+
+    def __init__(
+        self, folder: Path, key: str, windows: Mapping[int, str], contents: Contents, reason: str = ""
+    ) -> None:
+        self.folder = folder
+        self.key = key
+        self.windows = windows
+        self.contents = contents
+        self.reason = reason
 
     @classmethod
     def of_engine(
-        cls, folder: Path, head: RecomputableHead | str, logits: torch.Tensor, states: Callable[[], torch.Tensor]
+        cls,
+        folder: Path,
+        key: str,
+        windows: Mapping[int, str],
+        head: RecomputableHead | str,
+        logits: torch.Tensor,
+        states: Callable[[], torch.Tensor],
     ) -> Recorder:
         """Return a recorder of states if the head recomputes the first window's logits from them, else of logits.
 
@@ -49,7 +65,7 @@ class Recorder:
         sample = logits[:SAMPLED_ROWS]
         difference = head if isinstance(head, str) else head_difference(head, states()[:SAMPLED_ROWS], sample)
         reason = head_mismatch(difference, largest_finite(sample), dtype_name(sample.dtype))
-        return cls(folder, "logits" if reason else "states", reason)
+        return cls(folder, key, windows, "logits" if reason else "states", reason)
 
     def chosen(self, logits: torch.Tensor, states: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the ``states()`` [n, H] or ``logits`` [n, V] of these rows, by ``contents``."""
@@ -63,10 +79,10 @@ class Recorder:
         """Write the ``chosen`` rows of a window that has ``n_rows``, in pieces."""
         first = next(kept)
         like = first.new_empty((n_rows, first.shape[1]), device="meta")
-        metadata = storage.facts_line({"key": self.folder.name, "reason": self.reason})
+        metadata = storage.facts_line({"key": self.key, "reason": self.reason})
         rows = chain([header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept)))
         with storage.keeping("the reference", self.folder):
-            storage.keep(self.folder, f"row.{window:06d}", rows)
+            storage.keep(self.folder, f"row.{self.windows[window]}", rows)
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
         """Write the head, whose entries begin at ``first``; RuntimeError if ``head`` is only a reason."""
@@ -74,7 +90,7 @@ class Recorder:
             raise RuntimeError(head)
         weight, bias, what_it_does = head
         tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        metadata = storage.facts_line({"key": self.folder.name, "head": asdict(what_it_does)})
+        metadata = storage.facts_line({"key": self.key, "head": asdict(what_it_does)})
         with storage.keeping("the reference", self.folder):
             storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
 

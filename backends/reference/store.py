@@ -2,12 +2,15 @@
 
 The names of its files contain their checksums (``backends/common/storage.py``):
 
-- ``row.000000.<digest>.safetensors``: window 0's ``states`` [T, H] in the model's dtype, taken where they enter the
-  head; or, if the head cannot be recomputed, window 0's ``logits`` [T, V] in the engine's dtype;
+- ``row.<window>.<digest>.safetensors``: the ``states`` [T, H] of a window in the model's dtype, taken where they enter
+  the head; or, if the head cannot be recomputed, its ``logits`` [T, V] in the engine's dtype.  ``<window>`` is the
+  digest of the window's tokens and scored positions (``Window.digest``);
 - ``head.000000.<digest>.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, ``bias`` [n] if it
   has one, and in its metadata soft cap and scale; one file per tensor-parallel rank, named by its first entry;
-- ``reference.json``, the manifest, written last: model, text and method (``identity``), contents ("states" or
+- ``reference.json``, the manifest, written last: model, engine and hardware (``identity``), contents ("states" or
   "logits"), soft cap and scale of the head, and the size of each file of the store.
+
+A store knows nothing of texts: it holds the windows of any text that its model has scored, and grows by others.
 
 For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes per token, 16-bit logits 256,512, and float32
 logits 513,024.  Logits are recomputed as the engine computed them: product in the model's dtype, bias, soft cap, scale.
@@ -16,11 +19,13 @@ Nothing is rounded; float16 instead of float32 would cost up to 3.3e-4 nats per 
 A store is created and extended in its final place.  ``begin`` writes its identity to ``unfinished.json``; processes
 write files (``backends/reference/recorder.py``); after a kill, ``recorded`` returns the windows that are complete;
 ``seal`` writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only
-old files.
+old files.  Two runs may record different windows at once: ``begin``, ``seal``, ``forget`` and ``discard`` are called
+with the store's lock (``eval/run/claims.py``), and nobody holds it while windows are scored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -40,20 +45,23 @@ from compare_q.backends.reference.head import Contents, Head
 if TYPE_CHECKING:
     import torch
 
-VERSION = 3
+VERSION = 4
 """Version of the layout; others are not read.
 
 1: one file per window, one or more files for the head, and a manifest that names them; compare_q 0.1 wrote it.
 2: the manifest carries its own checksum, and a store can grow.
-3: file names contain checksums, and a store is created in its final place.
+3: file names contain checksums, and a store is created in its final place; compare_q 0.3 wrote it.
+4: windows are named by their digests instead of their numbers in one text.
 """
 MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
-WINDOW, HEAD = re.compile(r"row\.(\d{6,9})"), re.compile(r"head\.(\d{6,9})")
+WINDOW = re.compile(r"row\.([0-9a-f]{32}|\d{6,9})")
+"""File name of a window, by its digest; by a number in older stores, whose files are deleted like these."""
+HEAD = re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
 CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
 AGAIN = "run with -cc, or give another path, so that it is made again"
-FileName = Annotated[str, Field(pattern=r"^(row|head)\.\d{6,9}\.[0-9a-f]{40}\.safetensors$")]
+FileName = Annotated[str, Field(pattern=r"^(row\.[0-9a-f]{32}|head\.\d{6,9})\.[0-9a-f]{40}\.safetensors$")]
 
 
 class Manifest(BaseModel):
@@ -73,25 +81,34 @@ class Manifest(BaseModel):
     files: dict[FileName, NonNegativeInt]
 
     @property
-    def windows(self) -> dict[int, str]:
-        """The windows' files by index, in order."""
-        return numbered(self.files, WINDOW)
+    def windows(self) -> dict[str, str]:
+        """The windows' files by the windows' digests."""
+        return windows_among(self.files)
 
     @property
     def heads(self) -> dict[int, str]:
         """The head's files by their first entry, in order."""
-        return numbered(self.files, HEAD)
+        return heads_among(self.files)
 
 
-def unbroken(windows: Collection[int]) -> int:
-    """Return n if windows 0 to n - 1 exist and window n does not."""
-    return next(index for index in range(len(windows) + 1) if index not in windows)
+def windows_among(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of windows' files among ``names``, by the windows' digests."""
+    files = {}
+    for name in sorted(names):
+        match = WINDOW.fullmatch(storage.what_of(name))
+        if match:
+            files[match[1]] = name
+    return files
 
 
-def numbered(names: Iterable[str], pattern: re.Pattern[str]) -> dict[int, str]:
-    """Return the names of windows or of a head among ``names``, by their numbers, in order."""
-    matches = ((pattern.fullmatch(storage.what_of(name)), name) for name in names)
-    return dict(sorted((int(match[1]), name) for match, name in matches if match))
+def heads_among(names: Iterable[str]) -> dict[int, str]:
+    """Return the names of a head's files among ``names``, by the number of their first entry, in order."""
+    files = {}
+    for name in names:
+        match = HEAD.fullmatch(storage.what_of(name))
+        if match:
+            files[int(match[1])] = name
+    return dict(sorted(files.items()))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -116,50 +133,74 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``n_windows``: windows 0 to n - 1 exist; ``stored_bytes``: of all windows and the head.
+    ``windows``: the files of its windows, by the windows' digests; ``stored_bytes``: of all windows and the head.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.manifest = folder, read_manifest(folder)
-        manifest = self.manifest
-        self.identity, self.contents, self.reason = manifest.identity, manifest.contents, manifest.reason
-        self.head, self.windows = manifest.head, manifest.windows
-        self.n_windows, self.stored_bytes = unbroken(self.windows), sum(manifest.files.values())
+        self.path = folder
+        self.manifest = read_manifest(folder)
+        self.identity = self.manifest.identity
+        self.contents = self.manifest.contents
+        self.reason = self.manifest.reason
+        self.head = self.manifest.head
+        self.windows = self.manifest.windows
+        self.stored_bytes = sum(self.manifest.files.values())
+        self.heads_digest = "".join(self.manifest.heads.values())
 
-    def verify(self, advance: Callable[[], None] = lambda: None) -> None:
-        """Check every file; calls ``advance`` after each."""
+    def recording(self, window: str) -> str:
+        """Return 16 hexadecimal digits that identify the stored numbers of a window and the head; empty without it.
+
+        Scores that were compared with other numbers of the same window have another recording.
+        """
+        name = self.windows.get(window)
+        if name is None:
+            return ""
+        return hashlib.sha256(f"{name} {self.heads_digest}".encode()).hexdigest()[:16]
+
+    def verify(self, windows: Collection[str] | None = None, advance: Callable[[], None] = lambda: None) -> None:
+        """Check every byte of the head and of the ``windows`` (digests; None: all).
+
+        ``advance`` is called after each file.
+        """
+        names = list(self.manifest.heads.values())
+        names += [name for window, name in self.windows.items() if windows is None or window in windows]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for problem in pool.map(problem_of, (self.path / name for name in self.manifest.files)):
+            for problem in pool.map(problem_of, (self.path / name for name in names)):
                 if problem:
                     raise InputError(f"{problem}; {AGAIN}")
                 advance()
 
-    def window_bytes(self, index: int) -> int:
-        """Bytes of window ``index``; 0 if the store does not have it."""
-        return self.manifest.files.get(self.windows.get(index, ""), 0)
+    def window_bytes(self, window: str) -> int:
+        """Bytes of the window with this digest; 0 if the store does not have it."""
+        return self.manifest.files.get(self.windows.get(window, ""), 0)
 
-    def n_rows(self, index: int) -> int:
-        """Scored positions of window ``index``, read from its file."""
-        with self._opened(index) as rows:
+    def bytes_of(self, windows: Collection[str]) -> int:
+        """Bytes of the head and of these windows (digests)."""
+        head = sum(self.manifest.files[name] for name in self.manifest.heads.values())
+        return head + sum(map(self.window_bytes, windows))
+
+    def n_rows(self, window: str) -> int:
+        """Scored positions of the window with this digest, read from its file."""
+        with self._opened(window) as rows:
             return int(rows.get_shape()[0])
 
-    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
+    def window(self, window: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
-        with self._opened(index) as rows:
+        with self._opened(window) as rows:
             tensor: torch.Tensor = rows[begin:end]
             return tensor
 
     @contextmanager
-    def _opened(self, index: int) -> Iterator[Any]:
+    def _opened(self, window: str) -> Iterator[Any]:
         """The opened tensor of a window, to read a slice of it."""
         from safetensors import safe_open
 
-        file = self.path / self.windows.get(index, f"row.{index:06d}")
+        file = self.path / self.windows.get(window, f"row.{window}")
         try:
             with safe_open(file, "pt") as opened:
                 yield opened.get_slice(self.contents)
         except Exception as error:  # safetensors raises its own error class for missing and for damaged files
-            raise InputError(f"{file}: window {index} of the reference cannot be read: {one_line(error)}") from None
+            raise InputError(f"{file}: this window of the reference cannot be read: {one_line(error)}") from None
 
     def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the head's weight [last - first, H] and bias on a device."""
@@ -215,6 +256,20 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
     return manifest
 
 
+def key_of(identity: Mapping[str, Any]) -> str:
+    """Return the key of a reference, 40 hexadecimal digits: the SHA-256 of its identity as canonical JSON."""
+    content = json.dumps(["reference", unlabelled(identity)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:40]
+
+
+def key_in(folder: Path) -> str:
+    """Return the key of the reference whose store is in a folder, or is being made there; empty if there is none."""
+    with suppress(InputError):
+        return key_of(read_manifest(folder).identity)
+    unfinished = unfinished_in(folder)
+    return key_of(unfinished["identity"]) if unfinished else ""
+
+
 def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     """Prepare a folder for writers of the reference with this identity.
 
@@ -246,18 +301,20 @@ def unfinished_in(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
+def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) -> None:
     """Add the writers' files to the store in a folder, or create a store from these files.
 
-    Windows of the store are not replaced.  ModelError if one of the ``n_windows`` windows, or the head, is
-    missing, or if the store has another head or other contents; InputError if it belongs to another reference.
+    Windows of the store are not replaced.  ModelError if one of the ``windows`` (digests), or the head, is missing, or
+    if the store has another head or other contents; InputError if it belongs to another reference.
     """
     old = manifest_in(folder, identity)
     listed = old.files if old else {}
     new = unlisted(folder, old)
-    windows = numbered(new, WINDOW) | numbered(listed, WINDOW)
-    if (n_there := unbroken(windows)) < n_windows:
-        raise ModelError(f"the reference's window {n_there} was not kept; {CANNOT}")
+    by_window = windows_among(new) | windows_among(listed)
+    missing = [window for window in windows if window not in by_window]
+    if missing:
+        count = f"{len(missing):,} of {len(windows):,} windows"
+        raise ModelError(f"{count} of the reference were not kept, window {missing[0]} among them; {CANNOT}")
     if not new:
         return
     written = written_in(folder, new)
@@ -267,16 +324,41 @@ def seal(folder: Path, identity: Mapping[str, Any], n_windows: int) -> None:
     head = old.head if old else new_head
     if head is None:
         raise ModelError(f"the reference's head was not kept; {CANNOT}")
-    if old and (old.contents != contents or new_head not in (None, head) or numbered(new, HEAD)):
-        raise ModelError(f"{folder}: this run kept a reference with another head or other contents; {AGAIN}")
-    names = sorted([*windows.values(), *(numbered(new, HEAD) | numbered(listed, HEAD)).values()])
-    files = {name: (folder / name).stat().st_size if name in new else listed[name] for name in names}
+    new_heads = heads_among(new)
+    if old and (old.contents != contents or new_head not in (None, head) or new_heads):
+        conflict = "this run kept a reference with another head or other contents"
+        raise ModelError(f"{folder}: {conflict}; delete the folder, or give another path")
+    heads = new_heads | heads_among(listed)
+    files = {}
+    for name in sorted([*by_window.values(), *heads.values()]):
+        files[name] = (folder / name).stat().st_size if name in new else listed[name]
     made = old.made if old else unfinished_in(folder).get("made", False)
-    manifest = Manifest(
-        identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files
-    )  # fmt: skip
+    manifest = Manifest(identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files)
     write_manifest(folder, manifest)
     storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
+
+
+def forget(folder: Path, windows: Collection[str]) -> None:
+    """Delete the windows with these digests; the whole store, if no other window is left in it or its head is damaged.
+
+    The manifest is written before files are deleted, so that a kill between the two leaves a store that is whole.
+    """
+    manifest = None
+    with suppress(InputError):  # a damaged manifest
+        manifest = manifest_in(folder)
+    others = set(manifest.windows if manifest else ()) - set(windows)
+    damaged = manifest is not None and any(problem_of(folder / name) for name in manifest.heads.values())
+    if manifest is None or not others or damaged:
+        discard(folder)
+        return
+    dropped = []
+    for name in [*manifest.files, *unlisted(folder, manifest)]:
+        match = WINDOW.fullmatch(storage.what_of(name))
+        if match and match[1] in windows:
+            dropped.append(name)
+    files = {name: size for name, size in manifest.files.items() if name not in dropped}
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
+    storage.delete(folder / name for name in dropped)
 
 
 def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head | None] | None:
@@ -290,7 +372,8 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
     pieces: dict[int, int] = {}
     try:
         for name in names:
-            (facts, tensors), piece = storage.header_of(folder / name), HEAD.fullmatch(storage.what_of(name))
+            facts, tensors = storage.header_of(folder / name)
+            piece = HEAD.fullmatch(storage.what_of(name))
             if piece and int(piece[1]) in pieces:
                 return None
             if piece:
@@ -314,37 +397,47 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Return the windows' and head's files that the manifest does not list, without files that name another folder."""
-    names = [file.name for file in own_files(folder) if storage.what_of(file.name)]
-    new = [name for name in names if manifest is None or name not in manifest.files]
-    return [name for name in new if not is_foreign(folder / name)]
+    """Return the windows' and head's files that the manifest does not list, without files of other references."""
+    key = key_in(folder)
+    names = []
+    for file in own_files(folder):
+        is_listed = manifest is not None and file.name in manifest.files
+        if storage.what_of(file.name) and not is_listed and not is_foreign(file, key):
+            names.append(file.name)
+    return names
 
 
-def is_foreign(file: Path) -> bool:
-    """Return True if a file's metadata name another folder as the place of writing; folder names can be keys."""
+def is_foreign(file: Path, key: str) -> bool:
+    """Return True if a file's metadata name another reference's key."""
     with suppress(ValueError):
-        return bool(storage.header_of(file)[0].get("key") != file.parent.name)
+        return bool(storage.header_of(file)[0].get("key") != key)
     return False
 
 
-def recorded(folder: Path) -> frozenset[int]:
-    """Return the windows that need not be recorded again: windows of the store, and complete files of earlier runs.
+def recorded(folder: Path, windows: Collection[str]) -> frozenset[str]:
+    """Return those of the ``windows`` (digests) that need not be recorded again.
 
-    Every byte of these files is read; damaged files, or files of different forms, are deleted.  One window is left
-    out until the head is written too: the run that records it also writes the head, which is then compared with the
-    store's head.
+    They are in the store, or complete files of an earlier run that was killed.  Every byte of the latter is read;
+    damaged files are deleted, and all of them if their forms differ.  One of them is left out until the head is written
+    too: the run that records it also writes the head, which is then compared with the store's head.
     """
     manifest = manifest_in(folder)
-    new = unlisted(folder, manifest)
+    new = []
+    for name in unlisted(folder, manifest):
+        window = WINDOW.fullmatch(storage.what_of(name))
+        if window is None or window[1] in windows:
+            new.append(name)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         problems = list(pool.map(problem_of, (folder / name for name in new)))
-    whole = [name for name, problem in zip(new, problems, strict=True) if not problem]
-    written = written_in(folder, whole) if whole else None
-    storage.delete(folder / name for name in new if written is None or name not in whole)
-    windows = set(numbered(whole, WINDOW)) if written else set()
-    if windows and (manifest is not None or written is None or written[2] is None):
-        windows.remove(max(windows))
-    return frozenset(windows) | frozenset(manifest.windows if manifest else ())
+    undamaged = [name for name, problem in zip(new, problems, strict=True) if not problem]
+    written = written_in(folder, undamaged) if undamaged else None
+    storage.delete(folder / name for name in new if written is None or name not in undamaged)
+    complete = set(windows_among(undamaged)) if written else set()
+    has_head = manifest is None and written is not None and written[2] is not None
+    if complete and not has_head:
+        complete.remove(max(complete))
+    stored = set(manifest.windows) if manifest else set()
+    return frozenset(complete | (stored & set(windows)))
 
 
 def own_files(folder: Path) -> list[Path]:
@@ -385,10 +478,14 @@ def discard(folder: Path) -> None:
             folder.rmdir()
 
 
-def abandon(folder: Path) -> int:
-    """Delete windows recorded since the last ``seal``; return the bytes of an average window, 0 if there are none."""
-    files = [folder / name for name in unlisted(folder, manifest_in(folder))]
-    sizes = [storage.size_of(file) or 0 for file in files if WINDOW.fullmatch(storage.what_of(file.name))]
+def abandon(folder: Path, windows: Collection[str]) -> int:
+    """Delete those of the ``windows`` (digests) that were recorded since the last ``seal``.
+
+    Return the bytes of an average one, 0 if there are none.  Windows that another run is recording are kept.
+    """
+    new = windows_among(unlisted(folder, manifest_in(folder)))
+    files = [folder / name for window, name in new.items() if window in windows]
+    sizes = [storage.size_of(file) or 0 for file in files]
     storage.delete(files)
     storage.sweep(folder)
     return sum(sizes) // max(len(sizes), 1)

@@ -1,13 +1,17 @@
 """Token scores on disk: one file per group of windows committed together, so that a killed run loses little.
 
-A folder holds the scores of one model, text and engine, alone and compared with any reference.  Its files are never
-changed, only added (``backends/common/storage.py``):
+A folder holds the scores of one model in one engine, alone and compared with any reference, for windows of any text.
+A window is found by its digest (``Window.digest``).  Files are added and deleted, and never changed
+(``backends/common/storage.py``):
 
 - segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined, each float32 [N] or
   bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key.  The header has the key (the folder's
-  name), the windows, with a digest of each window's tokens, the session that made it, and the seconds that these
-  windows took;
+  name), the session that made it, the seconds that its windows took, and for each window its digest, its number of
+  scored positions and its recording;
 - records, ``record.<session>.json``: metadata of one session, and the key.
+
+A window's **recording** identifies the reference's numbers that it was compared with (``Reader.recording``).  If the
+reference has other numbers of this window now, the scores are not used.  If it no longer has the window, they are.
 
 Files that name another key, or do not name a key, are misplaced or older.  They are ignored and kept.
 
@@ -16,13 +20,13 @@ This module needs numpy and safetensors, but not torch.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,8 +42,9 @@ TAG = re.compile("alone|[0-9a-f]{16}")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
-VERSION = 3
-"""Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the scores."""
+VERSION = 4
+"""Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the scores; 3 (compare_q
+0.3) numbered the windows of one text."""
 COLUMNS = {
     "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
@@ -48,50 +53,94 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A window in the header of a segment."""
+
+    window: str  # its digest
+    n_scored: int  # number of its scored positions
+    recording: str  # of the reference's numbers that it was compared with; empty without a reference
+
+
+@dataclass(frozen=True)
 class Segment:
-    """The header of a segment."""
+    """The header of a segment; the columns have the scores of its windows in their order."""
 
     file: Path
     key: str
     tag: str
     session: str
     seconds: float
-    windows: tuple[tuple[int, int, str], ...]  # (index, number of scored positions, digest of the tokens), in order
+    windows: tuple[Entry, ...]
 
-    @property
-    def indices(self) -> frozenset[int]:
-        """Indices of the windows."""
-        return frozenset(index for index, _, _ in self.windows)
+    def windows_for(self, tag: str, recordings: Mapping[str, str]) -> frozenset[str]:
+        """Return the digests of the windows whose scores can be used as scores of a tag.
+
+        ``recordings``: of the windows that the reference has now, by the windows' digests.
+        """
+        if tag == ALONE:
+            return frozenset(entry.window for entry in self.windows)
+        if tag != self.tag:
+            return frozenset()
+        return frozenset(
+            entry.window for entry in self.windows if recordings.get(entry.window, entry.recording) == entry.recording
+        )
 
 
 @dataclass(frozen=True)
 class Loaded:
     """The scores in a folder."""
 
-    scores: dict[int, TokenScores]  # by window
+    scores: dict[str, TokenScores]  # by the windows' digests
     sessions: dict[str, float]  # seconds that each session took for these scores
     records: dict[str, dict[str, Any]]  # metadata of each session
+    used: tuple[Path, ...] = ()  # files that the scores were read from
     damaged: tuple[Path, ...] = ()  # files whose windows count as missing
 
 
 def commit(
-    folder: Path, tag: str, scored: Sequence[tuple[Window, TokenScores]], session: str, seconds: float
+    folder: Path,
+    tag: str,
+    scored: Sequence[tuple[Window, TokenScores]],
+    session: str,
+    seconds: float,
+    recordings: Mapping[str, str] = MappingProxyType({}),
 ) -> Path | None:
     """Write the scores of windows that took ``seconds`` together, and return the file; None without windows.
 
-    With ``ALONE``, columns that depend on a reference are left out.  ModelError if positions of a window have no score,
-    or windows have different columns; InputError if the file cannot be written (nothing is left of it).
+    With ``ALONE``, columns that depend on a reference are left out.  ``recordings``: of the reference's windows that
+    were compared, by their digests.  ModelError if positions of a window have no score, or windows have different
+    columns; InputError if the file cannot be written (nothing is left of it).
     """
     if not scored:
         return None
     ordered = sorted(scored, key=lambda pair: pair[0].index)
     columns = joined([(window, asked_for(scores, tag)) for window, scores in ordered])
+    entries = []
+    for window, _ in ordered:
+        entries.append(Entry(window.digest, window.n_scored, recordings.get(window.digest, "")))
+    return write_segment(folder, tag, session, seconds, entries, columns)
+
+
+def write_segment(
+    folder: Path,
+    tag: str,
+    session: str,
+    seconds: float,
+    entries: Sequence[Entry],
+    columns: Mapping[str, NDArray[Any]],
+) -> Path:
+    """Write a segment with the columns [N] of the windows of ``entries``, and return the file; InputError."""
     facts = {
-        "version": VERSION, "key": folder.name, "tag": tag, "session": session, "seconds": seconds,
-        "windows": [[window.index, window.n_scored, digest_of(window)] for window, _ in ordered],
-    }  # fmt: skip
+        "version": VERSION,
+        "key": folder.name,
+        "tag": tag,
+        "session": session,
+        "seconds": seconds,
+        "windows": [[entry.window, entry.n_scored, entry.recording] for entry in entries],
+    }
+    content = safetensors.save(dict(columns), metadata=storage.facts_line(facts))
     with writing(folder):
-        return storage.keep(folder, tag, [safetensors.save(columns, metadata=storage.facts_line(facts))])
+        return storage.keep(folder, tag, [content])
 
 
 @contextmanager
@@ -118,25 +167,40 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
     return {name: np.concatenate(parts) for name, parts in given.items()}
 
 
-def digest_of(window: Window) -> str:
-    """Return a digest of a window's tokens and scored positions."""
-    tokens = window.token_ids.astype("<i4").tobytes()
-    return hashlib.sha256(f"{window.what_is_scored} ".encode() + tokens).hexdigest()[:32]
+def committed(folder: Path, tag: str, recordings: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:
+    """Return the digests of windows with all columns of a tag, by the segments' headers; ``load`` checks the content.
+
+    ``recordings``: of the windows that the reference has now, by the windows' digests.
+    """
+    windows: set[str] = set()
+    for segment in segments_in(folder):
+        windows |= segment.windows_for(tag, recordings)
+    return frozenset(windows)
 
 
-def committed(folder: Path, tag: str) -> frozenset[int]:
-    """Return the windows with all columns of a tag, by the segments' headers; only ``load`` checks the content."""
-    return frozenset().union(*(segment.indices for _, segment in segments_for(folder, tag) if segment is not None))
+def recordings(folder: Path, tag: str) -> dict[str, set[str]]:
+    """Return which recordings of the reference each window was compared with under a tag, by the windows' digests."""
+    by_window = defaultdict[str, set[str]](set)
+    for segment in segments_in(folder):
+        if segment.tag == tag:
+            for entry in segment.windows:
+                by_window[entry.window].add(entry.recording)
+    return by_window
 
 
-def segments_for(folder: Path, tag: str) -> Iterator[tuple[Path, Segment | None]]:
-    """Yield each file of a segment that has the columns of a tag, by its name, and the segment (``segment_in``)."""
-    for file in storage.files_in(folder):
-        what = storage.what_of(file.name)
-        if TAG.fullmatch(what) and tag in (ALONE, what):
-            segment = segment_in(file)
-            if segment is None or segment.key == folder.name:
-                yield file, segment
+def segments_in(folder: Path) -> list[Segment]:
+    """Return the undamaged segments of a folder's own key, by their file names."""
+    segments = []
+    for file in segment_files(folder):
+        segment = segment_in(file)
+        if segment is not None and segment.key == folder.name:
+            segments.append(segment)
+    return segments
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that have the name of a segment, in the order of their names."""
+    return [file for file in storage.files_in(folder) if TAG.fullmatch(storage.what_of(file.name))]
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
@@ -147,36 +211,58 @@ def asked_for(scores: TokenScores, tag: str) -> TokenScores:
     return replace(scores, **columns_of_reference)
 
 
-def load(folder: Path, tag: str, windows: Sequence[Window]) -> Loaded:
+def load(
+    folder: Path, tag: str, windows: Sequence[Window], recordings: Mapping[str, str] = MappingProxyType({})
+) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    If segments of several tags have the windows, the tag with most of the windows has priority, so that few sessions
-    are mixed, then ``tag`` itself.  Other columns are left out.  A partly used segment counts its share of the seconds.
+    ``recordings``: of the windows that the reference has now, by the windows' digests.  If segments of several tags
+    have the windows, the tag with most of the windows has priority, so that few sessions are mixed, then ``tag``
+    itself.  Other columns are left out.  A partly used segment counts its share of the seconds.
     """
-    wanted = {window.index: window for window in windows}
-    found = list(segments_for(folder, tag))
-    damaged = [file for file, segment in found if segment is None]
-    segments = [segment for _, segment in found if segment is not None]
-    covered = defaultdict[str, set[int]](set)
-    for segment in segments:
-        covered[segment.tag] |= segment.indices & wanted.keys()
-    segments.sort(key=lambda each: (-len(covered[each.tag]), each.tag != tag, each.tag, each.windows, each.file.name))
-    scores: dict[int, TokenScores] = {}
+    place: dict[str, int] = {}
+    for window in windows:
+        place.setdefault(window.digest, window.index)
+    damaged: list[Path] = []
+    usable: list[tuple[Segment, frozenset[str]]] = []  # with the wanted windows of each segment
+    covered = defaultdict[str, set[str]](set)
+    for file in segment_files(folder):
+        segment = segment_in(file)
+        if segment is None:
+            if tag in (ALONE, storage.what_of(file.name)):
+                damaged.append(file)
+        elif segment.key == folder.name:
+            wanted = segment.windows_for(tag, recordings) & place.keys()
+            if wanted:
+                usable.append((segment, wanted))
+                covered[segment.tag] |= wanted
+
+    def priority(pair: tuple[Segment, frozenset[str]]) -> tuple[Any, ...]:
+        segment, wanted = pair
+        first = min(place[window] for window in wanted)
+        return -len(covered[segment.tag]), segment.tag != tag, segment.tag, first, segment.file.name
+
+    scores: dict[str, TokenScores] = {}
     sessions = defaultdict[str, float](float)
-    for segment in segments:
-        if not segment.indices & (wanted.keys() - scores.keys()):
+    used = []
+    for segment, wanted in sorted(usable, key=priority):
+        new = wanted - scores.keys()
+        if not new:
             continue
         columns = columns_in(segment)
         if columns is None:
             damaged.append(segment.file)
             continue
-        new = {index: each for index, each in windows_of(segment, columns, wanted) if index not in scores}
-        scores |= {index: asked_for(each, tag) for index, each in new.items()}
-        if new:
-            n_scored = sum(count for _, count, _ in segment.windows)
-            sessions[segment.session] += segment.seconds * sum(len(each.logprob) for each in new.values()) / n_scored
+        n_new = 0
+        for entry, part in parts_of(segment, columns):
+            if entry.window in new:
+                scores[entry.window] = asked_for(TokenScores(place[entry.window], **part), tag)
+                n_new += entry.n_scored
+        n_scored = sum(entry.n_scored for entry in segment.windows)
+        sessions[segment.session] += segment.seconds * n_new / n_scored
+        used.append(segment.file)
     records, damaged_records = read_records(folder)  # after the segments, since a record precedes its last segment
-    return Loaded(scores, dict(sessions), records, (*damaged_records, *damaged))
+    return Loaded(scores, dict(sessions), records, tuple(used), (*damaged_records, *damaged))
 
 
 def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
@@ -187,29 +273,74 @@ def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
         return None
 
 
-def windows_of(
-    segment: Segment, columns: Mapping[str, NDArray[Any]], wanted: Mapping[int, Window]
-) -> Iterator[tuple[int, TokenScores]]:
-    """Yield the wanted windows of a segment, if it was made of the same tokens."""
+def parts_of(segment: Segment, columns: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Entry, dict[str, NDArray[Any]]]]:
+    """Yield each window of a segment with its part of the columns, by name."""
     begin = 0
-    for index, count, digest in segment.windows:
-        window = wanted.get(index)
-        if window is not None and window.n_scored == count and digest_of(window) == digest:
-            yield index, TokenScores(index, **{name: column[begin : begin + count] for name, column in columns.items()})
-        begin += count
+    for entry in segment.windows:
+        end = begin + entry.n_scored
+        yield entry, {name: column[begin:end] for name, column in columns.items()}
+        begin = end
 
 
 def segment_in(file: Path) -> Segment | None:
-    """Return a segment from its header; None if the header is damaged or does not match the file's name."""
+    """Return a segment from its header; None if the header is damaged or does not match the file's name.
+
+    A segment of another version has no key, so that it belongs to no folder.
+    """
     with suppress(ValueError, KeyError, TypeError):
         facts = storage.header_of(file)[0]
-        windows = tuple((int(index), int(count), str(digest)) for index, count, digest in facts["windows"])
+        if facts["version"] != VERSION:
+            return Segment(file, "", "", "", 0.0, ())
+        entries = []
+        for window, n_scored, recording in facts["windows"]:
+            entries.append(Entry(str(window), int(n_scored), str(recording)))
         segment = Segment(
-            file, str(facts.get("key", "")), str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), windows
+            file, str(facts["key"]), str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), tuple(entries)
         )
-        if facts["version"] in (2, VERSION) and segment.tag == storage.what_of(file.name):
+        if segment.tag == storage.what_of(file.name):
             return segment
     return None
+
+
+def forget(folder: Path, windows: Collection[str]) -> None:
+    """Delete the scores of the windows with these digests, damaged files, and records that no segment needs any more.
+
+    Scores of other windows in the same segments are written again before the segments are deleted.  Files of another
+    key or version are kept.  InputError, without deleting, if the folder is a link.
+    """
+    if folder.is_symlink():
+        raise InputError(f"{folder}: is a link; compare_q deletes nothing through links")
+    sessions = set()  # those that still have segments
+    forgotten = set()  # those that had some: a session that has only its record is about to commit its first segment
+    for file in segment_files(folder):
+        segment = segment_in(file)
+        if segment is not None and segment.key != folder.name:
+            continue
+        columns = columns_in(segment) if segment is not None else None
+        if segment is None or columns is None:  # damaged
+            storage.delete([file])
+            continue
+        others = [(entry, part) for entry, part in parts_of(segment, columns) if entry.window not in windows]
+        if others:
+            sessions.add(segment.session)
+        if len(others) < len(segment.windows):
+            if others:
+                write_part(folder, segment, others)
+            storage.delete([file])
+            forgotten.add(segment.session)
+    own_records, damaged = read_records(folder)
+    storage.delete(damaged)
+    storage.delete(folder / f"record.{session}.json" for session in own_records.keys() & (forgotten - sessions))
+
+
+def write_part(folder: Path, segment: Segment, parts: Sequence[tuple[Entry, Mapping[str, NDArray[Any]]]]) -> None:
+    """Write some windows of a segment into a segment of their own, with their share of its seconds."""
+    entries = [entry for entry, _ in parts]
+    names = parts[0][1].keys()
+    columns = {name: np.concatenate([part[name] for _, part in parts]) for name in names}
+    n_scored = sum(entry.n_scored for entry in entries)
+    share = n_scored / sum(entry.n_scored for entry in segment.windows)
+    write_segment(folder, segment.tag, segment.session, segment.seconds * share, entries, columns)
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
@@ -242,12 +373,14 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def foreign(folder: Path) -> int:
-    """Return the number of segments in a folder that belong to another key, or do not name one."""
-    found = [segment_in(file) for file in storage.files_in(folder) if TAG.fullmatch(storage.what_of(file.name))]
-    return sum(segment is not None and segment.key != folder.name for segment in found)
+    """Return the number of segments in a folder that belong to another key, or are of another version."""
+    segments = [segment_in(file) for file in segment_files(folder)]
+    return sum(segment is not None and segment.key != folder.name for segment in segments)
 
 
 def own_files(folder: Path) -> list[Path]:
     """Return the segments and records of a folder, including damaged ones; empty if the folder is a link."""
-    files = [] if folder.is_symlink() else storage.files_in(folder)
+    if folder.is_symlink():
+        return []
+    files = storage.files_in(folder)
     return [file for file in files if RECORD.fullmatch(file.name) or storage.what_of(file.name)]

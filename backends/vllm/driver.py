@@ -70,9 +70,11 @@ class ScoringPlan:
     probe: bool = False  # compare gathered with local logits, and the head's product with both
     reference: str | None = None  # folder of the store to compare with
     record: str | None = None  # folder for this model's states or logits
+    record_key: str = ""  # key of the reference that is recorded
     record_contents: Contents = "states"
     record_reason: str = ""  # why logits
     step: int | None = None  # tokens of a window in each decode step; None in prefill
+    windows: tuple[tuple[int, str], ...] = ()  # (index, digest) of the windows, in the order of scoring
 
 
 @dataclass
@@ -141,7 +143,8 @@ class VllmDriver:
         companions = [COMPANION] if self.step and windows else []
         common = {"max_tokens": 1, "detokenize": False, "skip_reading_prefix_cache": True}
         if plan is not None:
-            self.call("compare_q_begin", asdict(replace(plan, step=self.step)), noise_seed)
+            digests = tuple((window.index, window.digest) for window in windows)
+            self.call("compare_q_begin", asdict(replace(plan, step=self.step, windows=digests)), noise_seed)
         try:
             with paused(engine):
                 for name, window in waiting.items():

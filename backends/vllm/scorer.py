@@ -172,7 +172,9 @@ class Scorer:
 
     def __post_init__(self) -> None:
         if self.plan.record is not None:
-            self.recorder = Recorder(Path(self.plan.record), self.plan.record_contents, self.plan.record_reason)
+            folder = Path(self.plan.record)
+            plan = self.plan
+            self.recorder = Recorder(folder, plan.record_key, self.digests, plan.record_contents, plan.record_reason)
         if self.plan.reference is not None:
             self.comparison = self.compared(Path(self.plan.reference))
 
@@ -184,7 +186,14 @@ class Scorer:
             weight = None if isinstance(own, str) or own[1] is not None or self.plan.gathered else own[0]
             head = load_head(store, self.shard, self.device, None if weight is None else weight[: last - first])
             self.source.reference_head = head
-        return Comparison(store, self.shard, self.device, head if store.contents == "states" else None)
+        if store.contents != "states":
+            head = None
+        return Comparison(store, self.digests, self.shard, self.device, head)
+
+    @property
+    def digests(self) -> dict[int, str]:
+        """The digests of the run's windows, by their indices and in their order."""
+        return dict(self.plan.windows)
 
     @property
     def entries(self) -> int:

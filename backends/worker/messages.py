@@ -126,14 +126,15 @@ def parse_message(data: bytes) -> Message:
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
     ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
-    shapes = [(each.index, len(each.token_ids), each.spans) for each in windows]
+    shapes = [(each.index, len(each.token_ids), each.spans, each.alone) for each in windows]
     storage.write_arrays(file, ids=ids, shapes=json.dumps(shapes))
 
 
 def read_windows(file: Path) -> list[Window]:
     """Return the windows that ``write_windows`` wrote, in order."""
     arrays, windows, token = storage.read_arrays(file), [], 0
-    for index, length, spans in json.loads(str(arrays["shapes"])):
-        windows.append(Window(index, arrays["ids"][token : token + length], tuple(map(tuple, spans))))
+    for index, length, spans, alone in json.loads(str(arrays["shapes"])):
+        ids = arrays["ids"][token : token + length]
+        windows.append(Window(index, ids, tuple(map(tuple, spans)), alone))
         token += length
     return windows

@@ -30,6 +30,7 @@ from compare_q.backends.common.messages import bytes_in_words, one_line, printab
 from compare_q.backends.common.options import content_of, named_files, strings_in
 from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
+from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import messages
 from compare_q.backends.worker.messages import Command, LoadCommand, Message, ScoreCommand
@@ -64,11 +65,17 @@ def serve(channel: Connection, requested: float, alone: str = "") -> None:
 
 
 class Committer:
-    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S`` seconds."""
+    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S`` seconds.
+
+    InputError if the reference that the windows are compared with cannot be opened.
+    """
 
     def __init__(self, command: ScoreCommand, engine: Engine, windows: list[Window]) -> None:
-        self.command, self.engine, self.last = command, engine, time.perf_counter()
+        self.command = command
+        self.engine = engine
+        self.last = time.perf_counter()
         self.windows = {window.index: window for window in windows}
+        self.recordings = recordings_of(command.request.reference, windows)
         self.waiting: list[tuple[Window, TokenScores]] = []
 
     def add(self, scores: TokenScores) -> None:
@@ -80,9 +87,20 @@ class Committer:
     def commit(self) -> None:
         """Write the collected scores; ModelError if the engine's model has changed since it was loaded."""
         self.engine.check_unchanged()
-        command, now = self.command, time.perf_counter()
-        segments.commit(command.scores, command.tag, self.waiting, command.session, now - self.last)
-        self.waiting, self.last = [], now
+        command = self.command
+        now = time.perf_counter()
+        seconds = now - self.last
+        segments.commit(command.scores, command.tag, self.waiting, command.session, seconds, self.recordings)
+        self.waiting = []
+        self.last = now
+
+
+def recordings_of(reference: Path | None, windows: list[Window]) -> dict[str, str]:
+    """Return the recordings of the windows in a reference store, by the windows' digests; empty without a store."""
+    if reference is None:
+        return {}
+    opened = open_reference(reference)
+    return {window.digest: opened.recording(window.digest) for window in windows}
 
 
 class Worker:

@@ -29,7 +29,8 @@ from compare_q.eval.run import plan, reference
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import corpus, windows
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
+from compare_q.eval.text.windows import TextWindows
 
 
 def run(
@@ -45,31 +46,35 @@ def run(
         models = plan.plan_models(config, model_specs, max(spec.longest for spec in texts.values()))
     except InputError as error:
         problems += str(error).splitlines()
-    built: dict[str, EvalData] = {}
+    built: list[TextWindows] = []
     tokenize = not problems
     for name, spec in texts.items():
-        title, key = ("data", "") if len(texts) == 1 else (f"data {name}", name)
+        title = "data" if len(texts) == 1 else f"data {name}"
         try:
             missing = downloads(spec, config.cache)
+            text = None
             if not missing and tokenize:
-                built[key] = windows.build(
-                    spec, args.rows, config.cache, config.progress, render_s=config.window_timeout_s
+                text = windows.build(
+                    spec, args.rows, config.cache, config.progress, name=name, render_s=config.window_timeout_s
                 )
+                built.append(text)
             if missing or tokenize:
-                lines.append(f"{title}: {windows.in_words(spec, built.get(key))}")
-            lines += [f"{title}: {line}" for line in (*missing, *(built[key].notes if key in built else ()))]
+                lines.append(f"{title}: {windows.in_words(spec, text)}")
+            lines += [f"{title}: {line}" for line in missing]
+            if text is not None:
+                lines += [f"{title}: {line}" for line in text.notes]
         except InputError as error:
             problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
     wrong = checked_files(config, models, lines, problems)
     if built and not problems:
         try:
-            fitted = plan.fitted(config, model_specs, models, built)
+            data = EvalData.joined(built)
+            fitted = plan.fitted(config, model_specs, models, data)
             marked = next((model for model in fitted if model.is_reference), None)
-            for text in built.values():
-                if marked is None and config.logits_file is not None:
-                    reference.of_store(config, config.logits_file, text)
-                elif marked is not None and not backends.files_of(marked).is_remote:
-                    reference.of_model(config, marked, text)
+            if marked is None and config.logits_file is not None:
+                reference.of_store(config.logits_file, data)
+            elif marked is not None and not backends.files_of(marked).is_remote:
+                reference.of_model(config, marked, data)
         except InputError as error:
             problems += str(error).splitlines()
     lines += filter(None, [plan.emulated_dtypes(config, models)])

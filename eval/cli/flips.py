@@ -66,7 +66,7 @@ def runs_of(words: list[str]) -> list[RunFiles]:
 def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
     """Return label -> KLD of a results.json or report.html; InputError if it has no row of these labels."""
     results = RunResult.read(file)
-    klds = {label: results.mean_kld(label) for label in results.labels}
+    klds = {row.label: Value(row.kld, row.kld_stderr) for row in results.models}
     if not klds.keys() & set(labels):
         line = f"{file}: has no row called {', '.join(labels)}; it has {', '.join(klds)}; name one as LABEL=PATH"
         raise InputError(f"--results: {printable(line)}")

@@ -25,13 +25,13 @@ from compare_q.eval.gate.report import GateResult
 from compare_q.eval.gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
 from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from compare_q.eval.report import tokens
-from compare_q.eval.results import RunResult, TextResult
+from compare_q.eval.results import ModelResult, origin
 from compare_q.eval.run import plan, runner, token_scores
 from compare_q.eval.run.workers import signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import conditions
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 WINDOWS, LENGTH = 32, 512
 """Number of windows, and their length (tokens) without a data spec; short, because decode takes a step per token."""
@@ -80,6 +80,7 @@ class Gate:
         outputs.check(args, {"text": texts[0]}, models)
         self.args, self.config, self.data = args, inputs.run_config(args), texts_of(args, texts)
         self.config.check_decode = False  # decode is compared with prefill here
+        self.config.alone = frozenset([ONE])
         self.baseline = GateResult.read(args.baseline) if args.baseline else None
         name = f"{os.getpid()} {os.urandom(8).hex()}"
         first = self.baseline.run if self.baseline else name
@@ -96,7 +97,7 @@ class Gate:
                 raise InputError(f"--phase: {way.spec.name}: {way.spec.load_fn!r} has no decode; leave --phase out")
         self.passes = [(way, way.copied(of), way.texts(of)) for way in self.ways for of in names]
         self.rows = dict[str, dict[str, Row]]()  # text -> label -> row
-        self.texts = dict[str, tuple[TextResult, EvalData]]()  # name -> text
+        self.windows = dict[str, EvalData]()  # of each text, by its name
         self.made, self.stores = dict[str, str](), set[str]()  # scores' key -> label; keys of references
 
     def result(self) -> GateResult:
@@ -134,43 +135,53 @@ class Gate:
 
     def score(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> None:
         """Score specs on some of the texts, compared with the first variant."""
-        for text, data in self.run([self.before, *specs], texts) if specs else ():
-            self.texts.setdefault(text.name, (text, data))
-            for row in text.models:
-                stored = None if row.error else token_scores.of_row(self.config.cache, row.scores_key, data.windows)
-                of = row.label.rpartition(variants.SEPARATOR)[2]
-                found = Row(of, text.name, row, Tokens.of(stored) if stored and row.kld is not None else None)
-                self.rows.setdefault(text.name, {}).setdefault(row.label, found)
+        if not specs:
+            return
+        for row in self.run([self.before, *specs], texts):
+            self.rows.setdefault(row.text, {}).setdefault(row.model.label, row)
 
     def with_tokens(self, verdict: Verdict, rows: Sequence[Row]) -> Verdict:
         """Return a verdict with the tokens on which the variant differs most."""
         worst = max(rows, key=lambda row: row.model.kld or 0.0)
-        text, data = self.texts[worst.text]
-        (found,) = tokens.with_tokens(text.updated(models=(worst.model,)), data, self.config.cache).models
-        return verdict.updated(worst_tokens=found.worst_tokens[:WORST])
+        (row,) = tokens.rows_with_tokens([worst.model], self.windows[worst.text], self.config.cache)
+        return verdict.updated(worst_tokens=row.worst_tokens[:WORST])
 
-    def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[tuple[TextResult, EvalData]]:
-        """Score specs on some texts; return each text's rows and windows.  KeyboardInterrupt after a signal."""
+    def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[Row]:
+        """Score specs on some texts; return a row for each spec on each text.  KeyboardInterrupt after a signal."""
         done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
-        for text in done.results.texts:
-            for row in text.models:
-                if row.scores_key and not row.from_cache:
-                    self.made[row.scores_key.partition("/")[0]] = row.label
-                    self.stores |= {text.reference["key"]} if row.reference and text.reference else set()
+        for model in done.results.models:
+            if model.scores_key and not model.from_cache:
+                self.made[model.scores_key.partition("/")[0]] = model.label
+                if model.reference and done.results.reference:
+                    self.stores.add(done.results.reference["key"])
         if done.signal:
             raise KeyboardInterrupt
-        if failed := next((text for text in done.results.texts if text.error), None):
-            raise InputError(f"{failed.name}: {failed.error}")
-        return [(text, data) for text, data in zip(done.results.texts, done.data, strict=True) if data]
+        rows = []
+        for number, text in enumerate(done.data.texts):
+            part = done.data.part(number)
+            self.windows.setdefault(text.name, part)
+            rows += [self.row_on(model, text.name, part) for model in done.results.models]
+        return rows
+
+    def row_on(self, model: ModelResult, text: str, data: EvalData) -> Row:
+        """Return a model's row on one of the texts, whose windows are ``data``."""
+        of = model.label.rpartition(variants.SEPARATOR)[2]
+        stored = None
+        if not model.error:
+            stored = token_scores.of_row(self.config.cache, model.scores_key, data)
+        if stored is None:
+            return Row(of, text, model, None)
+        row = token_scores.row_on(model, stored, data)
+        return Row(of, text, row, Tokens.of(stored) if row.kld is not None else None)
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
         """Return the gate's result, with the rows that fulfil a failure condition, and the arbiter's answers."""
         rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
         differing = [way for way, verdict in zip(self.ways, verdicts, strict=False) if verdict.outcome == "differs"]
-        made = RunResult(texts=()).with_origin(["compare-q", *sys.argv[1:]])
+        made = origin(["compare-q", *sys.argv[1:]])
         return GateResult(
-            created=made.created, command=made.command, versions=made.versions, hardware=made.hardware,
-            text=self.texts[FULL][0].subtitle, run=self.ways[0].run, variants=tuple(verdicts),
+            created=made["created"], command=made["command"], versions=made["versions"], hardware=made["hardware"],
+            text=self.windows[FULL].subtitle, run=self.ways[0].run, variants=tuple(verdicts),
             floor=tuple(report.floor_lines(floors, verdicts[0])),
             conditions=tuple(conditions.faults_of(rows, self.args.fail_if)),
             nearer=tuple(map(self.arbitrated, differing)) if self.judge else (),
@@ -181,10 +192,10 @@ class Gate:
         row, spec = max(self.rows_of(way), key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0))
         before = self.before.model_copy(update={"reference": False})
         try:
-            [(found, _)] = self.run([*self.judge, before, spec], (row.text,))
+            rows = self.run([*self.judge, before, spec], (row.text,))
         except CompareQError as error:
             return f"{self.args.arbiter} in float32: {error}"
-        judge, one, two = found.models
+        judge, one, two = [row.model for row in rows]
         outcome = ranking.compare(two, one, "kld")
         words = {"less": f"{way.spec.name} is nearer", "more": f"{self.ways[0].spec.name} is nearer",
                  "equal": "neither is nearer"}  # fmt: skip

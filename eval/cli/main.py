@@ -85,9 +85,9 @@ def run_command(args: argparse.Namespace) -> int:
             outputs.print_table(args, done.results, written)
             results = outputs.write_run(args, config.cache, done, texts, models, written)
             status = outputs.write_files(args, results, written)
-            lacks = any(text.reference is None and any(m.reference for m in text.models) for text in results.texts)
-            failed = any(text.error or any(m.error for m in text.models) for text in results.texts)
-            status = status or failing(args, results) or int(failed or lacks)
+            lacks_reference = results.reference is None and any(model.reference for model in results.models)
+            failed = any(model.error for model in results.models)
+            status = status or failing(args, results) or int(failed or lacks_reference)
             print_note("interrupted; run again to continue" if done.signal else None)
         return 128 + done.signal if done.signal else status
 
@@ -96,9 +96,8 @@ def show_command(args: argparse.Namespace) -> int:
     """``show``: print, write and plot finished runs."""
     results = merging.load(args.source)
     results = results.masked(reading.matching(results.labels, args.mask))
-    names, scored = [text.name for text in results.texts], results.scored
-    reference = any(text.reference for text in scored)
-    print_note(flags.check_content(args, names, results.labels, reference=reference))
+    texts = [text.name for text in results.texts]
+    print_note(flags.check_content(args, texts, results.labels, reference=results.reference is not None))
     outputs.check(args)
     results, written = results.updated(title=args.title or results.title), Outputs(args.verbose)
     outputs.print_table(args, results, written)

@@ -49,17 +49,20 @@ def print_note(*lines: str | None) -> None:
             say(line, console=Console(stderr=True))
 
 
-def print_row(say: Callable[[str], object], text: str, row: ModelResult) -> None:
-    """Print a row that was just scored, or that failed: ``W4A16 on prose: PPL 7.5, KLD 0.012``."""
-    if row.ppl is not None and not row.from_cache:
-        kld = "" if row.kld is None or row.reference else f", KLD {row.kld:z.5f}"
-        say(f"{row.label}{f' on {text}' if text else ''}: PPL {row.ppl:,.4f}{kld}")
+def print_row(say: Callable[[str], object], row: ModelResult) -> None:
+    """Print a row that was just scored: ``W4A16: PPL 7.5, KLD 0.012``."""
+    if row.ppl is None or row.from_cache:
+        return
+    line = f"{row.label}: PPL {row.ppl:,.4f}"
+    if row.kld is not None and not row.reference:
+        line += f", KLD {row.kld:z.5f}"
+    say(line)
 
 
 def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()) -> None:
     """InputError, before anything runs, for an output that cannot be written, or is an input of this run."""
     given = {flag: path for flag in (*FILES, *FOLDERS) if (path := getattr(args, flag[2:].replace("-", "_")))}
-    tokens = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
+    tokens = token_files(args.tokens_out, [spec.name for spec in models]) if args.tokens_out else {}
     written = [(flag, given[flag]) for flag in FILES if flag in given]
     written += [("--tokens-out", file) for file in tokens.values() if os.path.lexists(file)]
     folders = [(flag, given[flag]) for flag in FOLDERS if flag in given]
@@ -103,12 +106,10 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
 
 
 def nothing_scored(results: RunResult) -> list[str]:
-    """Return why no model was scored, one line for each failed text and model; empty if a model was scored."""
-    if any(not model.error for text in results.scored for model in text.models):
+    """Return why no model was scored, one line for each; empty if a model was scored."""
+    if any(not model.error for model in results.models):
         return []
-    failed = [(model.label, model.error) for label in results.labels for model in results.of_label(label) if model]
-    failed = [*((text.name, text.error) for text in results.texts if text.error), *failed]
-    return [f"{name}: {error}" for name, error in dict.fromkeys(failed)]
+    return [f"{model.label}: {model.error}" for model in results.models]
 
 
 def table_of(args: argparse.Namespace, results: RunResult) -> RunResult:
@@ -124,12 +125,11 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
         print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
         render.show(table, console, args.columns, notes=args.notes)
-        for text in table.scored if args.pairs or args.pair else ():
-            if len(table.texts) > 1:
-                render.heading(console, text.name)
-            chosen = [*(pairs.neighbours(text) if args.pairs else []), *pairs.pairs_by_label(text, args.pair)]
-            if chosen:
-                say("", *pairs.pair_lines(chosen, text))
+        chosen = pairs.pairs_by_label(table, args.pair)
+        if args.pairs:
+            chosen = [*pairs.neighbours(table), *chosen]
+        if chosen:
+            say("", *pairs.pair_lines(chosen, table))
 
 
 def write_run(
@@ -148,16 +148,16 @@ def write_run(
             flags = ["--verify-weights"] * args.verify_weights
             flags += [f"--python={shlex.quote(f'{engine}={python}')}" for engine, python in args.python]
             print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted
-    files = token_files(args.tokens_out, list(texts), [spec.name for spec in models]) if args.tokens_out else {}
-    for text, data in zip(results.texts, done.data, strict=True):
-        for model in text.models if files else ():
-            stored = None if model.error or data is None else token_scores.of_row(cache, model.scores_key, data.windows)
+    if args.tokens_out:
+        files = token_files(args.tokens_out, [spec.name for spec in models])
+        for model in results.models:
+            stored = None if model.error else token_scores.of_row(cache, model.scores_key, done.data)
             if stored is not None:
-                file = files[text.name, model.label]
+                file = files[model.label]
                 with outputs.writing(file):
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    token_scores.write_parquet(stored, file)
-                    say(f"tokens of {model.label}{f' on {text.name}' if len(texts) > 1 else ''}: {file}")
+                    token_scores.write_parquet(stored, done.data, file)
+                    say(f"tokens of {model.label}: {file}")
     if args.output or args.html:
         from compare_q.eval.report.tokens import with_worst_tokens
 
@@ -168,11 +168,9 @@ def write_run(
     return results
 
 
-def token_files(folder: Path, texts: Sequence[str], labels: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """Return (text, label) -> the file that ``--tokens-out`` may write; several texts have a folder each."""
-    folders = dict(zip(texts, file_names(texts) if len(texts) > 1 else [""], strict=True))
-    files = dict(zip(labels, file_names(labels), strict=True))
-    return {(text, label): folder / folders[text] / f"{files[label]}.parquet" for text in texts for label in labels}
+def token_files(folder: Path, labels: Sequence[str]) -> dict[str, Path]:
+    """Return label -> the file that ``--tokens-out`` may write."""
+    return {label: folder / f"{name}.parquet" for label, name in zip(labels, file_names(labels), strict=True)}
 
 
 def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> int:

@@ -10,7 +10,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,16 @@ from compare_q.backends.reference.pack import Manifest
 from compare_q.eval.cli import inputs
 from compare_q.eval.cli.outputs import print_errors, print_note
 from compare_q.eval.common.terminal import say
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult
+from compare_q.eval.results import origin as origin_of_run
 from compare_q.eval.run import runner, token_scores
 from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.runner import RunOutcome
 from compare_q.eval.run.workers import signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import corpus, tokens, windows
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 FLOOR = "noise floor"
 WINDOWS = 64
@@ -58,18 +60,18 @@ def run(args: argparse.Namespace) -> int:
     specs = [models[0].model_copy(update={"reference": True, "out_logits": None})]
     specs += [] if args.no_floor else noisy(specs[0])
     names = dict(zip(corpus.names_of(data), data, strict=True))
+    config.record_all = True
     with signals_interrupt(config.workers):
         rows = args.rows if args.rows is not None or data[0].max_rows else WINDOWS
         done = runner.run(config, names, specs, rows)
     if done.signal:
         print_note("interrupted; run again to continue")
         return 128 + done.signal
-    text, (cut,) = done.results.texts[0], done.data
-    found = {row.label: row for row in text.models}
-    if problem := found[specs[0].name].error or text.error:
+    row_of = {row.label: row for row in done.results.models}
+    problem = row_of[specs[0].name].error
+    if problem:
         return print_errors(f"{specs[0].name}: {problem}")
-    assert cut is not None
-    manifest = made(args, config, specs[0], data[0], text, cut, found, replaced)
+    manifest = made(args, config, specs[0], data[0], done, row_of, replaced)
     print_note(*warnings(manifest))
     say(*described(target))
     return 0
@@ -98,59 +100,67 @@ def noisy(spec: ModelSpec) -> list[ModelSpec]:
 
 
 def made(
-    args: argparse.Namespace, config: RunConfig, spec: ModelSpec, data: DataSpec, text: TextResult, cut: EvalData,
-    rows: Mapping[str, ModelResult], replaced: Manifest | None,
-) -> Manifest:  # fmt: skip
+    args: argparse.Namespace,
+    config: RunConfig,
+    spec: ModelSpec,
+    data_spec: DataSpec,
+    done: RunOutcome,
+    rows: Mapping[str, ModelResult],
+    replaced: Manifest | None,
+) -> Manifest:
     """Make the pack from what a run has recorded, and return its manifest; InputError if it cannot be made."""
-    row, noise, known = rows[spec.name], rows.get(FLOOR), text.reference or {}
-    opened = recorded(config, row, str(known.get("key", "")), logits=args.logits)
-    identity = {"text_digest": cut.series, "model_digest": str(known.get("content") or "")}
+    row = rows[spec.name]
+    noise = rows.get(FLOOR)
+    data = done.data
+    reference = done.results.reference or {}
+    opened = recorded(config, row, str(reference.get("key", "")), data, logits=args.logits)
+    identity = {"text_digest": data.texts[0].series, "model_digest": str(reference.get("content") or "")}
     if replaced is not None:
         differing = [key for key, value in identity.items() if getattr(replaced, key) != value]
-        if differing or replaced.windows >= len(cut.windows):
-            why = f"another {differing[0]}" if differing else f"{amount(replaced.windows, 'window')} already"
+        if differing or len(replaced.windows) >= len(data.windows):
+            why = f"another {differing[0]}" if differing else f"{amount(len(replaced.windows), 'window')} already"
             raise InputError(f"-o: {args.output}: is a pack with {why}; name another folder")
     if noise is not None and noise.error:
         print_note(f"noise floor: not measured: {noise.error}")
     with appearing(args.output) as place, storage.keeping("the pack", args.output.absolute().parent):
-        copy_store(opened, place / pack.STATES, len(cut.windows))
-        copy_tokenizer(cut.tokenizer, place / pack.TOKENIZER)
-        tokens.write_pack(place, windows.tokens_of(data, config.cache))
-        write_scores(config, row, cut, place / pack.SCORES)
-        facts = {**identity, "text": text_keys(data, cut), **facts_of(spec, row, noise, cut)}
-        facts["text_license"] = LICENSES.get(data.dataset.lower())
+        copy_store(opened, place / pack.STATES, data.digests)
+        copy_tokenizer(data.tokenizer, place / pack.TOKENIZER)
+        tokens.write_pack(place, windows.tokens_of(data_spec, config.cache))
+        write_scores(config, row, data, place)
+        facts = {**identity, "text": text_keys(data_spec, data), **facts_of(spec, row, noise, data)}
+        facts["text_license"] = LICENSES.get(data_spec.dataset.lower())
         shown = Manifest.model_validate({**facts, "files": {}})
-        (place / pack.CARD).write_text(card(shown, text.subtitle, opened), encoding="utf-8")
+        (place / pack.CARD).write_text(card(shown, done.results.subtitle, opened), encoding="utf-8")
         return pack.write_manifest(place, **facts)
 
 
-def recorded(config: RunConfig, row: ModelResult, key: str, *, logits: bool) -> store.Reader:
+def recorded(config: RunConfig, row: ModelResult, key: str, data: EvalData, *, logits: bool) -> store.Reader:
     """Return the store that a run has recorded; InputError if there is none, or it holds unrequested logits."""
     path = config.cache.path("references", key, "")
     if not (path / store.MANIFEST).is_file():
         raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
     opened = store.open_reference(path)
-    size = bytes_in_words(opened.stored_bytes)
+    size = bytes_in_words(opened.bytes_of(data.digests))
     if opened.contents == "logits" and not logits:
         raise InputError(f"{row.label}: {opened.reason}; a pack holds its logits then, {size}; --logits makes it")
     config.progress.say(f"{row.label}: {size} of {opened.contents}")
     return opened
 
 
-def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, cut: EvalData) -> dict[str, Any]:
+def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data: EvalData) -> dict[str, Any]:
     """Return the manifest's facts about the model and its scores."""
     name, revision, folder = origin(spec)
     words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
-    now = RunResult(texts=()).with_origin(["compare-q", *words])
+    now = origin_of_run(["compare-q", *words])
     provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
     return {
-        "model": name, "revision": revision, "model_license": license_of(folder), "vocabulary": cut.vocabulary,
-        "windows": len(cut.windows), "scored_tokens": cut.n_scored, "engine": f"{row.engine_version or row.engine}",
+        "model": name, "revision": revision, "model_license": license_of(folder), "vocabulary": data.vocabulary,
+        "windows": [window.digest for window in data.windows], "scored_tokens": data.n_scored, "engine": f"{row.engine_version or row.engine}",
         "provenance": redacted({**provenance, "where": row.where}),
         "storage": {key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")},
         "ppl": row.ppl, "ppl_stderr": row.ppl_stderr, "floor_kld": None if noise is None else noise.kld,
         "floor_kld_stderr": None if noise is None else noise.kld_stderr,
-        "created": now.created, "command": list(now.command),
+        "created": now["created"], "command": list(now["command"]),
     }  # fmt: skip
 
 
@@ -173,14 +183,15 @@ def appearing(target: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def copy_store(opened: store.Reader, target: Path, n_windows: int) -> None:
-    """Copy the head and the first windows of a reference store."""
+def copy_store(opened: store.Reader, target: Path, windows: Collection[str]) -> None:
+    """Copy the head and some windows (digests) of a reference store."""
     target.mkdir()
-    windows_of_pack = [opened.windows[index] for index in range(n_windows)]
-    files: dict[str, int] = {}
-    for name in sorted([*windows_of_pack, *opened.manifest.heads.values()]):
+    names = [opened.windows[window] for window in sorted(windows)]
+    names += opened.manifest.heads.values()
+    files = {}
+    for name in sorted(names):
         shutil.copyfile(opened.path / name, target / name)
-        files[name] = (target / name).stat().st_size
+        files[name] = opened.manifest.files[name]
     store.write_manifest(target, opened.manifest.model_copy(update={"files": files, "made": False}))
 
 
@@ -194,25 +205,23 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / name)
 
 
-def write_scores(config: RunConfig, row: ModelResult, cut: EvalData, file: Path) -> None:
+def write_scores(config: RunConfig, row: ModelResult, data: EvalData, folder: Path) -> None:
     """Write the reference's own scores of every scored token, which users must reproduce from the pack's states."""
-    from safetensors.numpy import save_file
-
-    stored = token_scores.of_row(config.cache, row.scores_key, cut.windows)
+    stored = token_scores.of_row(config.cache, row.scores_key, data)
     if stored is None:
         raise InputError(f"{row.label}: its scores vanished from the cache")
-    ends = np.cumsum([window.n_scored for window in cut.windows], dtype=np.int64)
-    save_file({"ends": ends, **{name: stored.columns[name] for name in pack.COMPARED}}, file)
+    ends = np.cumsum([window.n_scored for window in data.windows])
+    pack.write_scores(folder, [window.digest for window in data.windows], ends.tolist(), stored.columns)
 
 
-def text_keys(data: DataSpec, cut: EvalData) -> dict[str, Any]:
+def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
     """Return the keys of the data spec that a pack keeps: paths without their folders, and what was recorded."""
     dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
-    keys: dict[str, Any] = data.model_dump(mode="json", exclude_unset=True, exclude=dropped)
+    keys: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     for key in ("path", "dataset_path"):
         if os.path.isabs(str(keys.get(key) or "")) or str(keys.get(key) or "").startswith("~"):
             keys[key] = os.path.basename(keys[key])
-    return keys | {"max_rows": len(cut.windows)}
+    return keys | {"max_rows": len(data.windows)}
 
 
 def origin(spec: ModelSpec) -> tuple[str, str | None, Path]:

@@ -213,7 +213,7 @@ def with_default_windows(texts: Mapping[str, DataSpec], finished_store: Path | N
     windows = WINDOWS
     if finished_store is not None:
         with suppress(InputError):  # the run reports it
-            windows = min(windows, open_reference(finished_store).n_windows)
+            windows = min(windows, len(open_reference(finished_store).windows))
     sized: dict[str, DataSpec] = {}
     for name, spec in texts.items():
         if spec.sample == "spread" and spec.max_rows is None:
@@ -265,16 +265,17 @@ def save(
     cannot contain them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = [
-        {**keys_of(spec, *PATHS), "max_rows": len(found.windows) if found else 0}
-        for spec, found in zip(data, done.data, strict=True)
-    ]
+    texts = []
+    for spec, text in zip(data, done.data.texts, strict=True):
+        texts.append({**keys_of(spec, *PATHS), "max_rows": len(text.windows)})
     words = []
     models = [keys_of(spec, "model_dir") for spec in specs]
     for flag, name, content in zip(("-d", "-m"), names, (texts, models), strict=True):
         (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
         words += [flag, shlex.quote(printable(folder / name))]
-    ran = {name: value for text in done.results.texts for m in text.models for name, value in m.provenance.items()}
+    ran: dict[str, Any] = {}
+    for model in done.results.models:
+        ran |= model.provenance
     kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
     variables = [f"{name}={shlex.quote(printable(os.environ[name]))}" for name in kept]
     return " ".join([*variables, "compare-q", *words])

@@ -19,11 +19,11 @@ from compare_q.backends.common.messages import one_line
 from compare_q.eval.common import processes
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.terminal import say
-from compare_q.eval.results import RunResult, TextResult, WorstToken
+from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import StoredScores
 from compare_q.eval.text import vocabulary
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 Piece = tuple[list[int], int, int]
 """Token ids, and the numbers of the tokens at which ``token`` and ``after`` begin."""
@@ -33,39 +33,37 @@ BEFORE, AFTER = 24, 4
 """Tokens shown before and after each."""
 
 
-def with_worst_tokens(results: RunResult, data: Sequence[EvalData | None], cache: Cache) -> RunResult:
+def with_worst_tokens(results: RunResult, data: EvalData, cache: Cache) -> RunResult:
     """Return the results with the worst tokens of every row that has scores in the cache.
 
-    ``data``: the windows of each text; None for a text that failed.  If a text's tokens cannot be decoded, its
-    rows stay unchanged, and the reason is printed on standard error.
+    If the tokens cannot be decoded, the rows stay unchanged, and the reason is printed on standard error.
     """
-    pairs = zip(results.texts, data, strict=True)
-    return results.updated(
-        texts=tuple(text if windows is None else with_tokens(text, windows, cache) for text, windows in pairs)
-    )
+    return results.updated(models=rows_with_tokens(results.models, data, cache))
 
 
-def with_tokens(text: TextResult, data: EvalData, cache: Cache) -> TextResult:
-    """``with_worst_tokens`` for one text."""
+def rows_with_tokens(models: Sequence[ModelResult], data: EvalData, cache: Cache) -> tuple[ModelResult, ...]:
+    """Return these rows with their worst tokens; see ``with_worst_tokens``."""
     chosen: list[list[WorstToken]] = []
     pieces: list[Piece] = []
-    for model in text.models:
-        stored = None if model.error else token_scores.of_row(cache, model.scores_key, data.windows)
-        chosen.append([] if stored is None else worst_tokens(stored, data))
-        for token in chosen[-1]:
+    for model in models:
+        stored = None if model.error else token_scores.of_row(cache, model.scores_key, data)
+        worst = [] if stored is None else worst_tokens(stored, data)
+        chosen.append(worst)
+        for token in worst:
             begin = max(token.position - BEFORE, 0)
             ids = data.windows[token.window].token_ids[begin : token.position + 1 + AFTER].tolist()
             pieces.append((ids, token.position - begin, token.position - begin + 1))
     if not pieces:
-        return text
+        return tuple(models)
     try:
         texts = iter(decoded(data, pieces))
     except InputError as error:
-        say(f"{text.name}: no worst tokens: {error}", console=Console(stderr=True))
-        return text
-    worst = [tuple(token.updated(**next(texts)) for token in tokens) for tokens in chosen]
-    models = zip(text.models, worst, strict=True)
-    return text.updated(models=tuple(model.updated(worst_tokens=own) for model, own in models))
+        say(f"no worst tokens: {error}", console=Console(stderr=True))
+        return tuple(models)
+    rows = []
+    for model, worst in zip(models, chosen, strict=True):
+        rows.append(model.updated(worst_tokens=tuple(token.updated(**next(texts)) for token in worst)))
+    return tuple(rows)
 
 
 def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
@@ -105,7 +103,7 @@ def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
 
     file = data.tokenizer / vocabulary.FILE
     if not file.is_file():
-        trust = data.spec.trust_remote_code
+        trust = any(text.spec.trust_remote_code for text in data.texts)
         found: list[dict[str, str]] = processes.run_in_subprocess(
             split_by_transformers, "decoding tokens", folder=str(data.tokenizer), trust_remote_code=trust, pieces=pieces
         )

@@ -27,6 +27,8 @@ class RunConfig:
     progress: Progress
     workers: Workers = field(default_factory=Workers)  # where models run
     gpus: GpuPool = field(default_factory=GpuPool)
+    record_all: bool = False  # the reference's store must have all windows, as a pack needs them
+    alone: frozenset[str] = frozenset()  # names of texts whose windows are each computed without any other
     logits_file: Path | None = None  # path of the reference store that the user gave; it is read, or made there
     clear: bool = False  # first delete the cached tokens, scores and reference store of this text and these models
     verbose: bool = False  # engines print on the terminal
@@ -34,7 +36,7 @@ class RunConfig:
     check_decode: bool = True  # refuse a model whose decode differs from its prefill; False: the caller compares them
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
-    on_row: Callable[[str, ModelResult], None] = lambda _text, _row: None  # gets each finished row, from any thread
+    on_row: Callable[[ModelResult], None] = lambda _row: None  # gets each finished row
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)  # of weight files, by path, size and time
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.workers import Hardware
 from compare_q.eval.specs.types import ModelSpec
 from compare_q.eval.text import vocabulary
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
 HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
 """Number of windows that are decoded together, if the spec has no ``batch`` and the engine supports it."""
-SCORES_VERSION = 8
+SCORES_VERSION = 9
 """Version of the scoring; raise it when numbers or the stored data change, so that stored scores are not mixed."""
 
 
@@ -174,24 +174,25 @@ def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[st
 
 
 def fitted(
-    config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[PlannedModel], texts: Mapping[str, EvalData]
+    config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[PlannedModel], data: EvalData
 ) -> list[PlannedModel]:
-    """Check the models of these specs again, now with the windows of the texts; InputError with one line per problem.
+    """Check the models of these specs again, now with the windows of the run; InputError with one line per problem.
 
-    A chat prefix may have made the windows longer than the data specs say.  ``texts``: by their names; the only one may
-    have an empty name.
+    A chat prefix may have made the windows longer than the data specs say.
     """
-    found, problems = [], []
-    lengths = [text.length for text in texts.values()]
+    fitted_models = []
+    problems = []
+    lengths = [text.length for text in data.texts]
     for spec, model in zip(specs, models, strict=True):
         fits = model.updated(max_tokens=max(lengths))
         try:
-            fits = checked(config, fits) if max(lengths) > model.max_tokens else fits
+            if max(lengths) > model.max_tokens:
+                fits = checked(config, fits)
         except InputError as error:
             problems.append(spec.blamed(error))
             continue
-        found.append(fits)
-        problems += vocabulary_problems(fits, texts)
+        fitted_models.append(fits)
+        problems += vocabulary_problems(fits, data)
         edge = None if backends.files_of(fits).is_remote else facts_of(fits).rope_changes_above
         if edge is not None and min(lengths) <= edge < max(lengths):
             problems.append(
@@ -199,27 +200,28 @@ def fitted(
                 "the longest text decides for all; score texts of longer windows in a separate run"
             )
     raise_all(problems)
-    return found
+    return fitted_models
 
 
-def vocabulary_problems(model: PlannedModel, texts: Mapping[str, EvalData]) -> list[str]:
-    """Return one line per text with token ids that have no logit, or another meaning, in the model."""
+def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
+    """Return a line if token ids of the run have no logit, or another meaning, in the model."""
     if backends.files_of(model).is_remote:
         return []
-    facts, problems = facts_of(model), []
-    for name, text in texts.items():
-        where = f"{model.label}: {name and f'{name}: '}tokenizer_dir:"
-        if facts.vocab_size is not None and text.top_id >= facts.vocab_size:
-            problems.append(f"{where} its vocabulary reaches id {text.top_id}, the model has {facts.vocab_size} tokens;"
-                            " give the model's own tokenizer")  # fmt: skip
-        elif facts.tokenizer is not None:
-            other = vocabulary.disagreement(
-                facts.tokenizer, text.tokenizer, trusted=bool(model.options.get("trust_remote_code")),
-                data_trusted=text.spec.trust_remote_code, seen=text.seen,
-            )  # fmt: skip
-            if other:
-                problems.append(f"{where} is not this model's tokenizer: {other}")
-    return problems
+    facts = facts_of(model)
+    where = f"{model.label}: tokenizer_dir:"
+    if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
+        reaches = f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens"
+        return [f"{where} {reaches}; give the model's own tokenizer"]
+    if facts.tokenizer is None:
+        return []
+    difference = vocabulary.disagreement(
+        facts.tokenizer,
+        data.tokenizer,
+        trusted=bool(model.options.get("trust_remote_code")),
+        data_trusted=any(text.spec.trust_remote_code for text in data.texts),
+        seen=data.seen,
+    )
+    return [f"{where} is not this model's tokenizer: {difference}"] if difference else []
 
 
 def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | None:
@@ -267,24 +269,32 @@ def stamp_of(model: PlannedModel) -> str:
     return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
 
 
-def identity(config: RunConfig, model: PlannedModel, text: EvalData) -> dict[str, Any]:
-    """Return everything that a model's scores depend on; reads the headers of its files (InputError if damaged)."""
-    found = {
-        "version": SCORES_VERSION, "series": text.series, "model": model.stamp or stamp_of(model),
-        "engine": model.engine, "load_fn": model.load_fn, "options": model.options, "versions": model.info.versions,
+def identity(config: RunConfig, model: PlannedModel) -> dict[str, Any]:
+    """Return everything that a model's scores of a window depend on, but the window itself.
+
+    Reads the headers of its files; InputError if they are damaged.
+    """
+    facts: dict[str, Any] = {
+        "version": SCORES_VERSION,
+        "model": model.stamp or stamp_of(model),
+        "engine": model.engine,
+        "load_fn": model.load_fn,
+        "options": model.options,
+        "versions": model.info.versions,
         "hardware": model.hardware,
-    }  # fmt: skip
+    }
     if model.options.get("noise") is not None:
-        found["noise"] = noise.VERSION
-    if (repeat := model.spec.get("repeat")) is not None:
-        found["repeat"] = repeat
+        facts["noise"] = noise.VERSION
+    if model.spec.get("repeat") is not None:
+        facts["repeat"] = model.spec["repeat"]
     if model.decode is not None:  # omitted in prefill, so that existing cache keys stay valid
-        found["decode"] = asdict(model.decode)
-    if (edge := facts_of(model).rope_changes_above) is not None:  # the longest window of a run decides for all of them
-        found["long_rope"] = model.max_tokens > edge
+        facts["decode"] = asdict(model.decode)
+    edge = facts_of(model).rope_changes_above
+    if edge is not None:  # the longest window of a run decides for all of them
+        facts["long_rope"] = model.max_tokens > edge
     if config.verify_weights:
-        found["weights"] = [digest_of(config, file) for file in backends.files_of(model).weight_files()]
-    return found
+        facts["weights"] = [digest_of(config, file) for file in backends.files_of(model).weight_files()]
+    return facts
 
 
 def digest_of(config: RunConfig, file: Path) -> str:

@@ -1,28 +1,28 @@
-"""One run: score models on texts and make rows.  The reference is scored first and alone, then the other models.
+"""One run: score models on a list of windows and make rows.  The reference is scored first, then the other models.
 
 Every check that needs no engine runs before the first model loads.  After that, a model that fails becomes a row with
-the reason, and the others continue.  Each model loads once and scores one text after the other.
+the reason, and the others continue.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import CompareQError, InputError
-from compare_q.backends.common.messages import one_line
-from compare_q.eval.results import RunResult, TextResult
+from compare_q.backends.common.errors import CompareQError
+from compare_q.eval.results import RunResult
 from compare_q.eval.run import plan
 from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.score import Downloads, Rows, score_model, use_given_store
+from compare_q.eval.run.rows import Rows
+from compare_q.eval.run.score import Downloads, Scored, score_model, use_given_store
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.text import windows
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.eval_data import EvalData
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RunOutcome:
     """The end of a run.  Models that a signal stopped have a row with that reason."""
 
     results: RunResult
-    data: tuple[EvalData | None, ...]  # the windows of each text; None for a text that failed
+    data: EvalData  # the windows of all texts
     signal: int = 0  # the signal that ended the run, or 0
 
 
@@ -39,71 +39,78 @@ def run(
 ) -> RunOutcome:
     """Score every model on ``n_windows`` windows of each text; 0: all, None: the data spec's ``max_rows``.
 
-    ``data_specs``: by the texts' names.  If one of several texts fails, its result has the reason.  InputError with one
-    line per problem, before anything loads.  A signal raises InterruptedRun before the first model is running; after
-    that, a signal ends the run early.  As many models as the GPUs allow score at the same time, each in a thread.  The
-    main thread makes rows and waits, so that it receives signals.
+    ``data_specs``: by the texts' names.  InputError with one line per problem, before anything loads.  A signal raises
+    InterruptedRun before the first model is running; after that, a signal ends the run early.  As many models as the
+    GPUs allow score at the same time, each in a thread.  The main thread makes rows and waits, so that it receives
+    signals, and the next model loads while a row is made.
     """
-    models, texts, failed = prepared(config, data_specs, specs, n_windows)
-    rows, stopped = Rows(config, models, texts), 0
+    models, data = prepared(config, data_specs, specs, n_windows)
+    rows = Rows(config, models, data)
+    waiting: list[Future[Scored]] = []  # models that have no row yet
+    stopped = 0
     with config.workers.pool(1) as loader, config.workers.pool(config.gpus.slots) as pool:
         try:
             downloads = Downloads(rows, loader)
             if config.logits_file is not None and not rows.marked:
-                use_given_store(config, config.logits_file, rows)
+                use_given_store(config, rows, data)
             for wave in (rows.marked, rows.others):
-                scoring = [pool.submit(score_model, config, model, downloads, rows) for model in wave]
-                for future in as_completed(scoring):
-                    future.result()
-                    for work in rows.scored:  # the next model loads at the same time
-                        rows.add(work, cached=False)
+                waiting += [pool.submit(score_model, rows, model, downloads) for model in wave]
+                for future in as_completed(list(waiting)):
+                    waiting.remove(future)
+                    add_row(rows, future.result())
         except BaseException as stop:
             config.workers.stop()
             pool.shutdown(cancel_futures=True)
-            for work in rows.scored:
-                rows.add(work, cached=False)
+            for future in waiting:
+                if not future.cancelled() and future.exception() is None:
+                    add_row(rows, future.result())
             if not isinstance(stop, KeyboardInterrupt):
                 raise
             stopped = int(getattr(stop, "signal", signal.SIGINT))
-    keys = {name: name if len(data_specs) > 1 else "" for name in data_specs}
-    results = [
-        TextResult(name=name, error=failed[name]) if name in failed else rows.result(name, key)
-        for name, key in keys.items()
-    ]
-    return RunOutcome(RunResult(texts=tuple(results)), tuple(map(texts.get, keys.values())), stopped)
+    return RunOutcome(rows.result(), data, stopped)
+
+
+def add_row(rows: Rows, scored: Scored) -> None:
+    """Add the row of a model whose thread has ended; InputError, which ends the run, if a pack failed."""
+    if scored.work is None or scored.stored is None:
+        rows.fail(scored.model, scored.error or RuntimeError("its thread returned neither scores nor an error"))
+    else:
+        rows.add(scored.work, scored.stored, from_cache=scored.from_cache)
 
 
 def prepared(
     config: RunConfig, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None
-) -> tuple[list[PlannedModel], dict[str, EvalData], dict[str, str]]:
-    """Return (the checked models, the texts' windows, why the other texts failed), texts by name, the only one by "".
-
-    InputError with one line per problem, or if all texts failed.
-    """
-    several = len(data_specs) > 1
-    if several and config.logits_file is not None:
-        raise InputError("--logits_file: a reference store is of one text; leave it out, or run once for each text")
+) -> tuple[list[PlannedModel], EvalData]:
+    """Return (the checked models, the windows of all texts); InputError with one line per problem."""
     models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
     with suppress(CompareQError):  # tokenizing reports it
         if config.clear or not all(windows.are_stored(spec, config.cache) for spec in data_specs.values()):
             first = next((model for model in models if model.is_reference), models[0])
             if not backends.files_of(first).is_remote:  # its engine is imported while texts are tokenized
                 config.workers.import_ahead(first, verbose=config.verbose)
-    texts, failed = {}, {}
+    texts = []
+    problems = []
     for name, spec in data_specs.items():
         try:
             text = windows.build(
-                spec, n_windows, config.cache, config.progress, clear=config.clear, render_s=config.window_timeout_s
+                spec,
+                n_windows,
+                config.cache,
+                config.progress,
+                name=name,
+                clear=config.clear,
+                render_s=config.window_timeout_s,
             )
         except (CompareQError, OSError) as error:
-            if not several:
-                raise InputError(spec.blamed(error)) from None
-            failed[name] = one_line(error)
-            config.progress.say(f"{name}: failed")
-        else:
-            texts[name if several else ""] = text
-    plan.raise_all([f"{name}: {reason}" for name, reason in failed.items()] if not texts else [])
-    models = plan.fitted(config, specs, models, texts)
-    if emulated := plan.emulated_dtypes(config, models):
+            problems.append(spec.blamed(error))
+            continue
+        if name in config.alone:
+            text = replace(text, windows=tuple(replace(window, alone=True) for window in text.windows))
+        texts.append(text)
+    plan.raise_all(problems)
+    data = EvalData.joined(texts)
+    models = plan.fitted(config, specs, models, data)
+    emulated = plan.emulated_dtypes(config, models)
+    if emulated:
         config.progress.say(emulated)
-    return models, texts, failed
+    return models, data

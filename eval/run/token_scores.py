@@ -1,16 +1,18 @@
 """Token scores of one model: read from segments in the cache, made into a row of the results, written as parquet.
 
-The parquet file has one row per scored token, with the columns ``window``, ``position`` (of the scored token in its
-window), ``token_id``, ``logprob``, and every other field of ``TokenScores`` that the engine and the reference computed.
-Columns that they did not compute are absent.  The other columns have no nulls, and NaN stays NaN.  All other statistics
-can be computed from these columns later, without running a model.
+The parquet file has one row per scored token, with the columns ``text`` (its name, if there are several), ``window``,
+``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other field of ``TokenScores``
+that the engine and the reference computed.  Columns that they did not compute are absent.  The other columns have no
+nulls, and NaN stays NaN.  All other statistics can be computed from these columns later, without running a model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import amount, one_line
 from compare_q.backends.scoring import segments
+from compare_q.backends.scoring.segments import Loaded
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import replacing
 from compare_q.eval.common.progress import Progress
@@ -32,7 +35,9 @@ from compare_q.eval.run.memory import memory_of
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.run.row import fields_of
 from compare_q.eval.stats import estimates
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.stats.estimates import Sampled
+from compare_q.eval.stats.uncertainty import Places, places_of
+from compare_q.eval.text.eval_data import EvalData
 
 INDEX = ("window", "position", "token_id")
 FIRST = ("started", "score_began", "first_window")
@@ -42,29 +47,14 @@ LAST = ("loaded", "last_window")
 
 @dataclass
 class Work:
-    """One model and one text that it scores."""
+    """The scores of one model: where they are, and what they depend on besides the windows."""
 
     model: PlannedModel
-    name: str  # the text's name; empty for the only text
-    text: EvalData
-    key: str  # of the scores, as ``tag`` (``backends/scoring/segments.py``)
+    key: str  # of the folder of scores, as ``tag`` (``backends/scoring/segments.py``)
     tag: str
     reference: Reference | None  # what the model is compared with
     store: Reference | None = None  # the reference that the model is
-    needs_store: bool = False  # the store is read, made or extended, since scores that depend on it are missing
-    stored: StoredScores | None = None  # of the windows, once they are complete and read
-    unkept: str = ""  # why the store could not be made; its scores are kept
-
-    @property
-    def title(self) -> str:
-        """The model's label, with the text's name if there are several."""
-        return f"{self.model.label} on {self.name}" if self.name else self.model.label
-
-    @property
-    def lacks_windows(self) -> bool:
-        """True if the reference must run although its scores may be complete, because its store lacks windows."""
-        no_store = self.store is not None and not self.store.has(len(self.text.windows))
-        return self.needs_store and no_store and not self.unkept
+    unkept: str = ""  # why its windows could not be recorded; its scores are kept
 
 
 @dataclass(frozen=True)
@@ -81,58 +71,124 @@ class StoredScores:
     timing: Timing | None = None  # times of the steps of this run
 
 
-def load(
-    cache: Cache, key: str, tag: str, windows: Sequence[Window], progress: Progress | None = None
-) -> StoredScores | None:
-    """Return the scores of these windows; None if one is missing, for example because its file is damaged.
+@dataclass(frozen=True)
+class Lookup:
+    """What the cache has of a model's scores."""
 
-    With ``progress``, which needs the lock of the scores, damaged files are deleted and reported.  ModelError if some
-    windows have a score that others do not have.
+    stored: StoredScores | None  # of all windows; None if one is missing
+    missing: frozenset[str]  # digests of the windows that must be scored
+
+
+def look_up(
+    cache: Cache,
+    work: Work,
+    data: EvalData,
+    recordings: Mapping[str, str],
+    progress: Progress | None = None,
+) -> Lookup:
+    """Look up the scores of the run's windows.
+
+    ``recordings``: which numbers of the reference the windows are compared with.  With ``progress``, which needs a
+    claim on the windows, damaged files are deleted and reported.  ModelError if some windows have a score that others
+    do not have.
     """
+    return stored_scores(cache, work.key, work.tag, data, recordings, progress)
+
+
+def stored_scores(
+    cache: Cache,
+    key: str,
+    tag: str,
+    data: EvalData,
+    recordings: Mapping[str, str],
+    progress: Progress | None = None,
+) -> Lookup:
+    """Look up the scores of the run's windows by their key and tag; see ``look_up``."""
     folder = cache.path("scores", key, "")
-    loaded = segments.load(folder, tag, windows)
-    records, seconds = loaded.records, dict[str, float]()
+    if progress is None:  # headers are read faster than content
+        missing = data.digests - segments.committed(folder, tag, recordings)
+        if missing:
+            return Lookup(None, missing)
+    loaded = segments.load(folder, tag, data.distinct, recordings)
     if progress is not None:
-        for file in loaded.damaged:
-            progress.say(f"{file}: damaged; what it held is made again")
-        storage.delete(loaded.damaged)
-        if count := segments.foreign(folder):
-            progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q: not used")
-    if not records or len(loaded.scores) < len(windows):
-        return None
+        report_damage(folder, loaded, progress)
+    missing = data.digests - loaded.scores.keys()
+    usable = [session for session in reversed(loaded.sessions) if has_record(loaded, session, tag)]
+    if not missing and not usable:  # a worker was killed before it could write what ran
+        missing = frozenset([data.windows[-1].digest])
+    if missing:
+        return Lookup(None, missing)
+    for file in loaded.used:
+        with suppress(OSError):  # the cache's limit deletes files that were not used for long
+            os.utime(file)
+    return Lookup(assembled(loaded, tag, usable, data.windows), frozenset())
+
+
+def report_damage(folder: Path, loaded: Loaded, progress: Progress) -> None:
+    """Delete and report damaged files, and report those that belong to other scores."""
+    for file in loaded.damaged:
+        progress.say(f"{file}: damaged; what it held is made again")
+    storage.delete(loaded.damaged)
+    count = segments.foreign(folder)
+    if count:
+        progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q: not used")
+
+
+def has_record(loaded: Loaded, session: str, tag: str) -> bool:
+    """Return True if a session has a record that says what ran; with the reference, if the scores are compared."""
+    record = loaded.records.get(session)
+    return record is not None and (tag == segments.ALONE or record["reference"] is not None)
+
+
+def assembled(loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence[Window]) -> StoredScores:
+    """Return the scores of all windows in their order, with what their sessions recorded; ModelError.
+
+    ``usable``: the sessions with a record, the last one first; it says what ran.
+    """
+    seconds = dict[str, float]()
     for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number
         run = session.partition("-")[0]
         seconds[run] = max(seconds.get(run, 0.0), taken)
-    known = [session for session in reversed(loaded.sessions) if session in records] or sorted(records)
-    record, run = records[known[0]], known[0].partition("-")[0]
-    last = [records[session] for session in known if session.partition("-")[0] == run]
+    records = [loaded.records[session] for session in usable]
+    record = records[0]
+    last_run = usable[0].partition("-")[0]
+    replicas = [loaded.records[session] for session in usable if session.partition("-")[0] == last_run]
+    provenance = {**record["known"], **record["provenance"]}
     # A warning about some windows must be shown, although the run that scored the others did not report it.
-    notes = dict.fromkeys(note for each in known for note in records[each]["provenance"].get("notes", ()))
+    notes = dict.fromkeys(note for each in records for note in each["provenance"].get("notes", ()))
+    if notes:
+        provenance["notes"] = list(notes)
     run_record = {
-        "provenance": {**record["known"], **record["provenance"], **({"notes": [*notes]} if notes else {})},
+        "provenance": provenance,
         "load_seconds": record["load_seconds"],
         "score_seconds": sum(seconds.values()),
         "reference": None if tag == segments.ALONE else record["reference"],
     }
-    if shared := [found for each in known if (found := records[each].get("shared_gpu"))]:
+    shared = [each["shared_gpu"] for each in records if each.get("shared_gpu")]
+    if shared:
         run_record["shared_gpu"] = shared[0]
     try:
-        columns = segments.joined([(window, loaded.scores[window.index]) for window in windows])
+        columns = segments.joined([(window, loaded.scores[window.digest]) for window in windows])
     except ModelError as error:
         raise ModelError(f"{error}; run with -cc") from None
     return StoredScores(
-        columns,
-        np.repeat(np.array([each.index for each in windows], np.int32), [each.n_scored for each in windows]),
-        np.concatenate([each.positions for each in windows]),
-        np.concatenate([each.targets for each in windows]),
-        run_record, len(seconds), len(last), timing_of([each.get("moments", {}) for each in last]),
-    )  # fmt: skip
+        columns=columns,
+        window=np.repeat(
+            np.array([window.index for window in windows], np.int32), [window.n_scored for window in windows]
+        ),
+        position=np.concatenate([window.positions for window in windows]),
+        token_id=np.concatenate([window.targets for window in windows]),
+        run_record=run_record,
+        sessions=len(seconds),
+        replicas=len(replicas),
+        timing=timing_of([each.get("moments", {}) for each in replicas]),
+    )
 
 
-def of_row(cache: Cache, scores_key: str, windows: Sequence[Window]) -> StoredScores | None:
+def of_row(cache: Cache, scores_key: str, data: EvalData) -> StoredScores | None:
     """Return the scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
     key, _, tag = scores_key.partition("/")
-    return load(cache, key, tag, windows) if tag else None
+    return stored_scores(cache, key, tag, data, {}).stored if tag else None
 
 
 def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
@@ -153,15 +209,23 @@ def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
     return Timing(**dict(zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)))
 
 
-def write_parquet(stored: StoredScores, target: Path) -> None:
+def index_of(stored: StoredScores, data: EvalData) -> dict[str, Any]:
+    """Return the columns [N] that say which token each score is of; the text's name only if there are several."""
+    index = {name: getattr(stored, name) for name in INDEX}
+    if len(data.texts) > 1:
+        names = np.array([text.name for text in data.texts], dtype=object)
+        index = {"text": names[data.text_of[stored.window]], **index}
+    return index
+
+
+def write_parquet(stored: StoredScores, data: EvalData, target: Path) -> None:
     """Write the scores as a parquet file, whole or not at all; InputError in one line if that fails."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    index = {name: getattr(stored, name) for name in INDEX}
     try:
         with replacing(target) as part, part.open("wb") as stream:  # pyarrow opens no name that is not UTF-8
-            parquet.write_table(pa.table({**index, **stored.columns}), stream)
+            parquet.write_table(pa.table({**index_of(stored, data), **stored.columns}), stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
 
@@ -174,27 +238,73 @@ def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
     )  # fmt: skip
 
 
-def of_scores(work: Work, stored: StoredScores, *, has_reference: bool, from_cache: bool) -> ModelResult:
-    """Return the row of a model on a text; ModelError if none of its scores is finite."""
-    model, text, record = work.model, work.text, stored.run_record
-    index, begins = text.text_index(stored.window, stored.position), text.begins(stored.window)
-    found = estimates.summarize(stored.columns, index, stored.position, text.text_size, begins)
-    if not found.ppl.tokens:
+def of_scores(
+    work: Work, stored: StoredScores, data: EvalData, *, has_reference: bool, from_cache: bool
+) -> ModelResult:
+    """Return the row of a model; ModelError if none of its scores is finite."""
+    model = work.model
+    record = stored.run_record
+    row_estimates = estimates.summarize(stored.columns, places_in(data, stored), stored.position, data.text_size)
+    if not row_estimates.ppl.tokens:
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
-    if text.is_spread:
-        found = replace(found, sampled=estimates.sampled(stored.columns, stored.window, text.starts, text.available))
-    overrides = {name: model.spec.get(f"override_{name}") for name in ("bpw_layer", "bpw_head", "vram_bits")}
-    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-    size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **given)
+    row_estimates = replace(row_estimates, sampled=sampled(data, stored))
+    overrides = {}
+    for name in ("bpw_layer", "bpw_head", "vram_bits"):
+        value = model.spec.get(f"override_{name}")
+        if value is not None:
+            overrides[name] = value
+    size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **overrides)
     notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
-    memory = memory_of(model, size_on_disk, record["provenance"])
     return row_of(
-        model, storage=size_on_disk, memory=memory, **fields_of(found), windows=len(text.windows), timing=stored.timing,
-        load_seconds=record["load_seconds"], score_seconds=record["score_seconds"], provenance=record["provenance"],
-        notes=notes, scores_key=f"{work.key}/{work.tag}", from_cache=from_cache, **speed,
+        model,
+        storage=size_on_disk,
+        memory=memory_of(model, size_on_disk, record["provenance"]),
+        **fields_of(row_estimates),
+        windows=len(data.windows),
+        timing=stored.timing,
+        load_seconds=record["load_seconds"],
+        score_seconds=record["score_seconds"],
+        provenance=record["provenance"],
+        notes=notes,
+        scores_key=f"{work.key}/{work.tag}",
         scores_digest=hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest(),
-    )  # fmt: skip
+        from_cache=from_cache,
+        **speed,
+    )
+
+
+def row_on(row: ModelResult, stored: StoredScores, data: EvalData) -> ModelResult:
+    """Return a row whose statistics are those of one text alone; ``stored``: its scores of this text's windows."""
+    text_estimates = estimates.summarize(stored.columns, places_in(data, stored), stored.position, data.text_size)
+    digest = hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest()
+    return row.updated(**fields_of(text_estimates), windows=len(data.windows), scores_digest=digest)
+
+
+def places_in(data: EvalData, stored: StoredScores) -> Places:
+    """Return the blocks of the scored tokens, for errors; no block spans two texts."""
+    index = data.text_index(stored.window, stored.position)
+    begins = data.begins(stored.window, stored.position)
+    text = data.text_of[stored.window] if len(data.texts) > 1 else None
+    return places_of(index, begins, text)
+
+
+def sampled(data: EvalData, stored: StoredScores) -> Sampled | None:
+    """Return the errors of the means as means of all windows of the texts; None if no text's windows are a sample."""
+    if not any(text.is_spread for text in data.texts):
+        return None
+    parts = []
+    first = 0
+    for text in data.texts:
+        last = first + len(text.windows)
+        inside = (stored.window >= first) & (stored.window < last)
+        columns = {name: column[inside] for name, column in stored.columns.items()}
+        errors = Sampled(0.0, 0.0)  # the whole text was scored
+        if text.is_spread:
+            errors = estimates.sampled(columns, stored.window[inside] - first, text.starts, text.available)
+        parts.append((errors, int(inside.sum())))
+        first = last
+    return estimates.sampled_together(parts)
 
 
 def file_bytes(model: PlannedModel) -> int | None:

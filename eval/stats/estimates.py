@@ -20,7 +20,6 @@ from pydantic import Field
 
 from compare_q.eval.stats.uncertainty import (
     FEWEST_WAVES,
-    MOST_BLOCKS,
     SHORT,
     Count,
     Error,
@@ -33,7 +32,6 @@ from compare_q.eval.stats.uncertainty import (
     mean_with_errors,
     n_waves,
     perplexity,
-    places_of,
     root_of_mean,
     sampling_error,
     with_errors,
@@ -43,6 +41,8 @@ PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
 CURVE_BINS = 32
+MOST_TEXTS = 1000
+"""Of a run: each has a block of its own at least."""
 LEAST_BLOCKS = FEWEST_WAVES + 1
 """Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 % or better."""
 
@@ -80,7 +80,7 @@ class BlockSums:
     the text that the blocks cover, each counted once.
     """
 
-    tokens: Annotated[tuple[Count, ...], Field(max_length=MOST_BLOCKS)]
+    tokens: Annotated[tuple[Count, ...], Field(max_length=MOST_TEXTS)]
     nll: tuple[float, ...]
     kld: tuple[float, ...] | None = None
     same_top: tuple[float, ...] | None = None
@@ -187,16 +187,17 @@ def short_text_cautions(models: Sequence[BlockSums], text: int | None) -> list[s
 
 
 def summarize(
-    columns: Mapping[str, NDArray[Any]], index: NDArray[Any], position: NDArray[Any],
-    text: tuple[float, float] | None = None, begin: NDArray[Any] | None = None,
-) -> Estimates:  # fmt: skip
+    columns: Mapping[str, NDArray[Any]],
+    places: Places,
+    position: NDArray[Any],
+    text: tuple[float, float] | None = None,
+) -> Estimates:
     """All estimates of one model's columns [N] (``StoredScores.columns``); only ``logprob`` is mandatory.
 
-    ``index`` [N]: place in the text of the token of each entry; ``position`` [N]: in its window.  ``text``: bytes and
-    words of the scored tokens together, each as often as it was scored; None if they are not known.  ``begin`` [N]:
-    where the conversation of each entry begins in the text; None without conversations.
+    ``places``: of the entries in their texts; ``position`` [N]: in their windows.  ``text``: bytes and words of the
+    scored tokens together, each as often as it was scored; None if they are not known.
     """
-    logprob, places = columns["logprob"], places_of(index, begin)
+    logprob = columns["logprob"]
     finite = np.isfinite(logprob)
     mean_logprob = mean_with_errors(logprob, None, places)
     ppl = perplexity(mean_logprob)
@@ -277,10 +278,10 @@ def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums
 def sampled(
     columns: Mapping[str, NDArray[Any]], window: NDArray[Any], starts: Sequence[int], available: int
 ) -> Sampled:
-    """Errors of the means of spread windows as means of all windows of the text.
+    """Errors of the means of spread windows as means of all windows of their text.
 
-    ``window`` [N]: of each entry of the ``columns`` [N]; ``starts``: text index at which each window starts;
-    ``available``: number of windows of the text.
+    ``window`` [N]: number of the window of each entry of the ``columns`` [N]; ``starts``: text index at which each
+    window starts; ``available``: number of windows of the text.
     """
     in_text_order = np.argsort(starts)
     tokens = np.bincount(window, minlength=len(starts))[in_text_order]
@@ -292,6 +293,24 @@ def sampled(
         return sampling_error(sums, tokens, available)
 
     return Sampled(error(columns["logprob"]), error(columns.get("kld")))
+
+
+def sampled_together(parts: Sequence[tuple[Sampled, int]]) -> Sampled:
+    """Errors of the means over several texts, from the (errors, number of scored tokens) of each: they are independent.
+
+    None where the error of a text is not known.
+    """
+    total = sum(tokens for _, tokens in parts)
+
+    def together(errors: Sequence[float | None]) -> float | None:
+        squares = 0.0
+        for error, (_, tokens) in zip(errors, parts, strict=True):
+            if error is None:
+                return None
+            squares += (error * tokens / total) ** 2
+        return math.sqrt(squares)
+
+    return Sampled(together([part.nll for part, _ in parts]), together([part.kld for part, _ in parts]))
 
 
 def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:

@@ -30,7 +30,7 @@ llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as inde
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -102,18 +102,47 @@ class Value:
     stderr_independent: Error | None = None
 
 
-def places_of(index: NDArray[Any], begin: NDArray[Any] | None = None) -> Places:
+def places_of(
+    index: NDArray[Any], begin: NDArray[Any] | None = None, text: NDArray[np.integer[Any]] | None = None
+) -> Places:
     """Return the blocks of entries from their tokens' indices [N] in the text, in any order and with any gaps.
 
     The length is counted from the first to the last scored token, including gaps between windows.
     ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in the
-    block of its first token.
+    block of its first token.  ``text`` [N]: number of the text of each entry; the texts then share the blocks by their
+    lengths, at least one for each, so that no block spans two texts, and the length is the sum of their lengths.
     """
-    length = int(index.max()) - int(index.min()) + 1 if len(index) else 0
-    count = min(max(length // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
-    lowest = int(index.min()) if length else 0
-    place = np.maximum((index if begin is None else begin).astype(np.int64) - lowest, 0)
-    return Places(np.asarray(place * count // max(length, 1)), length)
+    place = index if begin is None else begin
+    members = [np.ones(len(index), np.bool_)]
+    if text is not None:
+        members = [text == number for number in np.unique(text)]
+    lengths = [length_of(index[member]) for member in members]
+    total = sum(lengths)
+    count = min(max(total // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
+    block = np.zeros(len(index), np.int64)
+    first = 0
+    for member, length, n_blocks in zip(members, lengths, shares_of(lengths, count), strict=True):
+        if not length:
+            continue
+        offset = np.maximum(place[member].astype(np.int64) - int(index[member].min()), 0)
+        block[member] = first + offset * n_blocks // length
+        first += n_blocks
+    return Places(block, total)
+
+
+def length_of(index: NDArray[Any]) -> int:
+    """Number of tokens from the first to the last of these indices in a text."""
+    return int(index.max()) - int(index.min()) + 1 if len(index) else 0
+
+
+def shares_of(lengths: Sequence[int], count: int) -> list[int]:
+    """Return how many of ``count`` blocks each text gets: by their lengths, at least one, by largest remainder."""
+    total = max(sum(lengths), 1)
+    shares = [max(length * count // total, 1) for length in lengths]
+    by_remainder = sorted(range(len(lengths)), key=lambda number: -(lengths[number] * count % total))
+    for number in by_remainder[: max(count - sum(shares), 0)]:
+        shares[number] += 1
+    return shares
 
 
 def longest_documents(length: int) -> int:

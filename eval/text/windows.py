@@ -1,4 +1,4 @@
-"""Build the windows of a run from a data spec, and describe them for titles, ``check`` and results.json.
+"""Build the windows of one text from a data spec, and describe them for titles, ``check`` and results.json.
 
 With ``chat_template`` the tokenizer's template (an empty system message, a user who says "Say something.", the
 generation prompt) precedes each window.  Its tokens and the first token of the window are not scored.
@@ -55,11 +55,12 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class EvalData:
-    """The windows of a run."""
+class TextWindows:
+    """The windows of one text of a run."""
 
+    name: str  # of the text in the run
     spec: DataSpec
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...]  # with their numbers in this text
     n_tokens: int  # of the whole text
     top_id: int
     digest: str  # identifies the windows by content
@@ -103,10 +104,10 @@ class EvalData:
         return sum(window.n_scored for window in self.windows)
 
 
-def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> EvalData:
+def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path, name: str = "") -> TextWindows:
     """Cut a tokenized text into windows; InputError if the text is too short for one.
 
-    ``max_rows``: the number of windows; 0 and None: all.
+    ``max_rows``: the number of windows; 0 and None: all.  ``name``: of the text in the run.
     """
     documents = None
     if text.chat is not None:
@@ -126,11 +127,24 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path) -> 
     )
     starts = tuple(window.start - before for window in taken)
     top_id = max(text.top_id, max(int(window.token_ids.max()) for window in windows))
-    return EvalData(
-        spec, windows, len(text.ids), top_id, digest_of(windows, starts, spec.windows),
-        series_of(text, every, spec.windows), text.vocabulary, tokenizer, starts,
-        len(every), *scored_size(text, taken), documents, (*text.notes, *corpus.method_notes(spec)),
-    )  # fmt: skip
+    size, note = scored_size(text, taken)
+    return TextWindows(
+        name=name,
+        spec=spec,
+        windows=windows,
+        n_tokens=len(text.ids),
+        top_id=top_id,
+        digest=digest_of(windows, starts, spec.windows),
+        series=series_of(text, every, spec.windows),
+        vocabulary=text.vocabulary,
+        tokenizer=tokenizer,
+        starts=starts,
+        available=len(every),
+        text_size=size,
+        text_note=note,
+        documents=documents,
+        notes=(*text.notes, *corpus.method_notes(spec)),
+    )
 
 
 def conversations_in(
@@ -208,21 +222,30 @@ def scored_size(text: Tokens, taken: Sequence[cutting.Cut]) -> tuple[tuple[int, 
 
 
 def build(
-    spec: DataSpec, n_windows: int | None, cache: Cache, progress: Progress, *, clear: bool = False,
+    spec: DataSpec,
+    n_windows: int | None,
+    cache: Cache,
+    progress: Progress,
+    *,
+    name: str = "",
+    clear: bool = False,
     render_s: float = RENDER_S,
-) -> EvalData:  # fmt: skip
+) -> TextWindows:
     """Return the windows of a data spec; the tokens come from the cache if nothing they depend on has changed.
 
-    ``n_windows``: the number of windows of this run, 0 for all; None: the spec's ``max_rows``.  ``render_s``: maximum
-    seconds for the chat template, at most ``RENDER_S``.
+    ``name``: of the text in the run.  ``n_windows``: the number of windows of this run, 0 for all; None: the spec's
+    ``max_rows``.  ``render_s``: maximum seconds for the chat template, at most ``RENDER_S``.
     """
     n_windows = spec.max_rows if n_windows is None else n_windows
     if spec.pack is not None:
-        return cut(tokens.of_pack(folder := pack.resolve(spec.pack)), spec, n_windows, folder / pack.TOKENIZER)
-    name = spec.locate(spec.tokenizer_dir)
-    fetching = progress.phase(f"fetching the tokenizer of {name}", unit="bytes") if hub.is_hub_id(name) else None
+        folder = pack.resolve(spec.pack)
+        return cut(tokens.of_pack(folder), spec, n_windows, folder / pack.TOKENIZER, name)
+    location = spec.locate(spec.tokenizer_dir)
+    fetching = None
+    if hub.is_hub_id(location):
+        fetching = progress.phase(f"fetching the tokenizer of {location}", unit="bytes")
     with fetching or nullcontext(hub.SILENT) as phase:
-        folder = hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
+        folder = hub.resolve(location, spec.tokenizer_revision, tokenizer_only=True, watch=phase)
     before = states(spec, folder)
     key = cache.key("tokens", identity(spec, folder))
     cache.use("tokens", key)
@@ -238,12 +261,12 @@ def build(
                     "render_s": min(render_s, RENDER_S)}  # fmt: skip
             processes.run_in_subprocess(make, what, progress, **keys)
             if changed := states(spec, folder) ^ before:
-                name = printable(min(changed)[0])
-                raise InputError(f"{name}: changed while it was read; run again when no program writes it")
+                file_name = printable(min(changed)[0])
+                raise InputError(f"{file_name}: changed while it was read; run again when no program writes it")
         text = tokens.load(cache, key)
     if text is None:
         raise InputError(f"{cache.path('tokens', key, '.npz')}: vanished; is the disk full, or the cache not yours?")
-    return cut(text, spec, n_windows, folder)
+    return cut(text, spec, n_windows, folder, name)
 
 
 def tokens_of(spec: DataSpec, cache: Cache) -> Tokens:
@@ -345,7 +368,7 @@ def are_stored(spec: DataSpec, cache: Cache) -> bool:
     return cache.path("tokens", cache.key("tokens", identity(spec, folder)), ".npz").is_file()
 
 
-def subtitle(data: EvalData) -> str:
+def subtitle(data: TextWindows) -> str:
     """The line below a plot's title, e.g. ``wikitext2, 141 × 2048 tokens``."""
     spec, name = data.spec, corpus.display_name(data.spec)
     if data.documents is not None:
@@ -365,7 +388,7 @@ def subtitle(data: EvalData) -> str:
     return ", ".join((name, size, *(words for words, holds in more.items() if holds)))
 
 
-def in_words(spec: DataSpec, data: EvalData | None) -> str:
+def in_words(spec: DataSpec, data: TextWindows | None) -> str:
     """Return the line that ``check`` prints; ``data``: None if text or tokenizer are not downloaded yet."""
     what, whole = f"method {spec.method}, windows of {spec.eval_len} every {spec.stride} tokens", "text"
     if spec.is_chat:
@@ -380,8 +403,8 @@ def in_words(spec: DataSpec, data: EvalData | None) -> str:
     return f"{what}: {counted}, of a text of {data.n_tokens:,} tokens"
 
 
-def data_json(data: EvalData) -> dict[str, Any]:
-    """Return the data of a run for results.json."""
+def data_json(data: TextWindows) -> dict[str, Any]:
+    """Return the facts about a text and its windows for results.json."""
     spec, (n_bytes, n_words) = data.spec, data.text_size or (None, None)
     return {
         "spec": json.loads(spec.model_dump_json(exclude_unset=True)), "spec_sha256": spec.digest(),

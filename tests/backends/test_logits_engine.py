@@ -72,7 +72,7 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
         folder.mkdir(parents=True)
         engine = Given({window.index: logits}, at_a_time)
         (alone,) = engine.score([window], ScoreRequest(record=folder))
-        reference.seal(folder, {}, 1)
+        reference.seal(folder, {}, [window.digest])
         (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store"))
         kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
@@ -85,7 +85,7 @@ def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
     (tmp_path / "store").mkdir()
     scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
-    reference.seal(tmp_path / "store", {}, 1)
+    reference.seal(tmp_path / "store", {}, [window.digest])
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
     task = ScoreRequest(reference=tmp_path / "store", vocab_size=300)
     found = scores_of(after, window, task)
@@ -119,10 +119,10 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
     (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
     (tmp_path / "store").mkdir()
     (scores,) = Masked({0: random_logits(40, 300)}).score([window], ScoreRequest(record=tmp_path / "store"))
-    reference.seal(tmp_path / "store", {}, 1)
+    reference.seal(tmp_path / "store", {}, [window.digest])
     store = reference.Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
-    assert torch.isneginf(store.window(0)[:, 5]).all()
+    assert torch.isneginf(store.window(window.digest)[:, 5]).all()
     assert np.isfinite(scores.logprob).all()
 
 

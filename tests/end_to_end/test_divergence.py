@@ -78,7 +78,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         if name in REFERENCES:
             (folder / name).mkdir()
             list(backend.score(windows, ScoreRequest(record=folder / name)))
-            reference.seal(folder / name, {}, len(windows))
+            reference.seal(folder / name, {}, [window.digest for window in windows])
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
         backend.close()

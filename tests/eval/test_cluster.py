@@ -22,7 +22,7 @@ from compare_q.eval.common.cache import ENVIRONMENT
 from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run.plan import hardware_of
 from tests.support.scores import random_windows
-from tests.support.stores import IDENTITY, record, state_store
+from tests.support.stores import IDENTITY, digest, record, state_store
 from tests.support.toy import planned, refusal
 
 WINDOWS = random_windows(4)
@@ -136,7 +136,7 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node,
         record(there, range(first, first + 2), closed=first == 2)
         worker.keep(*made.progress(None)[1:])
         assert made.progress(None)[1] == [], "what has come does not come again"
-    seal(store, IDENTITY, 4)
+    seal(store, IDENTITY, list(map(digest, range(4))))
     assert Reader(store).manifest.files == state_store(tmp_path / "whole" / "store", windows=4).manifest.files
     Reader(store).verify()
 
@@ -166,7 +166,7 @@ def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not
     Reader(copy).verify()
     assert brought(worker, store.path) == ([], copy)
     record(store.path, [2])
-    seal(store.path, IDENTITY, 3)
+    seal(store.path, IDENTITY, list(map(digest, range(3))))
     assert brought(worker, store.path)[0][0].text.startswith("fake: copied "), "what has grown"
     assert Reader(copy).manifest.files == Reader(store.path).manifest.files
 

@@ -93,7 +93,7 @@ WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(
     identity={"model": "m"}, contents="states", reason="", head=Head(9, "bfloat16"), made=True,
-    files={f"row.000000.{'0' * 40}.safetensors": 9},
+    files={f"row.{'0' * 32}.{'0' * 40}.safetensors": 9},
 )  # fmt: skip
 
 

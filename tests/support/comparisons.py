@@ -27,28 +27,13 @@ LENGTHS = {"prose": 100, "code": 60, "logs": 100}
 class Measured(Ran):
     """The outcome of a command line, its results.json, and the folder of its token scores."""
 
-    whole: dict[str, Any]
+    results: dict[str, Any]
     folder: Path
 
     @property
-    def texts(self) -> dict[str, dict[str, Any]]:
-        """Name -> text; a single text also has the empty name."""
-        texts = {text["name"]: text for text in self.whole.get("texts", [])}
-        return {**texts, "": next(iter(texts.values()))} if len(texts) == 1 else texts
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """The only text."""
-        return self.texts[""]
-
-    @property
     def models(self) -> dict[str, dict[str, Any]]:
-        """Label -> model of the only text, in the order of the file."""
+        """Label -> row, in the order of the file."""
         return {model["label"]: model for model in self.results["models"]}
-
-    def model(self, label: str, text: str = "") -> dict[str, Any]:
-        """A model's result for a text."""
-        return next(model for model in self.texts[text]["models"] if model["label"] == label)
 
     @property
     def loaded(self) -> list[str]:

@@ -52,7 +52,7 @@ def main(load_fn: str, model: str, tokens: str) -> None:
     window = Window.scored_from(0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32))
     with tempfile.TemporaryDirectory() as name:
         list(engine.score([window], ScoreRequest(record=Path(name))))
-        store.seal(Path(name), {}, 1)
+        store.seal(Path(name), {}, [window.digest])
         (scores,) = engine.score([window], ScoreRequest(reference=Path(name)))
     assert scores.kld is not None
     assert np.abs(scores.kld).max() < 1e-6

@@ -12,10 +12,21 @@ from compare_q.backends.base import Engine, ScoreRequest, Window
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import Reader, begin, seal
+from compare_q.backends.reference.store import Reader, begin, key_of, seal
 
 HEAD = Head(300, "float32")
-IDENTITY = {"windows": "abc", "label": "bf16"}
+IDENTITY = {"model": "abc", "label": "bf16"}
+KEY = key_of(IDENTITY)
+
+
+def digest(window: int) -> str:
+    """The digest of a window of a store made by hand: its number in 32 hexadecimal digits."""
+    return f"{window:032x}"
+
+
+def digests(windows: Iterable[int]) -> dict[int, str]:
+    """Return the digests of windows by their numbers."""
+    return {window: digest(window) for window in windows}
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,8 +44,9 @@ def record(
 ) -> None:  # fmt: skip
     """Record the windows of one process: states [3, H] from ``numbers`` with the window as seed, and this head."""
     begin(folder, identity)
-    recorder = Recorder(folder, "states")
-    for window in windows:
+    named = digests(windows)
+    recorder = Recorder(folder, key_of(identity), named, "states")
+    for window in named:
         recorder.write(window, numbers(3, weight.shape[1], seed=seed + window, dtype=weight.dtype))
     if closed:
         recorder.write_head((weight, bias, head or Head(len(weight), dtype_name(weight.dtype))))
@@ -46,7 +58,7 @@ def store_of(
 ) -> Reader:  # fmt: skip
     """Return a sealed store of windows and a head from ``record``."""
     record(folder, range(windows), weight=weight, bias=bias, head=head, identity=identity)
-    seal(folder, identity, windows)
+    seal(folder, identity, list(map(digest, range(windows))))
     return Reader(folder)
 
 
@@ -60,11 +72,11 @@ def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
     store = folder / "store"
     store.mkdir()
     list(engine.score(windows, ScoreRequest(record=store)))
-    seal(store, {}, len(windows))
+    seal(store, {}, [window.digest for window in windows])
     return store
 
 
-def window_of(folder: Path, window: int) -> Path:
-    """Return the only file of a window."""
-    (file,) = folder.glob(f"row.{window:06d}.*")
+def window_of(folder: Path, window: str) -> Path:
+    """Return the only file of the window with this digest."""
+    (file,) = folder.glob(f"row.{window}.*")
     return file

@@ -77,8 +77,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
     """Return ("states" or "logits", the reason for logits) of a loaded model's record in ``folder / "store"``."""
     (folder / "store").mkdir()
-    list(engine.score(toy_windows(1, 20), ScoreRequest(record=folder / "store")))
-    seal(folder / "store", {}, 1)
+    windows = toy_windows(1, 20)
+    list(engine.score(windows, ScoreRequest(record=folder / "store")))
+    seal(folder / "store", {}, [window.digest for window in windows])
     store = open_reference(folder / "store")
     return store.contents, store.reason
 

@@ -116,7 +116,7 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     assert len(windows[1].token_ids) == 512
     (tmp_path / "store").mkdir()
     scores_of(windows, ScoreRequest(record=tmp_path / "store"))
-    store.seal(tmp_path / "store", {}, len(windows))
+    store.seal(tmp_path / "store", {}, [window.digest for window in windows])
     task = ScoreRequest(reference=tmp_path / "store", vocab_size=store.Reader(tmp_path / "store").head.vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(windows, task, noise="bf16")])
     assert 0.001 < floor < 0.004

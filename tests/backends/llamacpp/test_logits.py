@@ -62,7 +62,7 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     windows = toy_windows(2)
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store = recorded(ours, windows, tmp_path)
-    assert reference.Reader(store).window(0).dtype == torch.float32
+    assert reference.Reader(store).window(windows[0].digest).dtype == torch.float32
     task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in ours.score(windows, task))
     for window, scores in zip(windows, other.score(windows, task), strict=True):

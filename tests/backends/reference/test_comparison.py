@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from compare_q.backends.reference.comparison import Comparison, Piece, Reference
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, open_reference, seal
-from tests.support.stores import IDENTITY, numbers, record, state_store, store_of
+from tests.support.stores import IDENTITY, KEY, digest, digests, numbers, record, state_store, store_of
 from tests.support.toy import refusal
 
 
@@ -27,9 +28,9 @@ class Counting(Reader):
         super().__init__(folder)
         self.read: list[int] = []
 
-    def window(self, index: int, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        self.read.append(index)
-        return super().window(index, begin, end)
+    def window(self, window: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        self.read.append(int(window, 16))
+        return super().window(window, begin, end)
 
 
 def whole(window: int, n_scored: int = 3) -> StoredRows:
@@ -47,7 +48,7 @@ def test_windows_come_in_any_order(
 ) -> None:
     monkeypatch.setattr(comparison, "AHEAD_BYTES", ahead_bytes)
     store = counting(tmp_path / "store", 6)
-    windows = ReferenceWindows(store, pin=False)
+    windows = ReferenceWindows(store, digests(order), pin=False)
     for window in order:
         assert torch.equal(windows.get(whole(window)), numbers(3, 4, seed=window))
     windows.close()
@@ -57,15 +58,16 @@ def test_windows_come_in_any_order(
 def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory is half of the bytes of 6 windows: 3 windows are read ahead of the one in use."""
     store = counting(tmp_path / "store", 6)
-    monkeypatch.setattr(comparison, "AHEAD_BYTES", (store.stored_bytes + 1) // 2)
-    windows = ReferenceWindows(store, pin=False)
+    n_bytes = sum(map(store.window_bytes, store.windows))
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
+    windows = ReferenceWindows(store, digests(range(6)), pin=False)
     windows.get(whole(0))
     assert set(windows.futures) == {Piece(window, 0) for window in (0, 1, 2, 3)}
     windows.get(whole(3))
     assert set(windows.futures) == {Piece(window, 0) for window in range(6)}
     windows.close()
     monkeypatch.setattr(comparison, "AHEAD_BYTES", 0)  # at least one window
-    windows = ReferenceWindows(store, pin=False)
+    windows = ReferenceWindows(store, digests(range(6)), pin=False)
     windows.get(whole(4))  # a run that resumes there reads no earlier window
     assert set(windows.futures) == {Piece(4, 0), Piece(5, 0)}
     windows.close()
@@ -75,11 +77,11 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     """Four chunks of 250 rows: two are read ahead, earlier ones are dropped, and any rows may be read again."""
     record(tmp_path, [1, 2])
     states = numbers(1000, 4, seed=9)
-    Recorder(tmp_path, "states").write(0, states)
-    seal(tmp_path, IDENTITY, 3)
+    Recorder(tmp_path, KEY, digests([0]), "states").write(0, states)
+    seal(tmp_path, IDENTITY, [digest(0), digest(1), digest(2)])
     monkeypatch.setattr(comparison, "PIECE_BYTES", (16_000 + 1000) // 4)  # plus a header
     monkeypatch.setattr(comparison, "AHEAD_BYTES", 4000)
-    windows = ReferenceWindows(Reader(tmp_path), pin=False)
+    windows = ReferenceWindows(Reader(tmp_path), digests(range(3)), pin=False)
     for begin, end in ((0, 10), (240, 270), (100, 900), (999, 1000), (0, 1000), (3, 4)):
         assert torch.equal(windows.get(StoredRows(0, 1000, begin, end)), states[begin:end])
         held = {piece.number for piece in windows.futures if piece.window == 0}
@@ -94,7 +96,7 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> None:
     store = counting(tmp_path / "store", 2)
-    windows = ReferenceWindows(store, pin=False)
+    windows = ReferenceWindows(store, digests(range(2)), pin=False)
     for window in (0, 1):
         windows.get(whole(window))
         windows.drop(window)
@@ -107,6 +109,43 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
         windows.get(whole(1))
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [range(20), range(0, 60, 6), [41, 7, 7, 59, 0]],
+    ids=["the first share of three", "every sixth", "in another order"],
+)
+@pytest.mark.parametrize("ahead_bytes", [0, 400, 1 << 29])
+def test_only_windows_that_are_scored_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Sequence[int], ahead_bytes: int
+) -> None:
+    """A replica scores a share of a store's 60 windows; others are not read, and none is in memory afterwards."""
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", ahead_bytes)
+    store = counting(tmp_path / "store", 60)
+    share = digests(windows)
+    ahead = ReferenceWindows(store, share, pin=False)
+    for window in share:
+        assert torch.equal(ahead.get(whole(window)), numbers(3, 4, seed=window))
+        assert {piece.window for piece in ahead.futures} <= share.keys()
+        ahead.drop(window)
+    assert ahead.futures == {}
+    ahead.close()
+    assert store.read == list(share)  # each once, in the order of scoring
+
+
+def test_a_window_is_found_by_its_digest_under_any_index(tmp_path: Path) -> None:
+    """Two texts may have equal windows, and a run may number the store's windows in another way."""
+    store = state_store(tmp_path / "store", 3)
+    windows = ReferenceWindows(store, {7: digest(2), 9: digest(0), 10: digest(2)}, pin=False)
+    for index, seed in ((7, 2), (9, 0), (10, 2)):
+        assert torch.equal(windows.get(whole(index)), numbers(3, 4, seed=seed))
+        windows.drop(index)
+    assert windows.futures == {}
+    windows.close()
+    absent = ReferenceWindows(store, {0: digest(5)}, pin=False)
+    assert f"row.{digest(5)}" in refusal(absent.get, whole(0))
+    absent.close()
+
+
 CPU = torch.device("cpu")
 
 
@@ -115,11 +154,11 @@ def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: b
     weight, bias = numbers(50, 4), numbers(50, seed=1) if has_bias else None
     head = Head(50, "float32", 30.0, 0.5)
     store = store_of(tmp_path / "store", weight, bias, head=head)
-    exact = head_logits(head, store.window(1), weight, bias)
-    whole = Comparison(store, (0, 50), CPU)
+    exact = head_logits(head, store.window(digest(1)), weight, bias)
+    whole = Comparison(store, digests([1]), (0, 50), CPU)
     torch.testing.assert_close(whole.logits([StoredRows(1, 3, 0, 3)]), exact)
     for first, last in ((0, 20), (20, 50), (50, 50)):
-        part = Comparison(store, (first, last), CPU)
+        part = Comparison(store, digests([1]), (first, last), CPU)
         torch.testing.assert_close(part.logits([StoredRows(1, 3, 1, 3)]), exact[1:, first:last])
         part.close()
     whole.close()
@@ -129,11 +168,11 @@ def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
     """The shard is cut from the stored logits; the store does not have a head."""
     folder = tmp_path / "store"
     reference_store.begin(folder, IDENTITY)
-    recorder, logits = Recorder(folder, "logits", "its head is a Strange"), numbers(4, 8)
-    recorder.write(0, logits)
-    seal(folder, IDENTITY, 1)
+    logits = numbers(4, 8)
+    Recorder(folder, KEY, digests([0]), "logits", "its head is a Strange").write(0, logits)
+    seal(folder, IDENTITY, [digest(0)])
     store = open_reference(folder)
-    compared = Comparison(store, (2, 5), CPU)
+    compared = Comparison(store, digests([0]), (2, 5), CPU)
     assert compared.head is None
     assert torch.equal(compared.logits([StoredRows(0, 4, 1, 3)]), logits[1:3, 2:5])
     compared.close()

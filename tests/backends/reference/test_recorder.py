@@ -36,7 +36,7 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
     later = logits.clone()
     later[64:] += 1
     for given, contents in ((logits, "states"), (near, "states"), (far, "logits"), (later, "states")):
-        recorder = Recorder.of_engine(tmp_path, (weight, None, HEAD), given, lambda: states)
+        recorder = Recorder.of_engine(tmp_path, "", {}, (weight, None, HEAD), given, lambda: states)
         assert (recorder.contents, bool(recorder.reason)) == (contents, contents == "logits")
         assert recorder.chosen(given, lambda: states) is (states if contents == "states" else given)
 

@@ -5,19 +5,36 @@ from __future__ import annotations
 import math
 import multiprocessing
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
+from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import MANIFEST, Reader, begin, discard, is_free, recorded, seal, tidy
+from compare_q.backends.reference.store import (
+    MANIFEST,
+    UNFINISHED,
+    Reader,
+    abandon,
+    begin,
+    discard,
+    forget,
+    is_free,
+    key_in,
+    key_of,
+    open_reference,
+    recorded,
+    seal,
+    tidy,
+)
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.stores import HEAD, IDENTITY, numbers, record, state_store
+from tests.support.stores import HEAD, IDENTITY, KEY, digest, digests, numbers, record, state_store, store_of, window_of
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
@@ -34,13 +51,26 @@ def folder(tmp_path: Path) -> Path:
     return state_store(tmp_path / "store", windows=3).path
 
 
+def some(windows: Iterable[int]) -> list[str]:
+    """Return the digests of windows."""
+    return list(map(digest, windows))
+
+
+def store_with(folder: Path, windows: Iterable[int]) -> Path:
+    """Make a sealed store of these windows of states, and return its folder."""
+    numbered = list(windows)
+    record(folder, numbered)
+    seal(folder, IDENTITY, some(numbered))
+    return folder
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 def record_logits(folder: Path, windows: list[int], logits: torch.Tensor | None = None) -> None:
     begin(folder, IDENTITY)
-    recorder = Recorder(folder, "logits", "its head is a Strange")
+    recorder = Recorder(folder, KEY, digests(windows), "logits", "its head is a Strange")
     for window in windows:
         recorder.write(window, numbers(3, 300) if logits is None else logits)
 
@@ -50,24 +80,32 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
     folder = tmp_path / "store"
     folder.mkdir()
     weight, states = numbers(300, 4, dtype=dtype), [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)]
-    recorder, head = Recorder(folder, "states"), Head(300, "bfloat16", 30.0, 0.25)
+    recorder = Recorder(folder, "", digests([0, 1]), "states")
+    head = Head(300, "bfloat16", 30.0, 0.25)
     recorder.write(1, states[1])  # windows come in the order in which they finish
     recorder.write(0, states[0])
     recorder.write_head((weight, None, head))
-    seal(folder, IDENTITY, 2)
+    seal(folder, IDENTITY, some([0, 1]))
     store = Reader(folder)
-    assert (store.contents, store.reason, store.head, store.n_windows) == ("states", "", head, 2)
+    assert (store.contents, store.reason, store.head) == ("states", "", head)
+    assert store.windows.keys() == set(some([0, 1]))
     assert store.identity == IDENTITY
     for window in (0, 1):
-        assert store.window(window).dtype == dtype
-        assert torch.equal(store.window(window), states[window])
+        assert store.window(digest(window)).dtype == dtype
+        assert torch.equal(store.window(digest(window)), states[window])
+        assert store.n_rows(digest(window)) == len(states[window])
     found, bias = store.weight(0, 300, "cpu")
     assert found.dtype == dtype
     assert torch.equal(found, weight)
     assert bias is None
     files = [file for file in folder.iterdir() if file.name != MANIFEST]
-    assert [file.name.rsplit(".", 2)[0] for file in sorted(files)] == ["head.000000", "row.000000", "row.000001"]
+    stems = [file.name.rsplit(".", 2)[0] for file in sorted(files)]
+    assert stems == ["head.000000", f"row.{digest(0)}", f"row.{digest(1)}"]
     assert store.stored_bytes == sum(file.stat().st_size for file in files)
+    sizes = {file.name.rsplit(".", 2)[0]: file.stat().st_size for file in files}
+    assert store.window_bytes(digest(1)) == sizes[f"row.{digest(1)}"]
+    assert store.window_bytes(digest(2)) == 0
+    assert store.bytes_of(some([1])) == sizes["head.000000"] + sizes[f"row.{digest(1)}"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -76,12 +114,12 @@ def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None
     largest = torch.finfo(dtype).max
     logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(dtype)
     record_logits(tmp_path / "store", [0], logits)
-    seal(tmp_path / "store", IDENTITY, 1)
+    seal(tmp_path / "store", IDENTITY, some([0]))
     store = Reader(tmp_path / "store")
     assert (store.contents, store.reason) == ("logits", "its head is a Strange")
     assert store.head == Head(4, dtype_name(dtype))
-    assert store.window(0).dtype == dtype
-    assert torch.equal(store.window(0).view(torch.uint8), logits.view(torch.uint8))
+    assert store.window(digest(0)).dtype == dtype
+    assert torch.equal(store.window(digest(0)).view(torch.uint8), logits.view(torch.uint8))
     assert "head lacks entries between 0 and 3" in refusal(store.weight, 0, 3, "cpu")
 
 
@@ -92,18 +130,19 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     for window, first, last in ((0, 200, 300), (1, 0, 200)):
-        with pytest.raises(ModelError, match="was not kept"):
-            seal(folder, IDENTITY, 2)  # a part of the head is missing
-        assert recorded(folder) == set()
-        recorder = Recorder(folder, "states")
+        with pytest.raises(ModelError, match="not kept"):
+            seal(folder, IDENTITY, some([0, 1]))  # a part of the head is missing
+        assert recorded(folder, some([0, 1])) == set()
+        recorder = Recorder(folder, KEY, digests([0, 1]), "states")
         recorder.write(window, numbers(3, 4, seed=window))
         recorder.write_head((weight[first:last], None if bias is None else bias[first:last], HEAD), first)
-    Recorder(folder, "states").write_head((weight[:0], None if bias is None else bias[:0], HEAD), 300)  # only padding
-    seal(folder, IDENTITY, 2)
+    padding = (weight[:0], None if bias is None else bias[:0], HEAD)  # a rank may have nothing else
+    Recorder(folder, KEY, {}, "states").write_head(padding, 300)
+    seal(folder, IDENTITY, some([0, 1]))
     store = Reader(folder)
     store.verify()
-    assert torch.equal(store.window(0), numbers(3, 4, seed=0))
-    assert torch.equal(store.window(1), numbers(3, 4, seed=1))
+    assert torch.equal(store.window(digest(0)), numbers(3, 4, seed=0))
+    assert torch.equal(store.window(digest(1)), numbers(3, 4, seed=1))
     inside = [(0, 300), (0, 200), (200, 300), (199, 201), (150, 250), (0, 1), (299, 300), (10, 20)]
     nothing = [(0, 0), (100, 100), (200, 200), (300, 300)]  # for a rank that holds only padding
     for first, last in inside + nothing:
@@ -134,45 +173,68 @@ def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
     for process in (one, two):
         process.join()
     assert two.exitcode == 0
-    there = recorded(folder)
-    assert there >= set(range(1, 60, 2))
-    record(folder, sorted(set(range(60)) - there))
-    seal(folder, IDENTITY, 60)
-    Reader(folder).verify()
-    assert all(torch.equal(Reader(folder).window(index), numbers(3, 4, seed=index)) for index in range(60))
+    there = recorded(folder, some(range(60)))
+    assert there >= set(some(range(1, 60, 2)))
+    record(folder, [window for window in range(60) if digest(window) not in there])
+    seal(folder, IDENTITY, some(range(60)))
+    store = Reader(folder)
+    store.verify()
+    for window in range(60):
+        assert torch.equal(store.window(digest(window)), numbers(3, 4, seed=window))
     assert len(names(folder)) == 60 + 2
 
 
-def grown(folder: Path, windows: int) -> None:
-    """Do as a run that needs ``windows`` windows: record the missing ones, and seal the store."""
+def grown(folder: Path, windows: Iterable[int]) -> None:
+    """Do as a run that needs these windows: record the missing ones, and seal the store."""
+    needed = list(windows)
     begin(folder, IDENTITY)
-    if wanted := set(range(windows)) - recorded(folder):
-        record(folder, sorted(wanted))
-    seal(folder, IDENTITY, windows)
+    there = recorded(folder, some(needed))
+    wanted = [window for window in needed if digest(window) not in there]
+    if wanted:
+        record(folder, wanted)
+    seal(folder, IDENTITY, some(needed))
 
 
-def test_a_store_grows(tmp_path: Path) -> None:
-    """Windows that the store has do not change."""
-    folder = state_store(tmp_path / "store", windows=2).path
+def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
+    """The windows come in any order, and the store's own windows do not change."""
+    folder = store_with(tmp_path / "store", [5, 2])
     before = contents_of(folder)
-    record(folder, [1, 2, 3, 6], seed=9)
-    assert recorded(folder) == {0, 1, 2, 3}  # 1 is recorded again, to compare the run's head
-    record(folder, [6], seed=9)
-    assert Reader(folder).n_windows == 2
-    seal(folder, {**IDENTITY, "label": "other label"}, 4)
+    record(folder, [9, 2, 1, 7], seed=9)
+    assert Reader(folder).windows.keys() == set(some([2, 5]))
+    seal(folder, {**IDENTITY, "label": "other label"}, some([9, 1, 5]))
     store = Reader(folder)
     store.verify()
-    assert (store.n_windows, store.identity["label"]) == (4, "other label")
+    assert store.windows.keys() == set(some([1, 2, 5, 7, 9]))
+    assert store.identity["label"] == "other label"
     assert all((folder / name).read_bytes() == data for name, data in before.items() if name != MANIFEST)
-    assert torch.equal(store.window(1), numbers(3, 4, seed=1))
-    assert torch.equal(store.window(6), numbers(3, 4, seed=15))  # after a gap; kept for a run that fills the gap
+    assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))  # it was not replaced
+    assert torch.equal(store.window(digest(9)), numbers(3, 4, seed=18))
+    assert names(folder) == {MANIFEST, *store.manifest.files}  # the second recording of window 2 is deleted
     assert store.manifest.made
-    grown(folder, 6)
-    assert Reader(folder).n_windows == 7
+    grown(folder, [0, 9])
+    assert Reader(folder).windows.keys() == set(some([0, 1, 2, 5, 7, 9]))
     before = contents_of(folder)
     record(folder, [0, 1], closed=False)
-    seal(folder, IDENTITY, 2)  # fewer windows than the store has
+    seal(folder, IDENTITY, some([0, 1]))
     assert contents_of(folder) == before
+
+
+def test_a_recording_identifies_a_windows_numbers_and_the_head(tmp_path: Path) -> None:
+    """It stays the same while the store grows, and in a store that is recorded again with the same numbers."""
+    store = Reader(store_with(tmp_path / "one" / "store", [0, 1]))
+    recording = store.recording(digest(0))
+    assert len(recording) == 16
+    assert recording != store.recording(digest(1))
+    assert store.recording(digest(2)) == ""
+    grown(store.path, [4])
+    assert Reader(store.path).recording(digest(0)) == recording
+    assert Reader(store_with(tmp_path / "two" / "store", [0])).recording(digest(0)) == recording
+    other_numbers = tmp_path / "numbers"
+    record(other_numbers, [0], seed=1)
+    seal(other_numbers, IDENTITY, some([0]))
+    assert Reader(other_numbers).recording(digest(0)) != recording
+    other_head = store_of(tmp_path / "head", numbers(300, 4, seed=1), windows=1)
+    assert other_head.recording(digest(0)) != recording
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -180,24 +242,24 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """A run is killed before its n-th operation on a file, for every n, and another run follows."""
-    gold = contents_of(state_store(tmp_path / "gold" / "store", windows=4).path)
+    gold = contents_of(store_with(tmp_path / "gold" / "store", range(4)))
     for operation in range(100):
         folder = tmp_path / str(operation) / "store"
         folder.parent.mkdir()
         if first:
-            state_store(folder, windows=first)
+            store_with(folder, range(first))
         old = contents_of(folder) if first else {}
         ended = False
         with suppress(KilledError), killed_at(operation, monkeypatch):
-            grown(folder, 4)
+            grown(folder, range(4))
             ended = True
         if (folder / MANIFEST).exists():
             store = Reader(folder)
             store.verify()
-            assert store.n_windows in (first, 4)
+            assert store.windows.keys() in (set(some(range(first))), set(some(range(4))))
         assert all((folder / name).read_bytes() == data for name, data in old.items() if name != MANIFEST)
         assert is_free(folder) or first or (folder / MANIFEST).exists()
-        grown(folder, 4)
+        grown(folder, range(4))
         tidy(folder)
         found = contents_of(folder)
         found[MANIFEST] = found[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]
@@ -268,32 +330,184 @@ def test_every_flipped_bit_of_a_file_is_found(folder: Path, kind: str) -> None:
         problem = f"{file}: damaged: its checksum is not the one in its name"
         assert refusal(Reader(folder).verify).startswith(f"{problem}; "), position
     done: list[int] = []
-    Reader(folder).verify(lambda: done.append(1))
+    Reader(folder).verify(advance=lambda: done.append(1))
     assert len(done) == 4
+    Reader(folder).verify(some([1]), lambda: done.append(1))
+    assert len(done) == 4 + 2  # the window and the head
+
+
+def test_only_a_runs_windows_are_verified(folder: Path) -> None:
+    file = window_of(folder, digest(2))
+    file.write_bytes(b"")
+    Reader(folder).verify(some([0, 1]))
+    assert refusal(Reader(folder).verify, some([2])).startswith(f"{file}: damaged: ")
 
 
 def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
+    """The message has the number of missing windows, and one of them."""
     folder = tmp_path / "store"
-    with pytest.raises(ModelError, match="window 0 was not kept"):
-        seal(folder, IDENTITY, 1)
+    with pytest.raises(ModelError, match=f"1 of 1 windows .* {digest(0)} "):
+        seal(folder, IDENTITY, some([0]))
     record(folder, [0, 2], closed=False)
-    with pytest.raises(ModelError, match="window 1 was not kept"):
-        seal(folder, IDENTITY, 3)
+    with pytest.raises(ModelError, match=f"3 of 5 windows .* {digest(1)} "):
+        seal(folder, IDENTITY, some([0, 1, 2, 3, 4]))
     with pytest.raises(ModelError, match="head was not kept"):  # the writer has not finished
-        seal(folder, IDENTITY, 1)
+        seal(folder, IDENTITY, some([0]))
     assert not (folder / MANIFEST).exists()
-    assert recorded(folder) == {0}
+
+
+def test_a_killed_run_records_one_of_its_windows_again_until_the_head_is_written(tmp_path: Path) -> None:
+    """The run that records this window also writes the head.  In a store, the head is compared with the store's."""
+    folder = tmp_path / "store"
+    record(folder, [3, 0, 8], closed=False)
+    assert recorded(folder, some([0, 3, 5, 8])) == set(some([0, 3]))
+    record(folder, [8])
+    assert recorded(folder, some([0, 3, 5, 8])) == set(some([0, 3, 8]))
+    seal(folder, IDENTITY, some([0, 3, 8]))
+    record(folder, [4, 6], closed=False)
+    assert recorded(folder, some([0, 4, 5, 6])) == set(some([0, 4]))
+    record(folder, [6])
+    assert recorded(folder, some([0, 4, 5, 6])) == set(some([0, 4]))
+    record(folder, [6], weight=numbers(300, 4, seed=1))
+    with pytest.raises(ModelError, match="another head"):
+        seal(folder, IDENTITY, some([6]))
+
+
+def test_files_of_another_run_are_ignored_and_kept(tmp_path: Path) -> None:
+    """Two runs record different windows of one reference at once."""
+    folder = tmp_path / "store"
+    record(folder, [0, 1, 2], closed=False)
+    before = contents_of(folder)
+    damaged = window_of(folder, digest(1))
+    damaged.write_bytes(before[damaged.name][:-1])
+    assert recorded(folder, some([7, 8])) == set()
+    assert recorded(folder, some([2, 7])) == set()  # this run's only window is recorded again
+    assert names(folder) == before.keys()
+    assert recorded(folder, some([1, 2])) == set()
+    assert names(folder) == before.keys() - {damaged.name}  # its own damaged file
+    assert abandon(folder, some([2, 7])) == len(before[damaged.name])
+    assert names(folder) == {UNFINISHED, window_of(folder, digest(0)).name}
+    assert abandon(folder, some([7])) == 0
+
+
+def test_windows_that_cannot_be_kept_are_deleted_alone(folder: Path) -> None:
+    """The store's windows stay, and so do those that another run is recording."""
+    before = contents_of(folder)
+    record(folder, [1, 6, 7], seed=1)
+    abandon(folder, some([0, 1, 6]))
+    assert names(folder) == before.keys() | {window_of(folder, digest(7)).name}
+    assert all((folder / name).read_bytes() == data for name, data in before.items())
 
 
 def test_windows_of_another_store_are_not_taken(tmp_path: Path) -> None:
-    """An undamaged file of a store with another key is not read."""
-    mine, other = tmp_path / "mine", tmp_path / "other"
+    """A file that was moved from another reference's folder is ignored: its header names the key of that reference."""
+    mine = tmp_path / "mine"
+    other = tmp_path / "other"
     record(mine, [0], closed=False)
-    record(other, [0, 1], seed=7)
+    record(other, [0, 1], seed=7, identity={**IDENTITY, "model": "def"})
+    assert key_in(mine) == key_of(IDENTITY)
+    assert key_in(other) == key_of({"model": "def"})
     for file in other.glob("*.safetensors"):
         shutil.copy(file, mine)
     record(mine, [1])
-    assert recorded(mine) == {0, 1}
-    seal(mine, IDENTITY, 2)
-    assert torch.equal(Reader(mine).window(1), numbers(3, 4, seed=1))
+    assert recorded(mine, some([0, 1])) == set(some([0, 1]))
+    seal(mine, IDENTITY, some([0, 1]))
+    assert torch.equal(Reader(mine).window(digest(1)), numbers(3, 4, seed=1))
     assert len(list(mine.glob("*.safetensors"))) == 6
+    assert key_in(mine) == key_of(IDENTITY)
+    assert key_in(tmp_path / "nowhere") == ""
+
+
+def test_a_store_forgets_windows(folder: Path) -> None:
+    """The others stay, whether the store has them or another run is recording them."""
+    before = contents_of(folder)
+    record(folder, [1, 6, 7], seed=1, closed=False)
+    new = window_of(folder, digest(7))
+    forget(folder, some([1, 6, 9]))
+    store = Reader(folder)
+    store.verify()
+    assert store.windows.keys() == set(some([0, 2]))
+    assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))
+    assert store.head == Head(300, "float32")
+    assert names(folder) == {MANIFEST, *store.manifest.files, new.name}
+    assert all((folder / name).read_bytes() == before[name] for name in store.manifest.files)
+    assert recorded(folder, some([0, 1, 2])) == set(some([0, 2]))
+    grown(folder, [1])
+    assert torch.equal(Reader(folder).window(digest(1)), numbers(3, 4, seed=1))
+
+
+@pytest.mark.parametrize("reason", ["no window left", "damaged head", "missing head", "damaged manifest"])
+def test_a_store_that_is_of_no_use_is_deleted(folder: Path, reason: str) -> None:
+    (head,) = folder.glob("head.*")
+    windows = some([1])
+    if reason == "no window left":
+        windows = some([0, 1, 2, 5])
+    elif reason == "damaged head":
+        head.write_bytes(head.read_bytes()[:-1])
+    elif reason == "missing head":
+        head.unlink()
+    else:
+        (folder / MANIFEST).write_text("{")
+        (folder / "mine").touch()  # nobody knows any more who made the folder
+    forget(folder, windows)
+    assert not list(folder.glob("*.safetensors"))
+    assert not (folder / MANIFEST).exists()
+    assert folder.exists() == (reason == "damaged manifest")
+    forget(folder, windows)  # again, without effect
+
+
+@pytest.mark.parametrize("windows", [[1, 2], [0, 1, 2]])
+def test_a_kill_while_windows_are_forgotten_leaves_a_whole_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: list[int]
+) -> None:
+    """A run is killed before its n-th operation on a file, for every n; another run forgets them, or needs them."""
+    kept = [window for window in range(3) if window not in windows]
+    ended = False
+    for operation in range(100):
+        folder = store_with(tmp_path / str(operation) / "store", range(3))
+        with suppress(KilledError), killed_at(operation, monkeypatch):
+            forget(folder, some(windows))
+            ended = True
+        if (folder / MANIFEST).exists():
+            store = Reader(folder)
+            store.verify()
+            assert store.windows.keys() in (set(some(range(3))), set(some(kept)))
+        again = folder.with_name("again")
+        if folder.exists():
+            shutil.copytree(folder, again)
+            forget(again, some(windows))
+            assert bool(list(again.glob("row.*"))) == bool(kept)
+            assert not kept or Reader(again).windows.keys() == set(some(kept))
+        grown(folder, range(3))
+        store = Reader(folder)
+        store.verify()
+        for window in range(3):
+            assert torch.equal(store.window(digest(window)), numbers(3, 4, seed=window))
+        assert not list(folder.glob(".*"))
+        if ended:
+            break
+    assert ended
+    assert operation > 3
+
+
+def test_a_store_of_0_3_is_refused_and_not_deleted(folder: Path) -> None:
+    """Its windows were numbered."""
+    for file in folder.glob("row.*"):
+        _, window, checksum, suffix = file.name.split(".")
+        file.rename(folder / f"row.{int(window, 16):06d}.{checksum}.{suffix}")
+    files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
+    content = storage.load((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(storage.dump({**content, "version": 3, "files": files}))
+    before = contents_of(folder)
+    for refused in (
+        lambda: Reader(folder),
+        lambda: open_reference(folder),
+        lambda: begin(folder, IDENTITY),
+        lambda: recorded(folder, some([0])),
+        lambda: seal(folder, IDENTITY, some([0])),
+        lambda: abandon(folder, some([0])),
+    ):
+        message = refusal(refused)
+        assert message.startswith(f"{folder / MANIFEST}: layout 3, this compare_q reads 4; ")
+        assert "\n" not in message
+    assert contents_of(folder) == before

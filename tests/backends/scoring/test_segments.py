@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import storage
@@ -17,6 +22,7 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import ALONE, COLUMNS, commit, committed, load
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.scores import random_scores, random_windows
+from tests.support.toy import refusal
 
 TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -25,17 +31,22 @@ def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -
     return [(window, random_scores(window, names, seed)) for window in windows]
 
 
-def by_hand(file: Path) -> dict[int, dict[str, bytes]]:
-    """Return window -> column -> bytes of a segment, parsed by the description of safetensors' format."""
+def named(windows: Iterable[Window]) -> set[str]:
+    """Return the digests of windows."""
+    return {window.digest for window in windows}
+
+
+def by_hand(file: Path) -> dict[str, dict[str, bytes]]:
+    """Return digest -> column -> bytes of a segment, parsed by the description of safetensors' format."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     metadata = json.loads(header.pop("__metadata__")["compare_q"])
-    found: dict[int, dict[str, bytes]] = {}
+    found: dict[str, dict[str, bytes]] = {}
     for name, entry in header.items():
         at, size = 8 + length + entry["data_offsets"][0], {"F32": 4, "BOOL": 1}[entry["dtype"]]
-        for index, count, _ in metadata["windows"]:
-            found.setdefault(index, {})[name] = data[at : at + count * size]
+        for window, count, _ in metadata["windows"]:
+            found.setdefault(window, {})[name] = data[at : at + count * size]
             at += count * size
         assert at == 8 + length + entry["data_offsets"][1]
     return found
@@ -58,11 +69,12 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
     windows = random_windows(int(rng.integers(1, 30)), seed)
     names = ["logprob", *(name for name in list(segments.COLUMNS)[1:] if rng.random() < 0.6)]
     tag = TAG if set(names) & set(REFERENCE) else ALONE
-    given = {window.index: scores for window, scores in pairs(windows, names, seed)}
+    given = {window.digest: scores for window, scores in pairs(windows, names, seed)}
     order, files = list(rng.permutation(len(windows))), []
     while order:
         taken, order = order[: (size := int(rng.integers(1, 6)))], order[size:]
-        file = commit(tmp_path, tag, [(windows[index], given[index]) for index in taken], "s", 1.0)
+        scored = [(windows[index], given[windows[index].digest]) for index in taken]
+        file = commit(tmp_path, tag, scored, "s", 1.0)
         files += [file] if file else []
     assert committed(tmp_path, tag) == set(given)
     loaded = load(tmp_path, tag, windows)
@@ -78,22 +90,24 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
 
 def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) -> None:
     windows = random_windows(6)
+    digests = [window.digest for window in windows]
     one, two, alone = pairs(windows[:4], seed=1), pairs(windows[2:], seed=2), pairs(windows[3:5], seed=3)
     commit(tmp_path, TAG, one, "one", 4.0)
     commit(tmp_path, OTHER, two, "two", 4.0)
     commit(tmp_path, ALONE, alone, "alone", 2.0)
-    assert committed(tmp_path, TAG) == {0, 1, 2, 3}
-    assert committed(tmp_path, OTHER) == {2, 3, 4, 5}
+    assert committed(tmp_path, TAG) == set(digests[:4])
+    assert committed(tmp_path, OTHER) == set(digests[2:])
     assert committed(tmp_path, "f" * 16) == set()
-    assert committed(tmp_path, ALONE) == {0, 1, 2, 3, 4, 5}
-    assert sorted(load(tmp_path, TAG, windows).scores) == [0, 1, 2, 3]
+    assert committed(tmp_path, ALONE) == set(digests)
+    assert load(tmp_path, TAG, windows).scores.keys() == set(digests[:4])
     loaded = load(tmp_path, ALONE, windows)  # TAG and OTHER have four windows each: the first by name
-    assert sorted(loaded.scores) == [0, 1, 2, 3, 4, 5]
+    assert loaded.scores.keys() == set(digests)
     assert loaded.sessions.keys() == {"one", "two"}
-    assert all(same(loaded.scores[index], segments.asked_for(one[index][1], ALONE)) for index in (0, 1, 2, 3))
+    for window, scores in one:
+        assert same(loaded.scores[window.digest], segments.asked_for(scores, ALONE))
     few = load(tmp_path, ALONE, windows[3:5])  # both have all of these; ALONE counts first
     assert few.sessions == {"alone": 2.0}
-    assert same(few.scores[3], segments.asked_for(alone[0][1], ALONE))
+    assert same(few.scores[digests[3]], segments.asked_for(alone[0][1], ALONE))
 
 
 def test_segments_of_a_tag_that_0_3_wrote_are_ignored(tmp_path: Path) -> None:
@@ -122,29 +136,76 @@ def test_no_segment_serves_another_window(tmp_path: Path) -> None:
     ]
     for other in changed:
         loaded = load(tmp_path, TAG, [windows[0], other])
-        assert (sorted(loaded.scores), loaded.damaged) == ([0], ())
+        assert (loaded.scores.keys(), loaded.damaged) == (named(windows[:1]), ())
         commit(tmp_path, TAG, pairs([other]), "t", 1.0)
-        assert sorted(load(tmp_path, TAG, [windows[0], other]).scores) == [0, 1]
+        assert load(tmp_path, TAG, [windows[0], other]).scores.keys() == named([windows[0], other])
+
+
+def test_a_window_is_found_by_its_digest_under_another_index(tmp_path: Path) -> None:
+    """Another run may have other texts before it, or two texts with this window."""
+    windows = random_windows(3)
+    given = pairs(windows)
+    commit(tmp_path, TAG, given, "s", 4.0)
+    later = replace(windows[2], index=40)
+    loaded = load(tmp_path, TAG, [later])
+    assert loaded.scores.keys() == {windows[2].digest}
+    assert same(loaded.scores[windows[2].digest], replace(given[2][1], window=40))
+    again = [windows[0], replace(windows[0], index=7), later]
+    loaded = load(tmp_path, TAG, again)
+    assert loaded.scores.keys() == named([windows[0], windows[2]])
+    assert same(loaded.scores[windows[0].digest], given[0][1])
+    n_scored = [window.n_scored for window in windows]
+    share = (n_scored[0] + n_scored[2]) / sum(n_scored)  # the equal windows count once
+    assert loaded.sessions == {"s": pytest.approx(4.0 * share)}
+
+
+def test_scores_compared_with_other_numbers_of_a_window_are_not_used(tmp_path: Path) -> None:
+    """They are used if the reference has the same numbers, or no longer has the window."""
+    windows = random_windows(3)
+    first, second, third = (window.digest for window in windows)
+    old = dict.fromkeys((first, second, third), "0123456789abcdef")
+    commit(tmp_path, TAG, pairs(windows, seed=1), "old", 1.0, old)
+    now = {first: old[first], second: "ffffffffffffffff"}  # the store has recorded one window again, and lost one
+    assert committed(tmp_path, TAG, old) == {first, second, third}
+    assert committed(tmp_path, TAG, now) == {first, third}
+    assert committed(tmp_path, TAG) == {first, second, third}
+    assert load(tmp_path, TAG, windows, now).scores.keys() == {first, third}
+    assert load(tmp_path, TAG, windows, {first: ""}).scores.keys() == {second, third}
+    assert committed(tmp_path, ALONE, now) == {first, second, third}  # what does not depend on the reference
+    assert load(tmp_path, ALONE, windows, now).scores.keys() == {first, second, third}
+    new = pairs(windows[1:2], seed=2)
+    commit(tmp_path, TAG, new, "new", 1.0, now)
+    loaded = load(tmp_path, TAG, windows, now)
+    assert loaded.scores.keys() == {first, second, third}
+    assert same(loaded.scores[second], new[0][1])
+    assert loaded.sessions.keys() == {"old", "new"}
+    assert segments.recordings(tmp_path, TAG) == {
+        first: {old[first]},
+        second: {old[second], now[second]},
+        third: {old[third]},
+    }
+    assert segments.recordings(tmp_path, OTHER) == {}
 
 
 WINDOWS = random_windows(6, longest=12)
-GIVEN = {window.index: scores for window, scores in pairs(WINDOWS)}
+DIGESTS = [window.digest for window in WINDOWS]
+GIVEN = {window.digest: scores for window, scores in pairs(WINDOWS)}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with three segments, of the windows 0-1, 2 and 3-5, and two records."""
     for some in ([0, 1], [2], [3, 4, 5]):
-        commit(tmp_path, TAG, [(WINDOWS[index], GIVEN[index]) for index in some], "s", 1.0)
+        commit(tmp_path, TAG, [(WINDOWS[index], GIVEN[DIGESTS[index]]) for index in some], "s", 1.0)
     segments.write_record(tmp_path, "s", {"label": "W4A16", "load_seconds": 1.5})
     segments.write_record(tmp_path, "t", {"label": "W4A16", "load_seconds": 2.5})
     return tmp_path
 
 
-def read(folder: Path) -> tuple[dict[int, TokenScores], set[Path]]:
+def read(folder: Path) -> tuple[dict[str, TokenScores], set[Path]]:
     """Return (scores, damaged files); assert that each score is as it was committed."""
     loaded = load(folder, TAG, WINDOWS)
-    assert all(same(scores, GIVEN[index]) for index, scores in loaded.scores.items())
+    assert all(same(scores, GIVEN[window]) for window, scores in loaded.scores.items())
     return loaded.scores, set(loaded.damaged)
 
 
@@ -171,17 +232,17 @@ def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monk
             try:
                 segments.write_record(folder, "s", {"label": "W4A16"})
                 for window in WINDOWS:
-                    commit(folder, TAG, [(window, GIVEN[window.index])], "s", 1.0)
+                    commit(folder, TAG, [(window, GIVEN[window.digest])], "s", 1.0)
                 ended = True
             except KilledError:
                 ended = False
         there, damaged = read(folder)
         assert damaged == set()
         assert there.keys() == segments.committed(folder, TAG)
-        assert list(there) == list(range(max(0, done.count("replace") - 1)))
+        assert list(there) == DIGESTS[: max(0, done.count("replace") - 1)]
         for window in WINDOWS:
-            if window.index not in there:
-                commit(folder, TAG, [(window, GIVEN[window.index])], "t", 1.0)
+            if window.digest not in there:
+                commit(folder, TAG, [(window, GIVEN[window.digest])], "t", 1.0)
         assert read(folder)[0].keys() == GIVEN.keys()
         storage.sweep(folder)
         assert not list(folder.glob(".*"))
@@ -200,5 +261,127 @@ def test_whole_files_under_another_key_are_neither_read_nor_deleted(folder: Path
     assert not segments.committed(other, TAG)
     assert segments.foreign(other) == sum(file.suffix == ".safetensors" for file in folder.iterdir())
     assert not segments.foreign(folder)
-    commit(other, TAG, [(WINDOWS[0], GIVEN[WINDOWS[0].index])], "t", 1.0)
-    assert read(other)[0].keys() == {WINDOWS[0].index}
+    before = {file.name for file in other.iterdir()}
+    segments.forget(other, DIGESTS)
+    assert {file.name for file in other.iterdir()} == before
+    commit(other, TAG, [(WINDOWS[0], GIVEN[DIGESTS[0]])], "t", 1.0)
+    assert read(other)[0].keys() == {DIGESTS[0]}
+
+
+def test_segments_of_0_3_are_neither_used_nor_deleted(folder: Path) -> None:
+    """Version 3 numbered the windows of one text."""
+    for file in segments.segment_files(folder):
+        facts, _ = storage.header_of(file)
+        windows = [[DIGESTS.index(window), count, window[:16]] for window, count, _ in facts["windows"]]
+        metadata = storage.facts_line({**facts, "version": 3, "windows": windows})
+        storage.keep(folder, TAG, [safetensors.save(safetensors.load_file(file), metadata)])
+        file.unlink()
+    old = set(segments.segment_files(folder))
+    assert len(old) == 3
+    assert not segments.committed(folder, TAG)
+    assert not segments.committed(folder, ALONE)
+    assert read(folder) == ({}, set())
+    assert segments.foreign(folder) == 3
+    segments.forget(folder, DIGESTS)
+    assert set(segments.segment_files(folder)) == old
+
+
+def test_damaged_segments_count_as_missing(folder: Path) -> None:
+    """The other segments are used, also for windows that a damaged one has."""
+    of_windows = {len(by_hand(file)): file for file in segments.segment_files(folder)}
+    of_windows[2].write_bytes(of_windows[2].read_bytes()[:-1])
+    of_windows[1].write_bytes(b"")
+    there, damaged = read(folder)
+    assert there.keys() == set(DIGESTS[3:])
+    assert damaged == {of_windows[1], of_windows[2]}
+    assert segments.committed(folder, TAG) == {*DIGESTS[:2], *DIGESTS[3:]}  # by the headers alone
+    commit(folder, TAG, [(WINDOWS[1], GIVEN[DIGESTS[1]])], "t", 1.0)
+    assert read(folder)[0].keys() == {DIGESTS[1], *DIGESTS[3:]}
+
+
+def test_forgetting_rewrites_shared_segments(folder: Path) -> None:
+    """The rest of a segment keeps its scores, recordings and share of the seconds."""
+    recordings = {WINDOWS[0].digest: "0123456789abcdef"}
+    commit(folder, OTHER, pairs(WINDOWS[:1], seed=5), "t", 1.0, recordings)
+    alone = pairs(WINDOWS[2:4], seed=6)
+    commit(folder, ALONE, alone, "u", 6.0)
+    segments.write_record(folder, "u", {"label": "W4A16"})
+    segments.write_record(folder, "without-segments", {"label": "W4A16"})
+    untouched = [file for file in segments.segment_files(folder) if DIGESTS[2] not in by_hand(file)]
+    segments.forget(folder, [DIGESTS[2], DIGESTS[4], "0" * 32])
+    assert read(folder)[0].keys() == {DIGESTS[0], DIGESTS[1], DIGESTS[3], DIGESTS[5]}
+    n_scored = [window.n_scored for window in WINDOWS]
+    of_three = (n_scored[3] + n_scored[5]) / sum(n_scored[3:])
+    loaded = load(folder, TAG, WINDOWS)
+    assert loaded.sessions == {"s": pytest.approx(1.0 + of_three)}
+    assert segments.committed(folder, OTHER, recordings) == {DIGESTS[0]}
+    assert not segments.committed(folder, OTHER, {DIGESTS[0]: "f" * 16})
+    (rest,) = folder.glob(f"{ALONE}.*")
+    assert by_hand(rest).keys() == {DIGESTS[3]}
+    found = segments.segment_in(rest)
+    assert found is not None
+    assert found.seconds == pytest.approx(6.0 * n_scored[3] / (n_scored[2] + n_scored[3]))
+    assert sum(file.exists() for file in untouched) == len(untouched) - 1  # the segment of the windows 3 to 5
+    assert segments.records(folder).keys() == {"s", "t", "u"}
+    segments.forget(folder, DIGESTS)
+    assert list(folder.iterdir()) == []
+
+
+def test_forgetting_deletes_damaged_files_and_no_others(folder: Path) -> None:
+    (folder / "notes.txt").touch()
+    damaged = segments.segment_files(folder)[0]
+    windows = by_hand(damaged).keys()
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (folder / "record.t.json").write_text("{")
+    segments.forget(folder, [])
+    assert read(folder)[0].keys() == GIVEN.keys() - windows
+    assert read(folder)[1] == set()
+    assert segments.records(folder).keys() == {"s"}
+    assert (folder / "notes.txt").exists()
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    assert "compare_q deletes nothing through links" in refusal(segments.forget, link, DIGESTS)
+    assert read(folder)[0].keys() == GIVEN.keys() - windows
+
+
+def test_a_kill_while_windows_are_forgotten_loses_no_other_window(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is killed before its n-th operation on a file, for every n, and another run follows."""
+    ended = False
+    for operation in range(40):
+        copy = tmp_path_factory.mktemp(str(operation)) / folder.name  # the name is the key
+        shutil.copytree(folder, copy)
+        with suppress(KilledError), killed_at(operation, monkeypatch):
+            segments.forget(copy, [DIGESTS[1], DIGESTS[3]])
+            ended = True
+        there, damaged = read(copy)
+        assert there.keys() >= GIVEN.keys() - {DIGESTS[1], DIGESTS[3]}
+        assert damaged == set()
+        assert load(copy, TAG, WINDOWS).sessions["s"] < 3.0001  # no window counts twice
+        segments.forget(copy, [DIGESTS[1], DIGESTS[3]])
+        assert read(copy)[0].keys() == GIVEN.keys() - {DIGESTS[1], DIGESTS[3]}
+        if ended:
+            break
+    assert ended
+    assert operation > 4
+
+
+def test_many_windows_in_many_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2,000 segments of 10 windows each; 100 windows of 100 segments are read."""
+    windows = [Window.scored_from(index, np.arange(index, index + 4, dtype=np.int32)) for index in range(20_000)]
+    column = np.zeros(3, np.float32)
+    for first in range(0, len(windows), 10):
+        scored = [(window, TokenScores(window.index, column + window.index)) for window in windows[first : first + 10]]
+        commit(tmp_path, ALONE, scored, "s", 1.0)
+    began = time.perf_counter()
+    assert committed(tmp_path, ALONE) == named(windows)
+    listed = time.perf_counter()
+    loaded = load(tmp_path, ALONE, windows[::200])
+    read_s = time.perf_counter() - listed
+    assert loaded.scores.keys() == named(windows[::200])
+    assert all(scores.logprob.tolist() == [scores.window] * 3 for scores in loaded.scores.values())
+    assert len(loaded.used) == 100
+    assert loaded.sessions == {"s": pytest.approx(10.0)}
+    with capsys.disabled():
+        print(f" committed: {listed - began:.2f} s, load of 100 windows: {read_s:.2f} s ")

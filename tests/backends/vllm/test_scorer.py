@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import statistics
 from compare_q.backends.vllm import driver
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
 from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
 from tests.support.definitions import definitions, draw
+from tests.support.stores import IDENTITY, KEY, digest
 
 LIMIT = 256 << 20
 OTHER_HEAD: Any = SimpleNamespace(head=None)
@@ -227,6 +230,30 @@ def test_what_is_collected() -> None:
     assert (header["error"], data) == ("window 7: vLLM computed no hidden states for 499 of its positions", b"")
     silent = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
     assert silent.collect([7])[0]["counts"] == []
+
+
+def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> None:
+    """The plan names each window's digest; the run that compares has given the window another index."""
+    store = tmp_path / "store"
+    begin(store, IDENTITY)
+    recording = {"record": str(store), "record_key": KEY, "record_contents": "logits", "record_reason": "a test"}
+    one = stepped(Small(1000), **recording, gathered=True, windows=((7, digest(3)),))
+    one.collect([7])
+    assert one.end()["error"] == ""
+    seal(store, IDENTITY, [digest(3)])
+    assert torch.equal(Reader(store).window(digest(3)), STATES[1:-1])
+    source: Any = Small(1000)
+    source.reference_head = None
+    plan = ScoringPlan(gathered=True, reference=str(store), windows=((0, digest(0)), (2, digest(3))))
+    other = Scorer(source, plan, torch.device("cpu"), 40, 2)
+    other.step(STATES, [REQUEST._replace(tag=(2, [(2, 1000)]))], tokens)
+    header, data = other.collect([2])
+    assert (header["error"], header["counts"]) == ("", [998])
+    other.end()
+    shard = np.frombuffer(data, np.float32).reshape(998, -1)
+    scores = statistics.scores(2, TOKENS[2:].numpy(), [shard])
+    assert scores.kld is not None
+    assert not scores.kld.any()
 
 
 class Flat(list[int]):

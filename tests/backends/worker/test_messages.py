@@ -53,14 +53,17 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
-    """Windows keep their order, numbers and scored positions."""
-    windows = [replace(window, index=3 * window.index) for window in random_windows(count)][::-1]
+    """Windows keep their order, numbers and scored positions, and whether they are computed alone."""
+    windows = [
+        replace(window, index=3 * window.index, alone=window.index % 3 == 0) for window in random_windows(count)
+    ][::-1]
     file = tmp_path / "windows.npz"
     messages.write_windows(file, windows)
     found = messages.read_windows(file)
     assert [(each.index, each.spans) for each in found] == [(each.index, each.spans) for each in windows]
     for each, window in zip(found, windows, strict=True):
         np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
+        assert each.digest == window.digest
 
 
 def test_windows_hold_no_pickle(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows
-from tests.support.stores import state_store, window_of
+from tests.support.stores import digest, state_store, window_of
 from tests.support.toy import refusal
 
 KEY = "0" * 40
@@ -63,7 +63,7 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
         folder = cache.path(section, KEY, "")
         folder.mkdir()
         (folder / "notes.txt").write_text("mine")
-        window = window_of(store, 1)
+        window = window_of(store, digest(1))
         (folder / window.name).symlink_to(window)
         cache.path(section, "1" * 40, "").symlink_to(store)
     cache.path("tokens", KEY, ".npz").symlink_to(outside / "reference.json")

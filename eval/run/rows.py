@@ -1,0 +1,99 @@
+"""The rows of a run: one for each model, with its scores or with the reason why it has none."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+
+from compare_q import backends
+from compare_q.backends.base import PlannedModel
+from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
+from compare_q.backends.common.messages import with_class
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.run import reference, token_scores
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.reference import Reference
+from compare_q.eval.run.token_scores import StoredScores, Work, of_scores, row_of
+from compare_q.eval.text.eval_data import EvalData
+
+
+class Rows:
+    """The rows of a run, and the reference that its models are compared with.
+
+    ``marked``: the model that is the reference, if there is one.  ``recordings``: which numbers of the reference each
+    window is compared with (``Reader.recording``), by the windows' digests; all models of a run are compared with the
+    same numbers.
+    """
+
+    def __init__(self, config: RunConfig, models: Sequence[PlannedModel], data: EvalData) -> None:
+        self.config = config
+        self.models = models
+        self.data = data
+        self.marked = [model for model in models if model.is_reference]
+        self.others = [model for model in models if not model.is_reference]
+        self.rows: dict[str, ModelResult] = {}
+        self.reference: Reference | None = None
+        self.recordings: Mapping[str, str] = {}
+        self.cleared: set[str] = set()  # keys of scores that this run has deleted (``-cc``); two models may share one
+        self.lock = threading.Lock()  # rows are added by the main thread, failures by any thread
+
+    def title_of(self, model: PlannedModel) -> str:
+        """Return the label of a model with its number in the run, for titles."""
+        if len(self.models) == 1:
+            return model.label
+        labels = [each.label for each in self.marked + self.others]
+        return f"{model.label} (model {labels.index(model.label) + 1} of {len(labels)})"
+
+    def add(self, work: Work, stored: StoredScores, *, from_cache: bool) -> None:
+        """Add the row of a model whose scores are complete; ``from_cache``: an earlier run has made the scores."""
+        try:
+            row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
+        except Exception as error:
+            self.fail(work.model, error)
+            return
+        if work.store is not None and not work.unkept:
+            digests = self.data.digests
+            self.reference = work.store
+            stored_now = work.store.recordings()
+            self.recordings = {
+                **self.recordings,
+                **{window: stored_now[window] for window in digests & stored_now.keys()},
+            }
+        self.put(row)
+
+    def fail(self, model: PlannedModel, error: Exception) -> None:
+        """Add a row with the error, so that one failure does not affect the other rows.
+
+        InputError, which ends the run, if the reference is a pack: no other row can be compared without the reference.
+        """
+        reason = str(error) if isinstance(error, CompareQError) else with_class(error)
+        if model.is_reference and backends.files_of(model).is_store and not isinstance(error, StoppedError):
+            raise InputError(f"{model.label}: {reason}")
+        if self.config.verbose and not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+            traceback.print_exception(error)
+        self.config.progress.say(f"{model.label}: failed")
+        self.put(row_of(model, error=reason))
+
+    def put(self, row: ModelResult) -> None:
+        """Add a row and report it."""
+        with self.lock:
+            self.rows[row.label] = row
+            self.config.on_row(row)
+
+    def result(self) -> RunResult:
+        """Return the results of the run, in the order of the models; a model without a row was not finished."""
+        rows = []
+        for model in self.models:
+            row = self.rows.get(model.label)
+            rows.append(row or row_of(model, error=str(StoppedError())))
+        facts = None
+        if self.reference is not None:
+            facts = reference.as_json(self.reference, self.data)
+        return RunResult(data=self.data.as_json(), subtitle=self.data.subtitle, models=tuple(rows), reference=facts)
+
+
+def read(rows: Rows, work: Work, *, delete_damaged: bool = False) -> token_scores.Lookup:
+    """Look up a model's scores of the run's windows; with its claim, damaged files are deleted and reported."""
+    progress = rows.config.progress if delete_damaged else None
+    return token_scores.look_up(rows.config.cache, work, rows.data, rows.recordings, progress)

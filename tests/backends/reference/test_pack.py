@@ -1,0 +1,134 @@
+"""A pack finds its windows by their digests, and is refused if its store has other windows than its manifest lists."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compare_q.backends.base import ScoreRequest, TokenScores
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.pack import PackEngine
+from compare_q.backends.reference import pack, store
+from compare_q.backends.reference.pack import COMPARED, MANIFEST, SCORES, STATES
+from tests.support.fake_engine import FakeEngine
+from tests.support.stores import recorded
+from tests.support.toy import TOY_VOCAB, planned, refusal, toy_windows
+
+WINDOWS = toy_windows(4, 20)
+DIGESTS = [window.digest for window in WINDOWS]
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """The facts of a manifest."""
+    return {
+        "model": "m", "text": {}, "text_digest": "0", "vocabulary": "0", "windows": DIGESTS, "scored_tokens": 76,
+        "engine": "fake", "provenance": {}, "storage": {}, "ppl": 2.0, "created": "2026-01-01", "command": [],
+        **changes,
+    }  # fmt: skip
+
+
+def fake() -> FakeEngine:
+    return FakeEngine(planned("m", "fake", "none", 100, {"vocab_size": TOY_VOCAB, "boost": 2.0, "noise": "bf16"}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A pack without tokens and tokenizer, whose windows are in another order than in the text."""
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    engine = fake()
+    recorded(engine, WINDOWS, tmp_path)
+    shutil.move(tmp_path / "store", folder / STATES)
+    order = [WINDOWS[index] for index in (2, 0, 3, 1)]
+    scores = list(engine.score(order, ScoreRequest()))
+    columns = {name: np.concatenate([getattr(each, name) for each in scores]) for name in COMPARED}
+    ends = np.cumsum([window.n_scored for window in order])
+    pack.write_scores(folder, [window.digest for window in order], ends.tolist(), columns)
+    pack.write_manifest(folder, **facts())
+    return folder
+
+
+def loaded(folder: Path) -> PackEngine:
+    engine = PackEngine(planned("p", "pack", str(folder), 100, {}))
+    engine.load()
+    return engine
+
+
+def test_the_scores_of_a_window_are_found_by_its_digest(folder: Path) -> None:
+    found = pack.scores_of(folder)
+    assert found.keys() == set(DIGESTS)
+    for window, scores in zip(WINDOWS, fake().score(WINDOWS, ScoreRequest()), strict=True):
+        for name in COMPARED:
+            np.testing.assert_array_equal(found[window.digest][name], getattr(scores, name))
+
+
+def test_a_pack_scores_windows_under_any_index(folder: Path) -> None:
+    """A run may use some of them, in another order; each is compared with its own recorded scores."""
+    pack.verified(folder)
+    windows = [replace(WINDOWS[3], index=7), WINDOWS[0], replace(WINDOWS[3], index=9)]
+    engine = loaded(folder)
+    found: list[TokenScores] = list(engine.score(windows, ScoreRequest(reference=folder / STATES)))
+    assert [scores.window for scores in found] == [7, 0, 9]
+    for scores in found:
+        assert scores.kld is not None
+        assert not scores.kld.any()
+    np.testing.assert_array_equal(found[0].logprob, found[2].logprob)
+    (unknown,) = toy_windows(1, 21)
+    with pytest.raises(ModelError, match="lacks 1 of 2 windows, window 5 among them"):
+        list(engine.score([WINDOWS[0], replace(unknown, index=5)], ScoreRequest()))
+
+
+def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -> None:
+    arrays, _ = pack.arrays_of(folder / SCORES)
+    ends = arrays["ends"].tolist()
+    digests = [row.tobytes().hex() for row in arrays["digests"]]
+    exchanged = [digests[1], digests[0], *digests[2:]]
+    pack.write_scores(folder, exchanged, ends, arrays)
+    engine = loaded(folder)
+    list(engine.score([WINDOWS[1]], ScoreRequest()))
+    with pytest.raises(ModelError, match="the stored states do not give what fake computed: window 0"):
+        list(engine.score([WINDOWS[0]], ScoreRequest()))
+
+
+@pytest.mark.parametrize("digests", [DIGESTS[:3], [*DIGESTS, "0" * 32], [*DIGESTS[:3], "0" * 32]])
+def test_a_store_with_other_windows_than_the_manifest_is_refused(folder: Path, digests: list[str]) -> None:
+    (folder / MANIFEST).unlink()
+    pack.write_manifest(folder, **facts(windows=digests))
+    assert refusal(pack.verified, folder).startswith(f"{folder}: {STATES}: ")
+
+
+def test_a_lacking_window_is_named(folder: Path) -> None:
+    store.forget(folder / STATES, DIGESTS[1:2])
+    (folder / MANIFEST).unlink()
+    pack.write_manifest(folder, **facts())
+    assert DIGESTS[1] in refusal(pack.verified, folder)
+
+
+@pytest.mark.parametrize("damage", ["fewer digests", "no digests", "beyond the end"])
+def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
+    from safetensors.numpy import save_file
+
+    arrays, _ = pack.arrays_of(folder / SCORES)
+    if damage == "fewer digests":
+        arrays["digests"] = arrays["digests"][:-1]
+    elif damage == "no digests":
+        del arrays["digests"]
+    else:
+        arrays["ends"][-1] += 1
+    save_file(arrays, folder / SCORES)
+    assert refusal(pack.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+
+
+@pytest.mark.parametrize(("version", "advice"), [(1, "record it again"), (3, "update compare_q")])
+def test_a_pack_of_another_version_is_refused_in_one_line(folder: Path, version: int, advice: str) -> None:
+    content = storage.load((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(storage.dump({**content, "format": version, "windows": 4, "heads": []}))
+    message = refusal(pack.read, folder)
+    assert message.startswith(f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}")
+    assert "\n" not in message

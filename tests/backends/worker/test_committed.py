@@ -1,0 +1,74 @@
+"""What a worker commits: scores of its windows, with the recordings of the reference that they were compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare_q.backends.base import ScoreRequest, Window
+from compare_q.backends.reference.store import Reader, forget
+from compare_q.backends.scoring import segments
+from compare_q.backends.worker import messages
+from compare_q.backends.worker.messages import Done, Failed, LoadCommand, ScoreCommand
+from compare_q.backends.worker.worker import Worker
+from tests.support.fake_engine import FakeEngine
+from tests.support.stores import recorded
+from tests.support.toy import TOY_VOCAB, planned, toy_windows
+
+TAG = "0123456789abcdef"
+WINDOWS = toy_windows(4, 20)
+
+
+def engine(**options: Any) -> FakeEngine:
+    return FakeEngine(planned("m", "fake", "none", 100, {"vocab_size": TOY_VOCAB, **options}))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return recorded(engine(), WINDOWS, tmp_path)
+
+
+def scored(folder: Path, windows: list[Window], tag: str, request: ScoreRequest) -> Done | Failed:
+    """Score windows in a worker; return its last message."""
+    file = folder / "windows.npz"
+    messages.write_windows(file, windows)
+    sent: list[Any] = []
+    worker = Worker(0.0)
+    worker.perform(LoadCommand(engine(boost=1.0).planned), sent.append)
+    worker.perform(ScoreCommand(request, file, folder / "scores", tag, "s"), sent.append)
+    worker.close()
+    last = sent[-1]
+    assert isinstance(last, Done | Failed)
+    return last
+
+
+def test_scores_carry_the_recordings_of_their_windows(tmp_path: Path, store: Path) -> None:
+    """They are used as long as the store has the same numbers of these windows."""
+    scores = tmp_path / "scores"
+    digests = [window.digest for window in WINDOWS]
+    assert isinstance(scored(tmp_path, WINDOWS[1:3], TAG, ScoreRequest(reference=store)), Done)
+    opened = Reader(store)
+    recordings = {digest: opened.recording(digest) for digest in digests}
+    assert segments.committed(scores, TAG, recordings) == set(digests[1:3])
+    found = {entry.window: entry.recording for each in segments.segments_in(scores) for entry in each.windows}
+    assert found == {digest: recordings[digest] for digest in digests[1:3]}
+    assert segments.committed(scores, TAG, {**recordings, digests[1]: "f" * 16}) == {digests[2]}
+    assert segments.load(scores, TAG, WINDOWS, recordings).scores[digests[2]].kld is not None
+
+
+def test_scores_without_a_reference_carry_none(tmp_path: Path) -> None:
+    assert isinstance(scored(tmp_path, WINDOWS, segments.ALONE, ScoreRequest()), Done)
+    (segment,) = segments.segments_in(tmp_path / "scores")
+    assert [entry.recording for entry in segment.windows] == [""] * len(WINDOWS)
+
+
+@pytest.mark.parametrize("lacks", ["the window", "everything"])
+def test_a_store_that_lacks_a_window_fails_in_one_line(tmp_path: Path, store: Path, lacks: str) -> None:
+    forget(store, [window.digest for window in WINDOWS[:1] if lacks == "the window"] or Reader(store).windows)
+    message = scored(tmp_path, WINDOWS[:1], TAG, ScoreRequest(reference=store))
+    assert isinstance(message, Failed)
+    assert str(store) in message.reason
+    assert "\n" not in message.reason
+    assert not segments.segment_files(tmp_path / "scores")
