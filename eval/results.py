@@ -378,8 +378,8 @@ class ModelResult(Stored):
 
 NOT_FLAT = frozenset({
     # several values
-    "memory", "kld_percentiles", "delta_p_percentiles", "slices", "blocks", "curve", "seconds", "timing", "notes", "spec",
-    "provenance", "worst_tokens",
+    "memory", "kld_percentiles", "delta_p_percentiles", "slices", "blocks", "curve", "seconds", "timing", "notes",
+    "spec", "provenance", "worst_tokens",
     # statistics of llama.cpp, and inputs of footnotes
     "ref_ppl", "ref_ppl_tokens", "ppl_difference", "ppl_difference_stderr", "correlation", "delta_p", "delta_p_stderr",
     "delta_p_rms", "delta_p_rms_stderr", "ln_ppl_stderr_of_text", "kld_stderr_of_text",

@@ -154,14 +154,22 @@ def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data:
     now = origin_of_run(["compare-q", *words])
     provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
     return {
-        "model": name, "revision": revision, "model_license": license_of(folder), "vocabulary": data.vocabulary,
-        "windows": [window.digest for window in data.windows], "scored_tokens": data.n_scored, "engine": f"{row.engine_version or row.engine}",
+        "model": name,
+        "revision": revision,
+        "model_license": license_of(folder),
+        "vocabulary": data.vocabulary,
+        "windows": [window.digest for window in data.windows],
+        "scored_tokens": data.n_scored,
+        "engine": f"{row.engine_version or row.engine}",
         "provenance": redacted({**provenance, "where": row.where}),
         "storage": {key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")},
-        "ppl": row.ppl, "ppl_stderr": row.ppl_stderr, "floor_kld": None if noise is None else noise.kld,
+        "ppl": row.ppl,
+        "ppl_stderr": row.ppl_stderr,
+        "floor_kld": None if noise is None else noise.kld,
         "floor_kld_stderr": None if noise is None else noise.kld_stderr,
-        "created": now["created"], "command": list(now["command"]),
-    }  # fmt: skip
+        "created": now["created"],
+        "command": list(now["command"]),
+    }
 
 
 @contextmanager

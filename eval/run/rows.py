@@ -13,6 +13,7 @@ from compare_q.backends.common.messages import with_class
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.run import reference, token_scores
 from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.masks import slices_of
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.run.token_scores import StoredScores, Work, of_scores, row_of
 from compare_q.eval.text.eval_data import EvalData
@@ -49,6 +50,7 @@ class Rows:
         """Add the row of a model whose scores are complete; ``from_cache``: an earlier run has made the scores."""
         try:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
+            row = row.updated(slices=slices_of(stored, self.data, is_reference=work.model.is_reference))
         except Exception as error:
             self.fail(work.model, error)
             return

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,9 @@ class TextWindows:
     text_size: tuple[int, float] | None  # UTF-8 bytes and words of the scored tokens
     text_note: str = ""  # why they are unknown
     documents: Documents | None = None
+    roles: NDArray[np.int8] | None = None  # [n_tokens], of each scored token: its place in ``role_names``; -1: none
+    role_names: tuple[str, ...] = ()
+    special: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # ids of special tokens
     notes: tuple[str, ...] = ()  # footnotes: the tokenizer, file or rows of the tokens
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
@@ -143,6 +146,9 @@ def cut(text: Tokens, spec: DataSpec, max_rows: int | None, tokenizer: Path, nam
         text_size=size,
         text_note=note,
         documents=documents,
+        roles=None if text.chat is None else text.chat.roles,
+        role_names=() if text.chat is None else text.chat.role_names,
+        special=text.special,
         notes=(*text.notes, *corpus.method_notes(spec)),
     )
 
