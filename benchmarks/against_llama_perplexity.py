@@ -41,7 +41,6 @@ from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 from compare_q.eval.stats.estimates import Estimates, summarize  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
-from compare_q.eval.text import windows  # noqa: E402
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
@@ -71,7 +70,7 @@ def read_store(file: Path) -> tuple[Array, Array]:
     return tokens, np.memmap(file, np.uint16, "r", offset=20 + tokens.nbytes, shape=shape)
 
 
-def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData, Estimates]:
+def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, Estimates]:
     """Run compare_q on both files; return its windows and the model's estimates."""
     data = {"tokenizer_dir": str(args.tokenizer), "dataset": "text", "path": str(args.text), "method": "llamacpp",
             "eval_len": args.eval_len}  # fmt: skip
@@ -84,14 +83,14 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[windows.EvalData,
     cache = Cache(folder)
     config = local_config(cache)
     finished = runner.run(config, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
-    result, cut = finished.results.texts[0].models[1], finished.data[0]
-    if result.error or cut is None:
+    result = finished.results.models[1]
+    if result.error:
         sys.exit(f"compare_q: {result.error}")
-    key, tag = result.scores_key.split("/")
-    stored = token_scores.load(cache, key, tag, cut.windows)
+    stored = token_scores.of_row(cache, result.scores_key, finished.data)
     if stored is None:
         sys.exit("compare_q: the scores of the model are no longer in the cache")
-    return cut, summarize(stored.columns, cut.text_index(stored.window, stored.position), stored.position)
+    places = token_scores.places_in(finished.data, stored)
+    return finished.data, summarize(stored.columns, places, stored.position)
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:

@@ -91,7 +91,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> ModelResult:
     here = Path.cwd() / "spec.json"
     config = local_config(Cache(folder / "cache"))
     specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
-    result = runner.run(config, *specs).results.texts[0].models[0]
+    result = runner.run(config, *specs).results.models[0]
     if result.bits_per_byte is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
     return result

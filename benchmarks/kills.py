@@ -227,8 +227,9 @@ def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
 
 
 def models_of(found: Any) -> list[dict[str, Any]]:
-    """Every model of every text."""
-    return [model for text in found["texts"] for model in text["models"]]
+    """Every model's row."""
+    rows: list[dict[str, Any]] = found["models"]
+    return rows
 
 
 def difference(a: Any, b: Any) -> float:

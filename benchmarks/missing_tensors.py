@@ -85,7 +85,7 @@ def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dic
         except InputError as error:  # refused before any model loads, one line for each
             refused |= {line.partition(": ")[0]: line.partition(": ")[2] for line in str(error).splitlines()}
             continue
-        rows = {model.label: model.error for text in found.results.texts for model in text.models}
+        rows = {model.label: model.error for model in found.results.models}
         refused |= {label: error for label, error in rows.items() if error}
         scores |= {label: list(found.tokens(label)["logprob"]) for label, error in rows.items() if not error}
     same = {label: label in scores and scores[label] == scores.get("intact") for label in tensors}

@@ -2,10 +2,13 @@
 
     python -m benchmarks.same_numbers save CHECKOUT FOLDER --models demo/models
     python -m benchmarks.same_numbers compare BEFORE AFTER
+    python -m benchmarks.same_numbers joined AFTER
 
 ``save`` runs every case of ``cases`` with the code of CHECKOUT on the models of the demo (``python -m demo --all``
-makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, prints every value
-that differs, and ends with exit status 1 if there is one.  Fields that only one side has are listed by name.
+makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, of format 8 or 9, and
+prints how many numbers each case compared and every one that differs.  Its exit status is 1 if there is one, or if a case
+compared fewer numbers than it must.  Fields that only one side has are listed by name.  ``joined`` compares each text of
+a run of two texts with its own run.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,9 +31,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COMPARED = {
     "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
-    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "task",
+    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "spec", "provenance",
 }  # fmt: skip
-"""Keys whose values depend on the time or the version of the code."""
+"""Keys whose values depend on the time, on the version of the code, or on the format."""
+SLICED = ("tokens", "ppl", "kld", "same_top")
+"""Numbers of a text that format 8 has in its row, and format 9 in its slice."""
+ALONE = {"text_one": "one", "text_chat": "chat"}
+"""Case of a text alone -> the text's name in the case of both."""
 EAGER = {"enforce_eager": True}
 
 
@@ -44,8 +51,8 @@ class Case:
     """One command line: data specs by name, model specs, and flags.
 
     ``pack``: data spec of a reference pack that is recorded first; the models may name it as ``pack``, its folder.
-    ``server``: model that a real ``vllm serve`` serves while the case runs.  ``values``: the least number of values that
-    a comparison must have compared.
+    ``server``: model that a real ``vllm serve`` serves while the case runs.  ``values``: the least number of values
+    that a comparison must have compared.
     """
 
     texts: dict[str, dict[str, Any]]
@@ -199,49 +206,123 @@ def run(checkout: Path, words: Sequence[str], folder: Path, cache: Path | None, 
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print the values that differ between the results in two folders; exit status 1 if there are any."""
-    differing = 0
-    for file in sorted(before.glob("*.json")):
-        if not (after / file.name).exists():
-            print(f"{file.stem}: missing in {after}")
-            differing += 1
+    """Print the values that differ between the results in two folders.
+
+    Exit status 1 if a value differs, or if a case has fewer common values than its list says.
+    """
+    wrong = 0
+    for name, case in cases(Path("models")).items():
+        files = [folder / f"{name}.json" for folder in (before, after)]
+        missing = [str(file) for file in files if not file.exists()]
+        if missing:
+            print(f"{name}: missing: {', '.join(missing)}")
+            wrong += 1
             continue
-        one, other = (dict(values_of(json.loads((each / file.name).read_text("utf-8")))) for each in (before, after))
-        lines = [f"{at}: {one[at]!r} before, {other[at]!r} after" for at in one if at in other and one[at] != other[at]]
-        differing += bool(lines)
-        print(f"{file.stem}: {len(one.keys() & other.keys()):,} values compared, {len(lines)} differ")
-        print(*(f"    {line}" for line in lines[:60]), sep="\n", end="\n" if lines else "")
+        one, other = (dict(values_of(json.loads(file.read_text("utf-8")))) for file in files)
+        common = one.keys() & other.keys()
+        lines = [f"{at}: {one[at]!r} before, {other[at]!r} after" for at in sorted(common) if one[at] != other[at]]
+        print(f"{name}: {len(common):,} values compared, {len(lines)} differ")
+        for line in lines[:60]:
+            print(f"    {line}")
+        if len(common) < case.values:
+            print(f"    fewer than the {case.values:,} that this case must compare")
         for side, mine, theirs in (("before", one, other), ("after", other, one)):
-            if names := sorted({at.split("//", 1)[1] for at in mine.keys() - theirs.keys()}):
+            names = sorted({at.split("//", 1)[1] for at in mine.keys() - theirs.keys()})
+            if names:
                 print(f"    only {side}: {', '.join(names)}")
+        wrong += bool(lines) or len(common) < case.values
     shown = [(each / "drop_in.txt").read_text(encoding="utf-8").partition("Seconds")[0] for each in (before, after)]
-    print(f"drop_in: {'the same' if shown[0] == shown[1] else shown}")
-    return int(differing > 0 or shown[0] != shown[1])
+    same = shown[0] == shown[1]
+    print(f"drop_in: {'the same' if same else shown}")
+    return int(wrong > 0 or not same)
 
 
-def values_of(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(``text / model // path``, value) of every value of a results.json, but those of ``NOT_COMPARED``."""
-    for text in found["texts"]:
-        several = len(found["texts"]) > 1
-        for part in ("data", "reference"):
-            yield from leaves(text[part], f"{text['name'] if several else ''}//{part}")
-        for model in text["models"]:
-            yield from leaves(model, f"{text['name'] if several else ''} / {model['label']}//")
-    for mean in found.get("means") or []:
-        yield from leaves(mean, f"means / {mean['label']}//")
+def joined(before: Path) -> int:
+    """Print whether each text of the joined run has the numbers of its own run; exit status 1 if one differs."""
+    results = {name: json.loads((before / f"{name}.json").read_text("utf-8")) for name in ("texts", *ALONE)}
+    differing = 0
+    compared = 0
+    for name, text in ALONE.items():
+        for alone in results[name]["models"]:
+            together = next(row for row in results["texts"]["models"] if row["label"] == alone["label"])
+            for key, value in together["slices"][text].items():
+                if key in SLICED and value is not None:
+                    compared += 1
+                    if value != alone[key]:
+                        differing += 1
+                        print(f"{text} / {alone['label']} {key}: {value} joined, {alone[key]} alone")
+    print(f"texts of the joined run: {compared} values compared with their own runs, {differing} differ")
+    return int(differing > 0 or not compared)
 
 
-def leaves(found: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """(place, value) of every number, string and null inside ``found``; empty lists and objects have a place too."""
-    if isinstance(found, dict) and found:
-        for key, value in found.items():
-            if key not in NOT_COMPARED:
-                yield from leaves(value, f"{place}/{key}")
-    elif isinstance(found, list) and found:
-        for number, value in enumerate(found):
-            yield from leaves(value, f"{place}/{number}")
-    else:
-        yield place, found
+def values_of(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(``text / model // name``, value) of every number and digest of a results.json of format 8 or 9.
+
+    With several texts, only the numbers that a slice has: format 8 has a row for each text, format 9 a slice.
+    """
+    if results["format"] == 8:
+        several = len(results["texts"]) > 1
+        for text in results["texts"]:
+            yield from numbers_in(text["data"], f"{text['name']}//data", NOT_COMPARED)
+            for row in text["models"]:
+                if several:
+                    yield from sliced(row, f"{text['name']} / {row['label']}//")
+                else:
+                    yield from numbers_in(flattened(row), f"{row['label']}//", NOT_COMPARED)
+        return
+    texts = results["data"]["texts"]
+    for text in texts:
+        yield from numbers_in(text, f"{text['name']}//data", NOT_COMPARED)
+    for row in results["models"]:
+        if len(texts) > 1:
+            for text in texts:
+                yield from sliced(row["slices"][text["name"]], f"{text['name']} / {row['label']}//")
+        else:
+            yield from numbers_in(row, f"{row['label']}//", {*NOT_COMPARED, "slices"})
+
+
+def sliced(row: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    """(place, value) of the numbers that a row of format 8 and a slice both have, but a reference's own."""
+    for name in SLICED:
+        if row[name] is not None and not row.get("reference"):
+            yield f"{place}/{name}", row[name]
+
+
+def flattened(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of format 8 as format 9 has it: each number of ``estimates`` under the name of its field."""
+    fields = {name: value for name, value in row.items() if name != "estimates"}
+    estimates = row["estimates"]
+    if estimates is None:
+        return fields
+    fields["blocks"] = estimates["blocks"]
+    fields["curve"] = estimates["curve"]
+    if estimates.get("sampled"):
+        fields["ln_ppl_stderr_of_text"] = estimates["sampled"]["nll"]
+        fields["kld_stderr_of_text"] = estimates["sampled"]["kld"]
+    against = estimates["against"]
+    if against is not None:
+        fields["correlation"] = against["correlation"]
+        fields["ref_ppl"] = against["ref_ppl"]["value"]
+        fields["ref_ppl_tokens"] = against["ref_ppl"]["tokens"]
+        fields["kld_percentiles"] = against["kld_percentiles"]
+        fields["delta_p_percentiles"] = against["delta_p_percentiles"]
+        for name in ("ppl_difference", "delta_p", "delta_p_rms"):
+            fields[name] = against[name]["value"]
+            fields[f"{name}_stderr"] = against[name]["stderr"]
+    return fields
+
+
+def numbers_in(value: Any, place: str, left_out: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """(place, value) of every number inside a value, and of the digest of a row's scores."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key not in left_out:
+                yield from numbers_in(item, f"{place}/{key}", left_out)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from numbers_in(item, f"{place}/{number}", left_out)
+    elif isinstance(value, int | float) or place.endswith("/scores_digest"):
+        yield place, value
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -259,9 +340,13 @@ def main(words: Sequence[str] | None = None) -> int:
     comparing = commands.add_parser("compare", help="compare two folders of results")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
+    joining = commands.add_parser("joined", help="compare each text of the joined run with its own run")
+    joining.add_argument("folder", type=Path)
     args = parser.parse_args(words)
     if args.command == "save":
         return save(args.checkout, args.folder, args.models, args.only, args.cache)
+    if args.command == "joined":
+        return joined(args.folder)
     return compare(args.before, args.after)
 
 

@@ -4,8 +4,9 @@
 
 A reference and a model that is compared with it are scored once; the inputs are a toy Llama's files, the specs, the
 text, templates, splits, packages and variables.  Then one input after the other is changed, and the same command line
-runs again on the same cache.  A row that the cache serves is scored again in an empty cache: it must be bit-identical,
-token by token.  Exit status 1 if a row differs.  The cases of each engine are in ``benchmarks/stale_inputs.py``.
+runs again on the same cache, which may serve all, some or none of its windows.  Then it runs in an empty cache: every
+row must be bit-identical, token by token.  Exit status 1 if a row differs.  The cases of each engine are in
+``benchmarks/stale_inputs.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def scored(place: Place, cache: Path) -> Outcome:
     else:
         with captured(log):
             status = in_process([str(word) for word in words])
-    found = json.loads(out.read_text(encoding="utf-8"))["texts"][0]["models"] if out.exists() else []
+    found = json.loads(out.read_text(encoding="utf-8"))["models"] if out.exists() else []
     served = {model["label"]: bool(model["from_cache"]) for model in found if model["ppl"] is not None}
     files = {label: place.folder / "tokens" / f"{label}.parquet" for label in served}
     return Outcome(status, served, {label: bits(file) for label, file in files.items()}, log.read_text())
@@ -106,9 +107,9 @@ def changed(case: Case, scratch: Path, before: dict[str, tuple[Path, Outcome]]) 
     served = [label for label, is_served in again.served.items() if is_served]
     seen["rows served"], seen["rows scored again"] = len(served), len(again.served) - len(served)
     seen["rows with other numbers"] = sum(again.scores[each] != base.scores.get(each) for each in again.served)
-    fresh = scored(place, scratch / "empty") if served else again
+    fresh = scored(place, scratch / "empty") if again.served else again
     shutil.rmtree(scratch / "empty", ignore_errors=True)
-    wrong = [label for label in served if again.scores[label] != fresh.scores.get(label)]
+    wrong = [label for label in again.served if again.scores[label] != fresh.scores.get(label)]
     seen["rows wrongly served"] = len(wrong)
     last = again.said.strip().splitlines()[-1:] if again.status else []
     return case.kind, seen, "; ".join([*(f"wrongly served: {each}" for each in wrong), *last])

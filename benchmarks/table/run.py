@@ -129,7 +129,7 @@ def run_table(plan: Plan) -> dict[str, Any]:
     results = json.loads(out.read_text(encoding="utf-8"))
     return {
         "wall_seconds": wall, "exit_status": status, "rows": timings.rows_of(results),
-        "gaps": timings.gaps([timings.timing_of(model) for model in results["texts"][0]["models"]]),
+        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
         "peak_device_mib": peaks.device_mib, "peak_host_mib": peaks.host_mib,
     }  # fmt: skip
 

@@ -42,7 +42,7 @@ def ratio(prefill: Sequence[float | None], wall: float) -> float | None:
 def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For every row of results.json: label, numbers, speed and parts."""
     rows = []
-    for model in results["texts"][0]["models"]:
+    for model in results["models"]:
         parts, tokens, kernel = timing_of(model), model.get("tokens"), model.get("kernel")
         rows.append({
             "label": model["label"], "kernel": kernel, "ppl": model["ppl"], "kld": model["kld"], "tokens": tokens,
