@@ -74,9 +74,9 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 def all_or_none(percentiles: dict[str, float]) -> dict[str, float]:
-    """ValueError unless all percentiles are known, or none is."""
+    """ValueError unless all percentiles are known, or none is: the plot needs all."""
     if percentiles and set(percentiles) != set(PERCENTILES):
-        raise ValueError(f"has not the percentiles {', '.join(PERCENTILES)}")
+        raise ValueError(f"must have the percentiles {', '.join(PERCENTILES)}")
     return percentiles
 
 
@@ -85,7 +85,7 @@ Percentiles = Annotated[dict[str, float], AfterValidator(all_or_none)]
 
 
 class Stored(BaseModel):
-    """A part of results.json.  All numbers are finite, since JSON has no other numbers; rows are checked when made."""
+    """A part of results.json, checked when it is made.  All numbers are finite, since JSON has no other numbers."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", allow_inf_nan=False, validate_by_name=True, validate_by_alias=True,
@@ -95,14 +95,6 @@ class Stored(BaseModel):
     def updated(self, **changes: Any) -> Self:
         """A copy with other values of some fields; ValidationError for values that results.json cannot have."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
-
-
-PARTS = ("load", "first_step", "scoring", "close")
-"""Parts of a worker's time, in their order.
-
-``load`` includes the engine's import if that was not imported before; ``first_step`` ends with the first scored window,
-``scoring`` with the last one.
-"""
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,11 @@ class Timing:
 
     @property
     def seconds(self) -> dict[str, float | None]:
-        """The seconds of each of the ``PARTS``."""
+        """The seconds of each part of a worker's time.
+
+        ``load`` includes the engine's import if that was not imported before; ``first_step`` ends with the first scored
+        window, ``scoring`` with the last one.
+        """
         return {
             "load": self.loaded - self.started,
             "first_step": self.first_window - self.score_began,
