@@ -41,6 +41,7 @@ from compare_q.eval.run.config import local_config  # noqa: E402
 from compare_q.eval.specs import reading  # noqa: E402
 from compare_q.eval.stats.estimates import Estimates, summarize  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
+from compare_q.eval.text.eval_data import EvalData  # noqa: E402
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:

@@ -5,10 +5,10 @@
     python -m benchmarks.same_numbers joined AFTER
 
 ``save`` runs every case of ``cases`` with the code of CHECKOUT on the models of the demo (``python -m demo --all``
-makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, of format 8 or 9, and
-prints how many numbers each case compared and every one that differs.  Its exit status is 1 if there is one, or if a case
-compared fewer numbers than it must.  Fields that only one side has are listed by name.  ``joined`` compares each text of
-a run of two texts with its own run.
+makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, of format 8 or 9,
+and prints how many numbers each case compared and every one that differs.  Its exit status is 1 if there is one, or if
+a case compared fewer numbers than it must.  Fields that only one side has are listed by name.  ``joined`` compares each
+text of a run of two texts with its own run.
 """
 
 from __future__ import annotations
