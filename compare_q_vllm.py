@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data_spec, model_spec = specs_of(args)
         config = local_config(verbose=args.verbose)
         with signals_interrupt(config.workers):
-            result = runner.run(config, {"text": data_spec}, [model_spec]).results.texts[0].models[0]
+            result = runner.run(config, {"text": data_spec}, [model_spec]).results.models[0]
         if result.blocks is None:
             raise ModelError(result.error or "")
     except CompareQError as error:

@@ -14,7 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
@@ -41,6 +42,7 @@ class Scored:
     work: Work | None = None
     stored: StoredScores | None = None
     from_cache: bool = False  # an earlier run has made the scores
+    recordings: Mapping[str, str] = MappingProxyType({})  # of the reference: what its windows are compared with
     error: Exception | None = None
 
 
@@ -82,13 +84,23 @@ def score_model(rows: Rows, planned: PlannedModel, downloads: Downloads) -> Scor
         return Scored(planned, error=error)
     config.cache.use("scores", work.key)
     note_other_rope(rows, work)
-    required = frozenset[str]()
     if model.is_reference:
-        work.store = reference.of_model(config, model, rows.data)
-        config.cache.use("references", work.store.key)
-        rows.recordings = agreed_recordings(rows, work.store)
-        required = required_windows(rows, work.store)
-    if not config.clear and not required:
+        return score_reference(rows, work)
+    return score_work(rows, work, frozenset())
+
+
+def score_reference(rows: Rows, work: Work) -> Scored:
+    """Return the scores of the reference, after its store has the windows that other models need."""
+    work.store = reference.of_model(rows.config, work.model, rows.data)
+    rows.config.cache.use("references", work.store.key)
+    recordings = agreed_recordings(rows, work.store)
+    required = required_windows(rows, work.store, recordings)
+    return replace(score_work(rows, work, required), recordings=recordings)
+
+
+def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
+    """Return the scores of a model; ``required``: windows that its store must have, if it is the reference."""
+    if not rows.config.clear and not required:
         # Complete scores need no claim: another run may hold one while it scores for hours.
         scored = read_or_error(rows, work)
         if scored is not None:
@@ -197,7 +209,7 @@ def forget(rows: Rows, work: Work) -> None:
     rows.cleared.add(work.key)
 
 
-def required_windows(rows: Rows, own: Reference) -> frozenset[str]:
+def required_windows(rows: Rows, own: Reference, recordings: Mapping[str, str]) -> frozenset[str]:
     """Return the windows that the reference's store must have: those that a compared model has no scores of.
 
     All windows if the user has named a place for the store, or makes a pack.
@@ -207,7 +219,7 @@ def required_windows(rows: Rows, own: Reference) -> frozenset[str]:
         return digests
     required = set[str]()
     for model in rows.others:
-        required |= lacking_scores(rows, model, own)
+        required |= lacking_scores(rows, model, own, recordings)
     return frozenset(required)
 
 
@@ -229,7 +241,9 @@ def key_of(rows: Rows, model: PlannedModel) -> str | None:
         return None
 
 
-def lacking_scores(rows: Rows, model: PlannedModel, against: Reference) -> frozenset[str]:
+def lacking_scores(
+    rows: Rows, model: PlannedModel, against: Reference, recordings: Mapping[str, str]
+) -> frozenset[str]:
     """Return the windows of which a compared model has no scores yet; all of them if that is not known."""
     digests = rows.data.digests
     tag = tag_of(model, against)
@@ -238,7 +252,7 @@ def lacking_scores(rows: Rows, model: PlannedModel, against: Reference) -> froze
     key = key_of(rows, model)
     if rows.config.clear or key is None:
         return digests
-    return digests - segments.committed(rows.config.cache.path("scores", key, ""), tag, rows.recordings)
+    return digests - segments.committed(rows.config.cache.path("scores", key, ""), tag, recordings)
 
 
 def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
@@ -288,6 +302,8 @@ def use_given_store(config: RunConfig, rows: Rows, data: EvalData) -> None:
     config.cache.use("references", against.key)
     rows.reference = against
     rows.recordings = agreed_recordings(rows, against)
-    required = frozenset().union(*(lacking_scores(rows, model, against) for model in rows.others))
+    required = set[str]()
+    for model in rows.others:
+        required |= lacking_scores(rows, model, against, rows.recordings)
     if required:
         reference.verify(config, against, required)
