@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
@@ -46,8 +47,19 @@ class Rows:
         labels = [each.label for each in self.marked + self.others]
         return f"{model.label} (model {labels.index(model.label) + 1} of {len(labels)})"
 
-    def add(self, work: Work, stored: StoredScores, *, from_cache: bool) -> None:
-        """Add the row of a model whose scores are complete; ``from_cache``: an earlier run has made the scores."""
+    def add(
+        self,
+        work: Work,
+        stored: StoredScores,
+        *,
+        from_cache: bool,
+        recordings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add the row of a model whose scores are complete.
+
+        ``from_cache``: an earlier run has made the scores.  ``recordings``: of the reference, before it was scored: which
+        of its numbers each window is compared with.
+        """
         try:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
             row = row.updated(slices=slices_of(stored, self.data, is_reference=work.model.is_reference))
@@ -59,7 +71,7 @@ class Rows:
             self.reference = work.store
             stored_now = work.store.recordings()
             self.recordings = {
-                **self.recordings,
+                **recordings,
                 **{window: stored_now[window] for window in digests & stored_now.keys()},
             }
         self.put(row)

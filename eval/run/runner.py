@@ -75,7 +75,7 @@ def add_row(rows: Rows, scored: Scored) -> None:
     if scored.work is None or scored.stored is None:
         rows.fail(scored.model, scored.error or RuntimeError("its thread returned neither scores nor an error"))
     else:
-        rows.add(scored.work, scored.stored, from_cache=scored.from_cache)
+        rows.add(scored.work, scored.stored, from_cache=scored.from_cache, recordings=scored.recordings)
 
 
 def prepared(
