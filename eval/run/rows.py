@@ -57,8 +57,8 @@ class Rows:
     ) -> None:
         """Add the row of a model whose scores are complete.
 
-        ``from_cache``: an earlier run has made the scores.  ``recordings``: of the reference, before it was scored: which
-        of its numbers each window is compared with.
+        ``from_cache``: an earlier run has made the scores.  ``recordings``: which of the reference's numbers each
+        window was compared with before the reference was scored.
         """
         try:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
