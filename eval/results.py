@@ -475,7 +475,7 @@ class UsedText(Stored):
 class UsedData(Stored):
     """Types of those facts about the windows that tables and reports use."""
 
-    texts: tuple[UsedText, ...] = Field(min_length=1)
+    texts: list[UsedText] = Field(min_length=1)
     windows: Count = 0
     window_length: Count = 0
     scored_tokens: Count = 0
@@ -534,7 +534,7 @@ class RunResult(Stored):
     @property
     def texts(self) -> tuple[UsedText, ...]:
         """Facts about each text."""
-        return UsedData.model_validate(self.data).texts
+        return tuple(UsedData.model_validate(self.data).texts)
 
     @property
     def slices(self) -> tuple[str, ...]:

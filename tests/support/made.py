@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results import ModelResult, RunResult, Stored, TextResult, WorstToken
+from compare_q.eval.results import ModelResult, RunResult, Stored, WorstToken
 from compare_q.eval.run.row import against_reference, fields_of
 from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
@@ -86,29 +86,25 @@ WORST = (
 )  # fmt: skip
 
 
-def text_result(
-    name: str, data: dict[str, Any] | None = None, subtitle: str = "", models: Sequence[ModelResult] = (),
-    reference: dict[str, Any] | None = None, error: str | None = None,
-) -> TextResult:  # fmt: skip
-    """The rows of one text."""
-    return TextResult(
-        name=name, data=data or {}, subtitle=subtitle, models=tuple(models), reference=reference, error=error
-    )
+TEXT = {"name": "text", "windows": 2}
+"""Facts about the only text of a run."""
 
 
-def run_result(texts: Sequence[TextResult], title: str | None = None) -> RunResult:
-    """A run of these texts."""
-    return RunResult(texts=tuple(texts), title=title)
+def data_of(*texts: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Return the ``data`` of a run: ``texts``, facts about each text, and ``facts`` about all windows."""
+    windows = sum(text.get("windows", 0) for text in texts)
+    return {"texts": list(texts), "windows": windows, **facts}
 
 
-def run_of(*models: ModelResult, reference: dict[str, Any] | None = REFERENCE) -> TextResult:
-    """The only text of a run of these models."""
-    return text_result("text", {"windows": 2}, "letters", models, reference)
-
-
-def results_of(*texts: TextResult, **fields: Any) -> RunResult:
-    """A run of these texts."""
-    return RunResult(texts=texts, **fields)
+def run_of(
+    *models: ModelResult,
+    reference: dict[str, Any] | None = REFERENCE,
+    texts: Sequence[dict[str, Any]] = (TEXT,),
+    subtitle: str = "letters",
+    **fields: Any,
+) -> RunResult:
+    """Return a run of these models; ``texts``: facts about each text; ``fields``: others of the run, as its title."""
+    return RunResult(data=data_of(*texts), subtitle=subtitle, reference=reference, models=models, **fields)
 
 
 def with_ppl(model: Any, ppl: Perplexity) -> ModelResult:

@@ -6,57 +6,77 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
-from tests.support.made import replace, run_result, text_result
+from tests.support.made import replace, run_of
 
-BLOCKS = BlockSums((10,) * 5, (10.0, 20.0, 30.0, 40.0, 50.0), whole=("nll",), length=100_000)
-"""Five blocks: errors are estimated from four cosines, and 95 % intervals are +- 2.776 errors."""
 NAMES = ("wiki2", "c4", "chat")
-KLDS: Mapping[str, Sequence[float | None]] = {
-    "bf16": (None, None, None),
+TOKENS = 50
+"""Scored tokens of each text, in five blocks."""
+BLOCKS = BlockSums((10,) * 15, tuple(10.0 * number for number in range(1, 16)), whole=("nll",), length=100_000)
+KLDS: Mapping[str, Sequence[float] | None] = {
+    "bf16": None,
     "noise": (0.001, 0.002, 0.003),
     "EXL3 4.0": (0.05, 0.02, 0.08),
     "GGUF Q4_K": (0.04, 0.04, 0.01),
 }
-"""Label -> KLD for each text; None for the reference."""
+"""Label -> KLD of each text; None for the reference.  The row's own KLD is their mean, since texts are equally long."""
 SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 
 
-def model_of(label: str, kld: float | None, *, error: str = "", reference: bool = True) -> ModelResult:
-    """Return a model with mean KLD ``kld`` (error: a tenth) and a perplexity of 20 * (1 + KLD) (error: 2)."""
-    if error:
-        return ModelResult.of(label, "fake", error=error)
-    spec = {"noise_floor": True} if label == "noise" else {}
-    ppl = Perplexity(20 * (1 + (kld or 0.0)), -80.0, 50, 0, 2.0)
+def slice_of(kld: float | None) -> Slice:
+    """Return a slice with this KLD (error: a tenth), a perplexity of 20 * (1 + KLD) (error: 2) and 90 % same top."""
+    ppl = 20 * (1 + (kld or 0.0))
+    if kld is None:
+        return Slice(TOKENS, ppl, 2.0)
+    return Slice(TOKENS, ppl, 2.0, kld, kld / 10, 0.9, 0.02)
+
+
+def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True) -> ModelResult:
+    """Return a model with these KLDs of the texts; its own numbers are as those of ``slice_of`` with their mean.
+
+    ``reference``: models are compared with one; that row has no KLDs.
+    """
+    compared = reference and klds is not None
+    kld = sum(klds) / len(klds) if klds else 0.0
+    ppl = Perplexity(20 * (1 + kld), -240.0, 3 * TOKENS, 0, 2.0)
     alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
-    shared: dict[str, Any] = {"storage": Storage(SIZES.get(label)), "spec": spec,
-                              "provenance": {"layers": [made.LAYERS]}}  # fmt: skip
-    if kld is None or not reference:
-        return made.row(label, alone, reference=reference and kld is None, **shared)
-    mean = Mean(kld, 50 * kld, 50, 0, kld / 10)
-    against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 5.0, 50, 0, 0.01))
-    sums = replace(BLOCKS, kld=(10 * kld,) * 5, same_top=(9.0,) * 5, whole=("nll", "kld", "same_top"))
-    return made.row(label, replace(alone, against=against, blocks=sums), **shared)
+    slices = {}
+    for place, name in enumerate(NAMES):
+        of_text = slice_of(klds[place] if klds else None)
+        if not compared:
+            of_text = Slice(of_text.tokens, of_text.ppl, of_text.ppl_stderr)
+        slices[name] = of_text
+    fields: dict[str, Any] = {
+        "storage": Storage(SIZES.get(label)),
+        "spec": {"noise_floor": True} if label == "noise" else {},
+        "provenance": {"layers": [made.LAYERS]},
+        "slices": slices,
+    }
+    if not compared:
+        return made.row(label, alone, reference=reference, **fields)
+    mean = Mean(kld, 3 * TOKENS * kld, 3 * TOKENS, 0, kld / 10)
+    against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 15.0, 3 * TOKENS, 0, 0.01))
+    sums = replace(BLOCKS, kld=(10 * kld,) * 15, same_top=(9.0,) * 15, whole=("nll", "kld", "same_top"))
+    return made.row(label, replace(alone, against=against, blocks=sums), **fields)
 
 
-def text_of(name: str, place: int, *, failed: Mapping[str, str] | None = None, reference: bool = True) -> TextResult:
-    """Return the result of text number ``place`` of ``KLDS``; ``failed``: label -> error of a model that failed."""
-    models = tuple(
-        model_of(label, klds[place], error=(failed or {}).get(label, ""), reference=reference)
-        for label, klds in KLDS.items()
+def three(*, failed: Mapping[str, str] | None = None, reference: bool = True) -> RunResult:
+    """Return a run of three texts; ``failed``: label -> error of a model that failed."""
+    errors = failed or {}
+    models = []
+    for label, klds in KLDS.items():
+        if label in errors:
+            models.append(ModelResult.of(label, "fake", error=errors[label]))
+        else:
+            models.append(model_of(label, klds, reference=reference))
+    texts = [{"name": name, "windows": 2, "scored_tokens": TOKENS} for name in NAMES]
+    return run_of(
+        *models,
+        reference={"label": "bf16"} if reference else None,
+        texts=texts,
+        subtitle=f"{len(NAMES)} texts: {', '.join(NAMES)}",
     )
-    found = {"label": "bf16"} if reference else None
-    return text_result(name, {"windows": 2}, f"{name}, 2 × 50 tokens", models, found)
-
-
-def three(**failed: Mapping[str, str]) -> RunResult:
-    """Return a run of three texts; ``failed``: name of a text -> label -> error."""
-    return run_result(tuple(text_of(name, i, failed=failed.get(name)) for i, name in enumerate(NAMES)))
-
-
-def with_failed_text(result: RunResult, name: str, error: str) -> RunResult:
-    """Return the results with one failed text."""
-    return replace(result, texts=tuple(text_result(name, error=error) if t.name == name else t for t in result.texts))
