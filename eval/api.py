@@ -72,14 +72,18 @@ class Comparison:
         """
         import pandas as pd
 
+        names = None
+        if columns is not None:
+            names = table_columns.checked(columns)
+            table_columns.check_slices([table_columns.named(name) for name in names], self.results.slices)
         rows: list[dict[str, Any]] = []
         for model in self.results.models:
             footnotes = "; ".join(notes.model_notes(model, self.results)) or None
-            rows.append({**table_columns.values_of(model, columns), "notes": footnotes})
+            rows.append({**table_columns.values_of(model, names), "notes": footnotes})
         fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT}
         types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
-        chosen = [*types, "notes"] if columns is None else table_columns.fields_of(table_columns.checked(columns)) or []
-        types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N
+        chosen = [*types, "notes"] if names is None else table_columns.fields_of(names)
+        types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N, kld:SLICE
         frame = pd.DataFrame(rows, columns=chosen, dtype=object)
         for name, dtype in types.items():
             if name in frame:
@@ -267,7 +271,11 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     ``columns``: names as ``--columns`` takes them.
     """
     shown = result if isinstance(result, Comparison) else load(result)
-    render.show(shown.results, Console(), None if columns is None else table_columns.checked(columns))
+    names = None
+    if columns is not None:
+        names = table_columns.checked(columns)
+        table_columns.check_slices([table_columns.named(name) for name in names], shown.results.slices)
+    render.show(shown.results, Console(), names)
     render.conclude(shown.results, Console())
     return shown
 

@@ -543,6 +543,18 @@ class RunResult(Stored):
         return tuple(names)
 
     @property
+    def text_tokens(self) -> int | None:
+        """Tokens of all texts together, scored or not; None if the number of one text is not known."""
+        counts = [text.text_tokens for text in self.texts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def available_windows(self) -> int:
+        """Windows that the whole texts would have; of a text without a sample, its scored ones."""
+        return sum(text.windows_of_the_text or text.windows for text in self.texts)
+
+    @property
     def is_sample(self) -> bool:
         """True if the windows of a text are a part that is spread over it."""
         return any(text.windows_of_the_text is not None for text in self.texts)

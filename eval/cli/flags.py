@@ -156,8 +156,8 @@ def names(given: str) -> list[str]:
 
 
 def sort_by(given: str) -> str:
-    """``--sort``: the name of a column, or COLUMN:TEXT."""
-    columns.sort_key(given)
+    """``--sort``: the name of a column."""
+    columns.named(given)
     return given
 
 
@@ -256,7 +256,7 @@ OPTIONS: dict[str, list[Option]] = {
     "table": [
         option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report",
                lambda given: columns.checked(names(given))),
-        option("--sort", SHOWN, "COLUMN", "order rows by a column, or by COLUMN:TEXT", sort_by),
+        option("--sort", SHOWN, "COLUMN", "order rows by a column, as kld or kld:SLICE", sort_by),
         option("--fit", SHOWN, "24GB@32k", "mark rows that need more memory for this context", FIT),
         on("--notes", SHOWN, "explain the columns and marks of the table"),
         on("--pairs", SHOWN, "print the difference of each row from the next"),
@@ -407,25 +407,33 @@ def check_run(args: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def check_slices(args: argparse.Namespace, slices: Sequence[str]) -> None:
+    """Raise InputError for a slice that no row has; ``slices``: the names of those that rows have."""
+    chosen = {
+        "--columns": [columns.named(name) for name in args.columns or ()],
+        "--sort": [columns.named(args.sort)] if args.sort else [],
+        "--fail-if": [condition.column for condition in args.fail_if],
+    }
+    for flag, used in chosen.items():
+        try:
+            columns.check_slices(used, slices)
+        except InputError as error:
+            raise InputError(f"{flag}: {error}") from None
+
+
 def check_content(
-    args: argparse.Namespace, texts: Sequence[str], labels: Sequence[str], *, reference: bool
+    args: argparse.Namespace, slices: Sequence[str], labels: Sequence[str], *, reference: bool
 ) -> str | None:
     """Return a line about flags without effect, None if there are none; InputError for flags that do not fit the run.
 
-    ``texts``: their names; ``labels``: the models'; ``reference``: if there is one.
+    ``slices``: names of the slices that rows have; ``labels``: the models'; ``reference``: if there is one.
     """
-    column, text = columns.sort_key(args.sort) if args.sort else (None, "")
-    several = len(texts) > 1
     refuse(
         (args.measure == "kld" and not reference,
          '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'),
-        (column and args.sort != column.name and not (several and text in texts),
-         f"--sort: {args.sort}: name one of the texts after the colon: {', '.join(texts)}" if several
-         else f"--sort: {args.sort}: there is one text; leave the colon and what follows out"),
-        (args.logits_file is not None and several,
-         "--logits_file: a reference store is of one text; leave it out, or run once for each text"),
     )  # fmt: skip
     pairs.check_labels(args.pair, labels)
+    check_slices(args, slices)
     given = {
         "-v" if args.x_axis == "vram" else "--x-axis": args.x_axis, "--kld-value": args.kld_value,
         f"-{args.measure}": args.measure and not args.kld_value, "-mx": args.max_x < math.inf,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError, InputError
 from compare_q.eval import ranking
-from compare_q.eval.cli import inputs, outputs
+from compare_q.eval.cli import flags, inputs, outputs
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.files import Outputs, write_text
 from compare_q.eval.common.terminal import say
@@ -27,10 +27,12 @@ from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from compare_q.eval.report import tokens
 from compare_q.eval.results import ModelResult, origin
 from compare_q.eval.run import plan, runner, token_scores
+from compare_q.eval.run.masks import slices_of
 from compare_q.eval.run.workers import signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import conditions
+from compare_q.eval.text import names as text_names
 from compare_q.eval.text.eval_data import EvalData
 
 WINDOWS, LENGTH = 32, 512
@@ -79,6 +81,7 @@ class Gate:
         texts, models = inputs.specs_of(args)
         outputs.check(args, {"text": texts[0]}, models)
         self.args, self.config, self.data = args, inputs.run_config(args), texts_of(args, texts)
+        flags.check_slices(args, text_names.slices_of(texts, ["text"], reference=True))
         self.config.check_decode = False  # decode is compared with prefill here
         self.config.alone = frozenset([ONE])
         self.baseline = GateResult.read(args.baseline) if args.baseline else None
@@ -171,7 +174,8 @@ class Gate:
             stored = token_scores.of_row(self.config.cache, model.scores_key, data)
         if stored is None:
             return Row(of, text, model, None)
-        row = token_scores.row_on(model, stored, data)
+        slices = slices_of(stored, data, is_reference=model.reference)
+        row = token_scores.row_on(model, stored, data).updated(slices=slices)
         return Row(of, text, row, Tokens.of(stored) if row.kld is not None else None)
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:

@@ -60,7 +60,7 @@ def run_command(args: argparse.Namespace) -> int:
     from compare_q.eval.cli import inputs, shorthand
     from compare_q.eval.run import runner
     from compare_q.eval.run.workers import signals_interrupt
-    from compare_q.eval.text import corpus
+    from compare_q.eval.text import corpus, names
 
     data, models = inputs.specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
@@ -69,7 +69,8 @@ def run_command(args: argparse.Namespace) -> int:
     if args.models and args.rows is None:
         texts = shorthand.with_default_windows(texts, None if reference_is_made else args.logits_file)
     labels = [spec.name for spec in models]
-    print_note(flags.check_content(args, list(texts), labels, reference=reference))
+    slices = names.slices_of(list(texts.values()), list(texts), reference=reference)
+    print_note(flags.check_content(args, slices, labels, reference=reference))
     outputs.check(args, texts, models)
     config = inputs.run_config(args)
     if args.command == "check":
@@ -96,8 +97,8 @@ def show_command(args: argparse.Namespace) -> int:
     """``show``: print, write and plot finished runs."""
     results = merging.load(args.source)
     results = results.masked(reading.matching(results.labels, args.mask))
-    texts = [text.name for text in results.texts]
-    print_note(flags.check_content(args, texts, results.labels, reference=results.reference is not None))
+    has_reference = results.reference is not None
+    print_note(flags.check_content(args, results.slices, results.labels, reference=has_reference))
     outputs.check(args)
     results, written = results.updated(title=args.title or results.title), Outputs(args.verbose)
     outputs.print_table(args, results, written)

@@ -193,7 +193,7 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
 
     texts: tuple[tuple[Path | None, str, Callable[[], str]], ...] = (
         (args.output, "results", results.json_text),
-        (args.csv, "CSV", lambda: render.csv_text(table, columns.fields_of(args.columns))),
+        (args.csv, "CSV", lambda: render.csv_text(table, args.columns)),
         (args.markdown, "Markdown", lambda: render.markdown_text(table, args.columns)),
         (args.model_card, "model card", card_text),
         (args.html, "report", report_text),

@@ -23,7 +23,8 @@ from compare_q.eval.table.numbers import number_text
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
-PATTERN = re.compile(rf"\s*([\w.:]+)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
+PATTERN = re.compile(rf"\s*(.*\S)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
+"""The last sign counts: a name of a slice may have one, too."""
 
 
 class Condition(NamedTuple):
@@ -70,14 +71,14 @@ def read(given: str, example: str) -> tuple[str, str, float]:
 
 
 def faults(run: RunResult, conditions: Sequence[Condition]) -> Iterator[str]:
-    """Yield a line for each row of each text that fails by a condition: ``W4A16 on prose: kld > 0.05 (0.35637)``."""
-    for text in run.scored:
-        yield from faults_of(text.models, conditions, f" on {text.name}" if len(run.texts) > 1 else "")
+    """Yield a line for each row that fails by a condition: ``W4A16: kld > 0.05 (0.35637)``."""
+    yield from faults_of(run.models, conditions)
 
 
-def faults_of(models: Iterable[ModelResult], conditions: Sequence[Condition], where: str = "") -> Iterator[str]:
-    """Yield a line for each row that fails by a condition; ``where`` follows the row's label."""
+def faults_of(models: Iterable[ModelResult], conditions: Sequence[Condition]) -> Iterator[str]:
+    """Yield a line for each row that fails by a condition."""
     for model in models:
         for condition in conditions:
-            if fault := condition.fault(model):
-                yield f"{model.label}{where}: {condition} ({fault})"
+            fault = condition.fault(model)
+            if fault:
+                yield f"{model.label}: {condition} ({fault})"

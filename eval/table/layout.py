@@ -5,7 +5,6 @@ The label stays whole as long as another column or error can be left out (``Tabl
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -62,20 +61,15 @@ def drawn(filled: Filled) -> Drawn:
     return Drawn(filled, before + after, before + after, header, cells)
 
 
-def fitting(table: Table, width: int) -> tuple[list[list[Drawn]], tuple[str, ...]]:
-    """Return the columns of the tables to print, and the names of the spare columns and errors that they leave out.
-
-    It is one table if one fits ``width`` characters.  Otherwise several texts have several tables, each with the label.
-    """
-    columns, tables, left_out = list(map(drawn, table.columns)), list[list[Drawn]](), tuple[str, ...]()
-    for is_split in [False, True] if any(each.block for each in table.columns) else [False]:
-        for kept in range(len(table.spare), -1, -1):
-            left_out = table.spare[kept:]
-            narrow = without(columns, left_out)
-            tables = split(narrow, width) if is_split else [narrow]
-            if all(least_width(each) <= width for each in tables):
-                return tables, left_out
-    return tables, left_out
+def fitting(table: Table, width: int) -> tuple[list[Drawn], tuple[str, ...]]:
+    """Return the columns to print in ``width`` characters, and the names of the columns and errors to leave out."""
+    columns = list(map(drawn, table.columns))
+    for kept in range(len(table.spare), -1, -1):
+        left_out = table.spare[kept:]
+        narrow = without(columns, left_out)
+        if least_width(narrow) <= width:
+            break
+    return narrow, left_out
 
 
 def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:
@@ -87,18 +81,6 @@ def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:
             each = drawn(replace(each.filled, cells=cells))
         narrow += [] if each.filled.column.name in left_out else [each]
     return narrow
-
-
-def split(columns: Sequence[Drawn], width: int) -> list[list[Drawn]]:
-    """Return the columns of several tables, each with the label and as many whole blocks as fit."""
-    first, *others = ([*block] for _, block in itertools.groupby(columns, key=lambda each: each.filled.block))
-    tables = [first]
-    for block in others:
-        if least_width([*tables[-1], *block]) <= width or len(tables[-1]) == 1:
-            tables[-1] += block
-        else:
-            tables.append([columns[0], *block])
-    return tables
 
 
 def least_width(columns: Sequence[Drawn]) -> int:
@@ -136,7 +118,7 @@ def print_columns(console: Console, title: str, columns: Sequence[Drawn]) -> Non
 
 
 def left_out_line(table: Table, left_out: Collection[str], width: int) -> list[str]:
-    """Return a line on what the printed tables leave out and how to see it; no line if they are whole."""
+    """Return a line on what the printed table leaves out and how to see it; no line if it is whole."""
     columns = dict.fromkeys(each.column.name for each in table.columns if each.column.name in left_out)
     errors = dict.fromkeys(
         each.column.name for each in table.columns if each.column.name + STDERR in left_out

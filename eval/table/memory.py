@@ -23,10 +23,7 @@ class Fit(NamedTuple):
 
         Only tables show such a run; results.json has the rows without the marks.
         """
-        return run.updated(texts=tuple(
-            text.updated(models=tuple(model if model.error else self.checked(model) for model in text.models))
-            for text in run.texts
-        ))  # fmt: skip
+        return run.updated(models=tuple(model if model.error else self.checked(model) for model in run.models))
 
     def checked(self, model: ModelResult) -> ModelResult:
         """Return a row with ``fits``, and with a footnote unless it fits."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from compare_q.backends.checkpoint.config import ROPE, beyond
 from compare_q.backends.common.messages import amount
 from compare_q.backends.layers import groups
 from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
-from compare_q.eval.results import MARK, ModelResult, TextResult, deviations_of
+from compare_q.eval.results import MARK, ModelResult, RunResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table import memory
@@ -31,9 +31,9 @@ PLACEMENT = re.compile(
     "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads|batch|api_key|trust"
 )
 """Parts of names of options about place and speed, which are not meant to change scores."""
-MEANS = (
-    "mean: over the texts, each with the same weight: arithmetic for KLD, geometric for PPL; n/a if a "
-    "text has no value; its ± assumes that the texts' errors are independent"
+OF_ALL_TEXTS = (
+    "PPL, KLD and same top without a text's name are over all scored tokens of all texts: a text with more of them "
+    "counts more"
 )
 
 
@@ -43,31 +43,32 @@ def label_of(model: ModelResult) -> str:
     return " ".join([model.marked_label, *(mark for mark, holds in marks.items() if holds)])
 
 
-def machine_letters(text: TextResult) -> dict[str, str]:
+def machine_letters(run: RunResult) -> dict[str, str]:
     """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same machine.
 
     A name that is a part of one other name is the same machine: "GPU" is the same as "GPU, CPU", as llama.cpp names it.
     """
     found: dict[str, str] = {}
     letters: dict[str, str] = {}
-    names = dict.fromkeys(model.where for model in text.models if model.where)
+    names = dict.fromkeys(model.where for model in run.models if model.where)
     for name in names:
         fuller = [other for other in names if set(name.split(", ")) < set(other.split(", "))]
         found[name] = letters.setdefault(fuller[0] if len(fuller) == 1 else name, chr(ord("A") + len(letters)))
     return found if len(letters) > 1 else {}
 
 
-def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
-    """Return the notes that are special to the table of a text with the columns of these names, one line each."""
-    rows, notes = text.models, []
+def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
+    """Return the notes that are special to the table of a run with the columns of these names, one line each."""
+    rows = run.models
+    notes = [run.subtitle] if len(run.texts) > 1 else []
     for model in rows:
         gpus = model.provenance.get("gpus")
         machine = gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine")
         notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in deviations_of(model.provenance)]
-    machines = sorted(machine_letters(text).items(), key=lambda each: len(each[0]))
+    machines = sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
     notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
-    notes += window_notes(text)
-    notes += [str(note) for note in text.data.get("notes", ())]
+    notes += window_notes(run)
+    notes += [after_name(run, text.name, note) for text in run.texts for note in text.notes]
     phases = {model.phase or "" for model in rows if not model.error}
     if decode := phases - {"prefill"}:
         everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
@@ -76,16 +77,16 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
             " before in the KV cache"
         )
     notes += same_notes(rows)
-    tokens, ropes = text.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
+    tokens, ropes = run.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
     notes += by_note(
         (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
     )
     measured = [model.blocks for model in rows if model.blocks]
     if max((blocks.held for blocks in measured), default=2) > 1:
-        notes += short_text_cautions(measured, text.data.get("text_tokens"))
+        notes += short_text_cautions(measured, run.text_tokens)
     else:
         notes.append("errors n/a: the text is too short to estimate them")
-    notes += reference_notes(text)
+    notes += reference_notes(run)
     candidates = candidates_for_best(rows, "nll")
     if len(candidates) > 1 and (reason := too_short(candidates)):
         notes.append(f"no {BEST}: {reason}")
@@ -98,8 +99,8 @@ def footnotes(text: TextResult, columns: Collection[str] = ()) -> list[str]:
         )
     if cached := sum(model.from_cache for model in rows):
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
-    notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, text)]
-    return notes + memory_notes(text, columns)
+    notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, run)]
+    return notes + memory_notes(run, columns)
 
 
 def same_notes(rows: Sequence[ModelResult]) -> list[str]:
@@ -125,32 +126,43 @@ def applied(model: ModelResult, name: str) -> bool:
     return bool(model.engine_options.get(name, ran) == ran)
 
 
-def window_notes(text: TextResult) -> list[str]:
-    """Return a note on the numbers of windows and scored tokens, and on the method that cut the windows."""
-    method, whole = text.data.get("method"), text.data.get("windows_of_the_text")
-    cut = "conversations: " if method == "chat" else f"method {method}: " if method else ""
-    spread = f" of {whole:,}, spread over the text" if whole else ""
-    scored = {(model.windows, model.scored_tokens) for model in text.models if model.blocks}
-    counts = [(amount(count, "window"), amount(tokens, "scored token")) for count, tokens in sorted(scored)]
-    lines = [f"{cut}{count}{spread}, {tokens}" for count, tokens in counts]
-    if not whole:
+def after_name(run: RunResult, name: str, note: str) -> str:
+    """Return a note on one text, which begins with the text's name if there are several."""
+    return f"{name}: {note}" if len(run.texts) > 1 else note
+
+
+def window_notes(run: RunResult) -> list[str]:
+    """Return notes on the numbers of windows and scored tokens, and on the method that cut the windows, by text."""
+    lines = []
+    for text in run.texts:
+        cut = "conversations: " if text.method == "chat" else f"method {text.method}: " if text.method else ""
+        whole = text.windows_of_the_text
+        spread = f" of {whole:,}, spread over the text" if whole else ""
+        counts = {(text.windows, text.scored_tokens)}
+        if len(run.texts) == 1:
+            counts = {(model.windows, model.scored_tokens) for model in run.models if model.blocks}
+        for windows, tokens in sorted(counts):
+            line = f"{cut}{amount(windows, 'window')}{spread}, {amount(tokens, 'scored token')}"
+            lines.append(after_name(run, text.name, line))
+    if not run.is_sample:
         return lines
-    of_text = [model.ln_ppl_stderr_of_text for model in text.models]
+    of_text = [model.ln_ppl_stderr_of_text for model in run.models]
     errors = [error for error in of_text if error is not None]
     if errors:
+        whose = "of the text" if len(run.texts) == 1 else "of the texts"
         within = f"PPL within {100 * max(errors):.2g} % (one standard error; the table's ± is for other texts, too)"
-        lines.append(f"what all {whole:,} windows of the text would give: {within}")
+        lines.append(f"what all {run.available_windows:,} windows {whose} would give: {within}")
     return lines
 
 
-def reference_notes(text: TextResult) -> list[str]:
+def reference_notes(run: RunResult) -> list[str]:
     """Return notes: the reference's rates over bytes and words, or its PPL if it has no row; if it is quantized."""
-    if text.reference is None:
+    if run.reference is None:
         return []
-    rows = [model for model in text.models if model.reference]
-    if not rows and text.reference_ppl is not None:  # so that a reference store of another text is noticed at once
-        ppl = number_text(text.reference_ppl, PPL_DIGITS)
-        return [f"the reference, {text.reference['label']}, has a PPL of {ppl} on these tokens"]
+    rows = [model for model in run.models if model.reference]
+    if not rows and run.reference_ppl is not None:  # so that a reference store of another text is noticed at once
+        ppl = number_text(run.reference_ppl, PPL_DIGITS)
+        return [f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens"]
     quantized = [
         f"{model.label}: the reference is quantized itself, so that a KLD is the distance from it, and not from the "
         "original" for model in rows if model.is_quantized and (model.layers or model.bpw_layer)
@@ -162,20 +174,20 @@ def reference_notes(text: TextResult) -> list[str]:
     ]  # fmt: skip
 
 
-def memory_notes(text: TextResult, columns: Collection[str]) -> list[str]:
+def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     """Return notes on the sizes of KV caches, and on the memory of serving, if the table has such columns."""
-    notes = kv_size_notes(text) if "kv_mb" in columns else []
+    notes = kv_size_notes(run) if "kv_mb" in columns else []
     if not any(name.startswith("memory:") for name in columns):
         return notes
     engine = "without what the engine reserves (GPU context, graphs, workspaces, room for more sequences)"
-    said = ((model.label, words) for model in text.models if not model.error for words in memory.facts(model))
+    said = ((model.label, words) for model in run.models if not model.error for words in memory.facts(model))
     return [*notes, f"memory: {engine}", *by_note(said)]
 
 
-def kv_size_notes(text: TextResult) -> list[str]:
+def kv_size_notes(run: RunResult) -> list[str]:
     """Return notes on rows whose KV cache has an unknown size, or holds only the last tokens."""
     said = []
-    for model in text.models:
+    for model in run.models:
         unknown = "the engine does not say"
         unknown += ", or did not when this row was scored (-cc)" if model.from_cache else ""
         missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
@@ -193,7 +205,7 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{', '.join(named)}: {note}" for note, named in labels.items()]
 
 
-def model_notes(model: ModelResult, text: TextResult) -> list[str]:
+def model_notes(model: ModelResult, run: RunResult) -> list[str]:
     """Return one model's footnotes: failure, unknown values with the reason, and the notes of its run."""
     failed = bool(model.error)
     explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
@@ -204,57 +216,51 @@ def model_notes(model: ModelResult, text: TextResult) -> list[str]:
         "PPL n/a: it is too large for a number": model.blocks is not None and model.ppl is None,
         f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
         f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,
-        "KLD n/a: this engine measured none": text.reference is not None and not explained,
+        "KLD n/a: this engine measured none": run.reference is not None and not explained,
     }
     return [*(note for note, holds in notes.items() if holds), *model.notes]
 
 
-def legend(text: TextResult) -> list[str]:
-    """Return the meanings of the marks in a text's table."""
-    notes = []
-    measured = [model.blocks for model in text.models if model.blocks]
+def legend(run: RunResult) -> list[str]:
+    """Return the meanings of the marks in a run's table."""
+    notes: list[str] = []
+    everywhere = [OF_ALL_TEXTS] if len(run.texts) > 1 else []
+    measured = [model.blocks for model in run.models if model.blocks]
     count = max((blocks.held for blocks in measured), default=0)
     if count > 1:
         longest = longest_documents(max(blocks.length for blocks in measured))
         holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
         is_short = short_text_cautions(measured, None)
         notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]
-    reference = text.reference["label"] if text.reference else None
+    reference = run.reference["label"] if run.reference else None
     if reference is not None:
         notes.append(f"KLD (mean over tokens, in nats) and same top compare each model with {reference}")
-    if any(best_labels(text.models, name) for name in ("nll", "kld", "same_top")):
+    if any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
         notes.append(
             f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that do not differ from it "
             "significantly (95 %, paired differences)"
         )
-    if any(model.noise_floor for model in text.models):
+    if any(model.noise_floor for model in run.models):
         about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
-        if text.noise_floor is not None:
-            floor = text.noise_floor.kld
+        if run.noise_floor is not None:
+            floor = run.noise_floor.kld
             least = kld_in_words(floor or 0.0) or number_text(floor, KLD_DIGITS)
             about += f"; a KLD near or below its {least} says nothing about a quantization"
         notes.append(about)
-    return notes
+    return everywhere + notes
 
 
-def column_notes(text: TextResult) -> dict[str, str]:
+def column_notes(run: RunResult) -> dict[str, str]:
     """Return the footnotes of columns, by the column's name."""
     notes = {}
-    if len({model.kv_cache for model in text.models} - {None}) > 1:
+    if len({model.kv_cache for model in run.models} - {None}) > 1:
         notes["kv_cache"] = (
             "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
             "it differ in more than their weights"
         )
-    if any(model.tokens_per_second for model in text.models):
-        timed = [model.timing for model in text.models if model.timing]
+    if any(model.tokens_per_second for model in run.models):
+        timed = [model.timing for model in run.models if model.timing]
         first = max([(each.first_window - each.score_began) / each.scoring_seconds for each in timed], default=0.0)
         share = f" (up to {100 * first:.0f} % of a row's seconds)" if first >= NOTEWORTHY else ""
         notes["speed"] = f"tok/s: scored tokens per second, the first step included{share}"
     return notes
-
-
-def once(notes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the notes of several texts: first those of one text, after its name, then those that all texts have."""
-    first, *others = notes.values()
-    everywhere = [note for note in first if all(note in own for own in others)]
-    return [*(f"{name}: {note}" for name, own in notes.items() for note in own if note not in everywhere), *everywhere]

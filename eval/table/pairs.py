@@ -10,7 +10,7 @@ from dataclasses import replace
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest, printable
 from compare_q.eval.ranking import Difference, compare, near_lossless, why_unranked
-from compare_q.eval.results import ModelResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
 from compare_q.eval.table.numbers import decimals_of_error, number_with_error
@@ -28,9 +28,9 @@ SAID = {
 Pair = tuple[ModelResult, ModelResult]
 
 
-def neighbours(text: TextResult) -> list[Pair]:
+def neighbours(run: RunResult) -> list[Pair]:
     """Return each measured model with the next one."""
-    return list(itertools.pairwise(model for model in text.models if not model.error))
+    return list(itertools.pairwise(model for model in run.models if not model.error))
 
 
 def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
@@ -42,17 +42,18 @@ def check_labels(labels: Sequence[Sequence[str]], known: Sequence[str]) -> None:
             )
 
 
-def pair_lines(pairs: Sequence[Pair], text: TextResult) -> list[str]:
-    """Return the lines of all pairs of a text's models, ``HEADING`` first."""
+def pair_lines(pairs: Sequence[Pair], run: RunResult) -> list[str]:
+    """Return the lines of all pairs of a run's models, ``HEADING`` first."""
     measured = [model.blocks for pair in pairs for model in pair if model.blocks]
-    cautions, near = short_text_cautions(measured, text.data.get("text_tokens")), near_lossless(text.models)
+    cautions = short_text_cautions(measured, run.text_tokens)
+    near = near_lossless(run.models)
     lines = [*HEADING, *(f"Caution: {each}" for each in cautions)]
     for one, other in pairs:
         lines += ["", f"{one.label} against {other.label}"]
         lines += score_lines(compare(one, other, "nll"), one.label, other.label, "PPL")
         kld = compare(one, other, "kld", near=near)
         if kld.outcome == "unranked" and kld.value is not None:
-            kld = replace(kld, reason=f"not ranked: both are {why_unranked(text.models)}")
+            kld = replace(kld, reason=f"not ranked: both are {why_unranked(run.models)}")
         lines += score_lines(kld, one.label, other.label, "KLD")
     return list(map(printable, lines))
 
@@ -80,7 +81,7 @@ def score_lines(found: Difference, first: str, second: str, title: str) -> list[
     return [f"  PPL: {said}", f"       ln(PPL ratio) {numbers}; PPL {above}"]
 
 
-def pairs_by_label(text: TextResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
+def pairs_by_label(run: RunResult, labels: Sequence[Sequence[str]]) -> list[Pair]:
     """Return the models of each pair of labels."""
-    models = {model.label: model for model in text.models}
+    models = {model.label: model for model in run.models}
     return [(models[first], models[second]) for first, second in labels]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from compare_q.backends.common.messages import amount
 from compare_q.eval.ranking import candidates_for_best, near_lossless
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult, UsedText
 from compare_q.eval.stats.precision import LEAST_WINDOWS, TARGET, seconds_needed, windows_needed
 from compare_q.eval.table.numbers import two_digits
 
@@ -43,93 +43,109 @@ def precision_of(model: ModelResult) -> Precision:
     return Precision(model.marked_label, stderr / model.kld)
 
 
-def compared_rows(text: TextResult) -> list[ModelResult]:
-    """Return the rows with a KLD, without the reference; none unless the windows are a part that is spread over the
+def compared_rows(run: RunResult) -> list[ModelResult]:
+    """Return the rows with a KLD, without the reference; none unless the windows are a part that is spread over a
     text."""
-    if not text.data.get("windows_of_the_text"):
+    if not run.is_sample:
         return []
-    return [model for model in text.models if model.kld is not None and not model.reference]
+    return [model for model in run.models if model.kld is not None and not model.reference]
 
 
 def sentences(run: RunResult) -> list[str]:
-    """Return a sentence for each text with spread windows: how precisely each row's KLD is known."""
-    lines: list[str] = []
-    for text in run.scored:
-        rows = compared_rows(text)
-        if rows:
-            title = f"{text.name}: " if len(run.texts) > 1 else ""
-            lines.append(f"{title}{in_words([precision_of(model) for model in rows])}.")
-    return lines
+    """Return a sentence on how precisely each row's KLD is known, if the windows are a part of a text."""
+    rows = compared_rows(run)
+    if not rows:
+        return []
+    whole = "text's" if len(run.texts) == 1 else "texts'"
+    return [f"{in_words([precision_of(model) for model in rows], whole)}."]
 
 
-def in_words(rows: Sequence[Precision]) -> str:
-    """Return ``The whole text's KLD is known to 4.1 % (W4A16) and 6 % (W8A8)``, and the rows for which it is not."""
+def in_words(rows: Sequence[Precision], whole: str) -> str:
+    """Return ``The whole text's KLD is known to 4.1 % (W4A16) and 6 % (W8A8)``, and the rows for which it is not.
+
+    ``whole``: "text's", or "texts'" if there are several.
+    """
     known = [(row.error, row.label) for row in rows if row.error is not None]
     if len(known) > MOST_NAMED:
         known = [min(known), max(known)]
     unknown = [f"{row.label} ({row.reason})" for row in rows if row.error is None]
     if not known:
-        return f"How precisely the whole text's KLD is known: n/a for {joined(unknown)}"
+        return f"How precisely the whole {whole} KLD is known: n/a for {joined(unknown)}"
     shown = [f"{percent(error)} ({label})" for error, label in known]
-    sentence = f"The whole text's KLD is known to {joined(shown)}"
+    sentence = f"The whole {whole} KLD is known to {joined(shown)}"
     if unknown:
         sentence += f"; n/a for {joined(unknown)}"
     return sentence
 
 
 def advice(run: RunResult) -> list[str]:
-    """Return a line for each text whose KLDs are less precise than ``TARGET``: what to type, and how long it takes."""
-    lines: list[str] = []
-    for text in run.scored:
-        line = advice_on(text)
-        if line:
-            title = f"{text.name}: " if len(run.texts) > 1 else ""
-            lines.append(f"{title}{line}")
-    return lines
+    """Return a line on what to type for KLDs of the precision ``TARGET``, and how long that takes.
 
-
-def advice_on(text: TextResult) -> str:
-    """Return what to type for KLDs of the precision ``TARGET``; empty if they have it, or if none is known."""
-    errors = [precision_of(model).error for model in deciding_rows(text)]
+    There is none if all KLDs have it, or if no row's precision is known.
+    """
+    errors = [precision_of(model).error for model in deciding_rows(run)]
     known = [error for error in errors if error is not None]
     if not known:
-        return ""
-    scored = int(text.data["windows"])
-    available = int(text.data["windows_of_the_text"])
+        return []
+    scored = int(run.data["windows"])
+    available = run.available_windows
     needed = windows_needed(max(known), scored, available)
-    stored = stored_windows(text, available)
-    goal = f"for {percent(TARGET)}: "
     if needed <= scored:
-        return ""
+        return []
+    stored = stored_windows(run, available)
+    goal = f"for {percent(TARGET)}: "
     if stored <= scored:
-        return f"{goal}about {needed:,} windows are needed; the reference has only {amount(stored, 'window')}"
+        return [f"{goal}about {needed:,} windows are needed; the reference has only {amount(stored, 'window')}"]
     if needed > stored:
         goal = f"the reference has only {amount(stored, 'window')}, of about {needed:,} for {percent(TARGET)}: "
         needed = stored
-    windows = f"-r {needed}"
-    if needed == available:
-        windows = "-r all (the whole text)"
-    seconds = seconds_of(text.models, needed - scored)
+    number = windows_of_each_text(run.texts, needed)
+    total = windows_with(run.texts, number)
+    several = len(run.texts) > 1
+    if total == available:
+        flag = "-r all (the whole texts)" if several else "-r all (the whole text)"
+    else:
+        flag = f"-r {number} (of each text)" if several else f"-r {number}"
+    seconds = seconds_of(run.models, total - scored)
     duration = f", about {duration_in_words(seconds)} more" if seconds else ""
-    return f"{goal}{windows}{duration}; what is scored already is not scored again"
+    return [f"{goal}{flag}{duration}; what is scored already is not scored again"]
 
 
-def deciding_rows(text: TextResult) -> list[ModelResult]:
+def windows_of_each_text(texts: Sequence[UsedText], needed: int) -> int:
+    """Return the smallest N with which ``-r N`` scores as many windows as ``needed``, or all of them."""
+    number = 1
+    most = max(available_of(text) for text in texts)
+    while number < most and windows_with(texts, number) < needed:
+        number += 1
+    return number
+
+
+def windows_with(texts: Sequence[UsedText], number: int) -> int:
+    """Return how many windows ``-r number`` scores, which counts for each text."""
+    return sum(min(number, available_of(text)) for text in texts)
+
+
+def available_of(text: UsedText) -> int:
+    """Return how many windows a whole text has."""
+    return text.windows_of_the_text or text.windows
+
+
+def deciding_rows(run: RunResult) -> list[ModelResult]:
     """Return the rows whose KLDs the run should know precisely: quantized ones, or all compared ones if there are none.
 
     Nearly lossless rows and noise floors do not count: their KLDs are those of roundings, and a precise one would say
     no more.
     """
-    near = near_lossless(text.models)
-    compared = compared_rows(text)
-    quantized = [model for model in candidates_for_best(text.models, "kld") if model in compared]
+    near = near_lossless(run.models)
+    compared = compared_rows(run)
+    quantized = [model for model in candidates_for_best(run.models, "kld") if model in compared]
     rows = quantized or [model for model in compared if not model.noise_floor]
     return [model for model in rows if model.label not in near]
 
 
-def stored_windows(text: TextResult, available: int) -> int:
-    """Return how many windows can be compared: those of a finished reference store or pack, or all of the text."""
-    stored = (text.reference or {}).get("windows")
+def stored_windows(run: RunResult, available: int) -> int:
+    """Return how many windows can be compared: those of a finished reference store or pack, or all of the texts."""
+    stored = (run.reference or {}).get("windows")
     return stored if isinstance(stored, int) else available
 
 

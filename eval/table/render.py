@@ -1,4 +1,4 @@
-"""The tables of a run as text: in a terminal, as Markdown and as CSV."""
+"""The table of a run as text: in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compare_q.backends.common.messages import printable
 from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
 from compare_q.eval.table import layout, precision
-from compare_q.eval.table.columns import named, values_of
+from compare_q.eval.table.columns import fields_of, values_of
 from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
 
@@ -30,27 +30,21 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *
 
     ``names``: of columns, which are all printed; ``notes``: also print the meanings of columns and marks.
     """
-    table, filled = table_of(run, names), list[Filled]()
-    tables, left_out = layout.fitting(table, console.width)
-    for number, columns in enumerate(tables):
-        layout.print_columns(console, "" if number else table.title, columns)
-        filled += [each.filled for each in columns]
+    table = table_of(run, names)
+    columns, left_out = layout.fitting(table, console.width)
+    layout.print_columns(console, table.title, columns)
     say(*layout.left_out_line(table, left_out, console.width), *table.notes, console=console)
-    means = [named(each.column.name) for each in filled]  # without the names of several texts in their headers
-    meanings = [*(f"{column.title}: {column.note}" for column in means), *table.legend_of(filled)]
-    if notes:
-        say("", console=console)
-    say(*dict.fromkeys(meanings if notes else [NOTES]), console=console)
+    if not notes:
+        say(NOTES, console=console)
+        return
+    filled = [each.filled for each in columns]
+    meanings = [f"{each.column.title}: {each.column.note}" for each in filled]
+    say("", *meanings, *table.legend_of(filled), console=console)
 
 
 def conclude(run: RunResult, console: Console) -> None:
     """Print the closing sentences of a run, and what to type for more precise KLDs."""
     say("", verdict(run), *precision.advice(run), console=console)
-
-
-def heading(console: Console, name: str) -> None:
-    """Print the name of a text as a heading."""
-    say("", f"== {name} ==", console=console)
 
 
 def markdown_text(run: RunResult, names: Sequence[str] | None = None) -> str:
@@ -85,21 +79,17 @@ def escaped(words: str) -> str:
     return MARKUP.sub(r"\\\1", printable(" ".join(words.split())))
 
 
-def csv_text(run: RunResult, fields: Sequence[str] | None = None) -> str:
-    """Return these fields of every model as CSV; None: all that hold one value, and the notes.
+def csv_text(run: RunResult, names: Sequence[str] | None = None) -> str:
+    """Return the columns of these names, with their errors, as CSV; None: all fields with one value, and the notes.
 
-    With several texts there is a line for each text and model, which begins with the text's name; a text that failed
-    has one line, with its error if all fields are requested.  Text has no control characters, and begins with an
-    apostrophe if a spreadsheet would run it.
+    Text has no control characters, and begins with an apostrophe if a spreadsheet would run it.
     """
     rows: list[dict[str, Any]] = []
-    for text in run.texts:
-        own = [(values_of(model, fields), "; ".join(model.notes)) for model in text.models]
-        rows += [{"text": text.name, **values, "notes": notes} for values, notes in own]
-        rows += [{"text": text.name, "error": text.error}] if text.error else []
-    names = list(next(row for row in rows if "label" in row))[1:] if fields is None else fields
+    for model in run.models:
+        rows.append({**values_of(model, names), "notes": "; ".join(model.notes)})
+    fields = list(rows[0]) if names is None else fields_of(names)
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, [*["text"] * (len(run.texts) > 1), *names], extrasaction="ignore")
+    writer = csv.DictWriter(stream, fields, extrasaction="ignore")
     writer.writeheader()
     for row in rows:
         words = {name: printable(value) for name, value in row.items() if isinstance(value, str)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking, why_unranked
-from compare_q.eval.results import ModelResult, RunResult, TextResult
-from compare_q.eval.stats.uncertainty import SHORT, Value
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.stats.uncertainty import SHORT
 from compare_q.eval.table import precision
 from compare_q.eval.table.numbers import kld_in_words, kld_text, number_with_error, two_digits
 
@@ -25,27 +25,23 @@ SAME = "the same scores at every token"
 
 def verdict(run: RunResult) -> str:
     """Return one or a few sentences on the whole run."""
-    said = ["No text was scored."]
-    if run.scored:
-        said = of_text(run.scored[0]) if len(run.texts) == 1 else of_texts(run)
-    failed = [label for label in run.labels if any(model and model.error for model in run.of_label(label))]
-    failed += [f"the text {text.name}" for text in run.texts if text.error]
-    said += precision.sentences(run)
+    said = [*on_models(run), *precision.sentences(run)]
+    failed = [model.label for model in run.models if model.error]
     if failed:
         said.append(f"Failed: {listed(failed)}.")
     return " ".join(said)
 
 
-def of_text(text: TextResult) -> list[str]:
-    """Return the sentences on one text: on KLDs, or else on perplexities."""
-    measured = [model for model in text.models if model.blocks]
+def on_models(run: RunResult) -> list[str]:
+    """Return the sentences on the rows: on KLDs, or else on perplexities."""
+    measured = [model for model in run.models if model.blocks]
     if not measured:
         return ["No model was scored."]
     compared = [model for model in measured if model.kld is not None and not (model.reference or model.noise_floor)]
     rows = [model for model in compared if model.is_quantized] or compared
-    if text.reference is None or not rows:
+    if run.reference is None or not rows:
         return [*of_ppl(measured), *caution(measured)]
-    said, reference = of_kld(text, rows), next((model for model in measured if model.reference), None)
+    said, reference = of_kld(run, rows), next((model for model in measured if model.reference), None)
     if reference is not None and len(rows) <= NAMED:
         outcomes = {model.marked_label: compare(model, reference, "nll").outcome for model in rows}
         kinds = {"more": f"is higher than {reference.label}'s{certainly(rows)}",
@@ -59,9 +55,9 @@ def of_text(text: TextResult) -> list[str]:
     return [*said, *([f"No KLD: {listed(without)}."] if without else []), *caution(rows)]
 
 
-def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
+def of_kld(run: RunResult, rows: Sequence[ModelResult]) -> list[str]:
     """Return sentences on what the best row keeps of the reference, and how much more the others lose."""
-    near, reference = near_lossless(text.models), (text.reference or {})["label"]
+    near, reference = near_lossless(run.models), (run.reference or {})["label"]
     found = ranking(rows, "kld", near)
     best, least = found.best, found.best.kld or 0.0
     size = f"KLD {kld_in_words(least) or number_with_error(least, best.kld_stderr)}"
@@ -70,7 +66,7 @@ def of_kld(text: TextResult, rows: Sequence[ModelResult]) -> list[str]:
         kept = f"keeps {percent(best.same_top)} of the most probable tokens of {reference}"
         first = f"{best.marked_label} {kept} ({size})"
     if best.label in near:
-        first += f", {why_unranked(text.models)}"
+        first += f", {why_unranked(run.models)}"
     klds = {model.label: model.kld or 0.0 for model in rows}
     more = [kld / least for kld in klds.values() if kld > least > 0]
     if 0 < max(klds.values()) <= MOST_TIMES * least and all(times(ratio) != "1" for ratio in more):
@@ -120,40 +116,6 @@ def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], fra
             reason = found.reason or "they cannot be compared token by token"
             doubts = [f"Whether {who} really {verb} is not known: {reason}."]
     return [f"{'; '.join(clauses)}.", *doubts]
-
-
-def of_texts(run: RunResult) -> list[str]:
-    """Return the sentences on several texts: by mean KLD, or else by mean PPL, or else on each text."""
-    klds, ppls = ({label: mean for label in run.labels if (mean := mean_of(label)).value is not None}
-                  for mean_of in (run.mean_kld, run.mean_ppl))  # fmt: skip
-    unquantized = {model.label for text in run.scored for model in text.models if model.reference or model.noise_floor}
-    if compared := {label: mean for label, mean in klds.items() if label not in unquantized}:
-        return of_means(run, compared, "kld", "KLD")
-    if len(ppls) > 1:
-        return of_means(run, ppls, "nll", "PPL")
-    return [f"{text.name}: {each}" for text in run.scored for each in of_text(text)]
-
-
-def of_means(run: RunResult, means: Mapping[str, Value], score: str, word: str) -> list[str]:
-    """Return the sentences on rows by their means; a difference is certain if every text has it."""
-    first, *others = sorted(means, key=lambda label: means[label].value or 0.0)
-    texts = run.scored
-    models = [model for text in texts for model in text.models if model.blocks]
-    worse, same = set(others), set(others)
-    for text in texts:
-        rows, near = {model.label: model for model in text.models}, near_lossless(text.models)
-        worse &= {label for label in others if compare(rows[label], rows[first], score, near=near).outcome == "more"}
-        same &= {label for label in others if rows[label].scores_equal(rows[first])}
-    value, stderr = means[first].value or 0.0, means[first].stderr
-    size = (kld_in_words(value) if score == "kld" else "") or number_with_error(value, stderr)
-    clauses = [f"Over {len(texts)} texts {first} has the lowest mean {word}, {size}"]
-    if labels := [label for label in others if label in worse]:
-        clauses.append(f"higher on each text{certainly(models)}: {listed(labels)}")
-    if labels := [label for label in others if label in same]:
-        clauses.append(f"{SAME}: {listed(labels)}")
-    if labels := [label for label in others if label not in worse | same]:
-        clauses.append(f"not higher for certain on each text: {listed(labels)}")
-    return [f"{'; '.join(clauses)}.", *caution(models)]
 
 
 def certainly(models: Sequence[ModelResult]) -> str:

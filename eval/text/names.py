@@ -29,6 +29,18 @@ def roles_of(spec: DataSpec) -> tuple[str, ...]:
     return tuple(sorted(set(spec.score_roles))) if spec.is_chat else ()
 
 
+def slices_of(specs: Sequence[DataSpec], names: Sequence[str], *, reference: bool) -> tuple[str, ...]:
+    """Return the names of the slices that a run of these texts may have, in their order.
+
+    ``names``: of the texts, one per spec; ``reference``: models are compared with one.
+    """
+    slices = list(names) if len(names) > 1 else []
+    for spec in specs:
+        slices += roles_of(spec)
+    of_confidence = [SURE, UNSURE] if reference else []
+    return tuple(dict.fromkeys([*slices, SPECIAL, *of_confidence, BEGIN, REST]))
+
+
 def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
     """Raise InputError if the name of a text or of a role has another meaning.
 
