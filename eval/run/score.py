@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
@@ -42,7 +41,7 @@ class Scored:
     work: Work | None = None
     stored: StoredScores | None = None
     from_cache: bool = False  # an earlier run has made the scores
-    recordings: Mapping[str, str] = MappingProxyType({})  # of the reference: what its windows are compared with
+    recordings: Mapping[str, str] = field(default_factory=dict)  # of the reference: what its windows are compared with
     error: Exception | None = None
 
 

@@ -100,11 +100,17 @@ def run_of(
     *models: ModelResult,
     reference: dict[str, Any] | None = REFERENCE,
     texts: Sequence[dict[str, Any]] = (TEXT,),
+    data: dict[str, Any] | None = None,
     subtitle: str = "letters",
     **fields: Any,
 ) -> RunResult:
-    """Return a run of these models; ``texts``: facts about each text; ``fields``: others of the run, as its title."""
-    return RunResult(data=data_of(*texts), subtitle=subtitle, reference=reference, models=models, **fields)
+    """Return a run of these models.
+
+    ``texts``: facts about each text; ``data``: facts about all windows; ``fields``: others of the run, as its title.
+    """
+    return RunResult(
+        data=data_of(*texts, **data or {}), subtitle=subtitle, reference=reference, models=models, **fields
+    )
 
 
 def with_ppl(model: Any, ppl: Perplexity) -> ModelResult:

@@ -11,10 +11,11 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean, Value
 from compare_q.eval.table import numbers
-from compare_q.eval.table.columns import BY_NAME, COLUMNS, checked, named, no_order, ordered
+from compare_q.eval.table.columns import BY_NAME, COLUMNS, check_slices, checked, named, no_order, ordered
 from compare_q.eval.table.tables import Cell, table_of
 from tests.support import ROOT
 from tests.support.made import (
@@ -24,26 +25,25 @@ from tests.support.made import (
     QUANT,
     REF,
     replace,
-    results_of,
     run_of,
     storage_of,
     with_against,
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import three
+from tests.support.several_texts import NAMES, three
 from tests.support.toy import refusal
 
 
-def names_of(text: TextResult) -> list[str]:
+def names_of(run: RunResult) -> list[str]:
     """Return the default columns of a table."""
-    return [each.column.name for each in table_of(results_of(text)).columns]
+    return [each.column.name for each in table_of(run).columns]
 
 
-def cells(text: TextResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
+def cells(run: RunResult, label: str, names: Sequence[str] | None = None) -> dict[str, Cell]:
     """Return column name -> cell of a model."""
-    table = table_of(results_of(text), names)
-    row = [model.label for model in text.models].index(label)
+    table = table_of(run, names)
+    row = [model.label for model in run.models].index(label)
     return {each.column.name: each.cells[row] for each in table.columns}
 
 
@@ -52,7 +52,8 @@ def test_every_column_shows_a_field_of_a_row_and_is_described_in_the_docs() -> N
     assert all(column.header.count("\n") < 2 for column in COLUMNS)
     page = (ROOT / "docs/outputs.md").read_text()
     assert re.findall(r"^\| `([\w.:]+)` \| (.*) \|$", page.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [
-        (column.name, column.note.replace("|", "\\|")) for column in (*COLUMNS, named("memory:32k"))
+        (column.name, column.note.replace("|", "\\|"))
+        for column in (*COLUMNS, named("memory:32k"), named("kld:special"))
     ]
 
 
@@ -186,21 +187,65 @@ def test_order_of_the_rows(key: str | None, order: list[str]) -> None:
     """The smallest values are first, or the largest if more is better; then unknown values, then failures.  The
     reference's KLD is 0."""
     rows = made("A", 8.0, 0.5, None, 0.5), FAILED, made("b", 9.0, 0.25, 4.0, None), made("c", 7.0, None, 2.0, 0.75), REF
-    assert list(ordered(results_of(run_of(*rows)), key).labels) == order
+    assert list(ordered(run_of(*rows), key).labels) == order
 
 
-def test_order_of_the_rows_of_several_texts() -> None:
-    """Rows are sorted by a text's values, or by means over the texts; a model that failed on the text is last."""
-    run = three(c4={"EXL3 4.0": "out of memory"})
-    klds = {model.label: model.kld or 0.0 for model in run.texts[0].models}
-    assert list(ordered(run, f"kld:{run.texts[0].name}").labels) == sorted(run.labels, key=klds.__getitem__)
-    for key in ("kld:c4", "kld"):  # without one of its values the mean is not known
-        assert {text.models[-1].label for text in ordered(run, key).texts} == {"EXL3 4.0"}
+def test_order_of_the_rows_by_a_slice() -> None:
+    """A row without a value of the slice, and then a failed row, are last; the reference's KLD is 0."""
+    run = three(failed={"noise": "out of memory"})
+    assert ordered(run, "kld:chat").labels == ("bf16", "GGUF Q4_K", "EXL3 4.0", "noise")
+    assert ordered(run, "kld:c4").labels == ("bf16", "EXL3 4.0", "GGUF Q4_K", "noise")
+    assert ordered(run, "same_top:c4").labels[0] == "bf16"
+    fewer = run.models[2].updated(slices={})
+    without = run.updated(models=(fewer, *run.models[:2], run.models[3]))
+    assert ordered(without, "kld:c4").labels == ("bf16", "GGUF Q4_K", "EXL3 4.0", "noise")
 
 
 def test_a_column_without_values_orders_nothing() -> None:
-    run: RunResult = three(c4={"EXL3 4.0": "out of memory"})
+    run = three(failed={"EXL3 4.0": "out of memory"})
     assert no_order(run, "ppl") is None
-    assert no_order(results_of(run_of(REF, FAILED)), "kld") is not None
-    only = [{"EXL3 4.0": "x", "GGUF Q4_K": "x", "noise": "x"}] * 2
-    assert "has: kld:wiki2" in (no_order(three(c4=only[0], chat=only[1]), "kld") or "")
+    assert no_order(run, "kld:chat") is None
+    assert no_order(run_of(REF, FAILED), "kld") is not None
+    assert no_order(run_of(REF, QUANT), "kld:chat") is not None
+
+
+def test_columns_of_slices_show_the_numbers_of_the_slice() -> None:
+    """Only the row's own columns have stars; the reference's cell is "ref" in columns that compare with it."""
+    names = ("label", "kld", "kld:chat", "ppl:wiki2", "same_top:c4")
+    found = cells(three(), "GGUF Q4_K", names)
+    assert {name: (cell.value, cell.error, cell.is_best) for name, cell in found.items() if name != "label"} == {
+        "kld": ("0.03000", "0.0030", True),
+        "kld:chat": ("0.01000", "0.0010", False),
+        "ppl:wiki2": ("20.8000", "2.0", False),
+        "same_top:c4": ("90.00", "2.0", False),
+    }
+    assert [cell.value for cell in cells(three(), "bf16", names).values()] == ["bf16", "ref", "ref", "20.0000", "ref"]
+    few = Slice(7, 20.0, None, 0.5, None, None, None)
+    row = replace(QUANT, slices={"few": few})
+    found = cells(run_of(REF, row), "W4A16", ("kld:few", "ppl:few", "same_top:few"))
+    assert [(cell.value, cell.error) for cell in found.values()] == [("0.50000", ""), ("20.0000", ""), ("n/a", "")]
+    assert [named(name).header for name in ("kld:chat", "same_top:chat")] == ["chat\nKLD", "chat\nsame top %"]
+
+
+def test_texts_are_columns_of_the_default_table() -> None:
+    """KLDs of texts, and their PPLs if the texts are few or if there is no reference."""
+    klds = [f"kld:{name}" for name in NAMES]
+    ppls = [f"ppl:{name}" for name in NAMES]
+    sliced = [name for name in names_of(three()) if ":" in name]
+    assert sliced == klds + ppls
+    run = three()
+    texts = [*run.data["texts"], {"name": "code", "windows": 1}]
+    more = run.updated(data={**run.data, "texts": texts})
+    assert [name for name in names_of(more) if ":" in name] == [*klds, "kld:code"]
+    assert [name for name in names_of(three(reference=False)) if ":" in name] == ppls
+    assert not [name for name in names_of(run_of(REF, QUANT)) if ":" in name]
+
+
+def test_slices_that_no_row_has_are_refused() -> None:
+    """Which slices there are is known from the run: ``checked`` takes every name after a column that has slices."""
+    assert checked(["kld:no such"]) == ("label", "kld:no such")
+    assert "there are: chat, code" in refusal(check_slices, [named("kld:chta")], ["chat", "code"])
+    assert "did you mean 'chat'" in refusal(check_slices, [named("kld:chta")], ["chat", "code"])
+    check_slices([named("kld:chat"), named("kld"), named("memory:32k")], ["chat"])
+    for name in ("speed:chat", "kld_p99:chat", "kld:", "ratio:chat", "memory", "memory:chat", "what:chat"):
+        assert refusal(checked, [name])

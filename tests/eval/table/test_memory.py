@@ -7,13 +7,12 @@ import io
 
 from compare_q.eval.api import Comparison
 from compare_q.eval.results import CachePart, Memory, RunResult
-from compare_q.eval.table.columns import fields_of, named, no_order, ordered
+from compare_q.eval.table.columns import named, no_order, ordered
 from compare_q.eval.table.conditions import faults, parse
 from compare_q.eval.table.memory import Fit
 from compare_q.eval.table.render import csv_text
 from compare_q.eval.table.tables import table_of
-from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of
-from tests.support.several_texts import three
+from tests.support.made import FAILED, QUANT, REF, replace, run_of
 
 MEMORY = Memory(
     weights=5_700_000_000, kv=(CachePart(token_bytes=2 * 8 * 128 * 2 * 32.0),), kv_source="engine",
@@ -23,16 +22,16 @@ MEMORY = Memory(
 AT_32K = (5_700_000_000 + 131_072 * 32_768 + 513_024 + 118_784 * 2048) / 1e9
 BF16 = MEMORY.updated(weights=16_100_000_000, kv_source="config", kv_is_upper=True)
 SERVER = Memory(missing="weights: no weight files on this machine")
-RUN = results_of(run_of(
+RUN = run_of(
     replace(REF, memory=BF16), replace(QUANT, memory=MEMORY), replace(QUANT, label="server", memory=SERVER),
     replace(QUANT, label="older", memory=None), FAILED,
-))  # fmt: skip
+)  # fmt: skip
 
 
 def test_value_and_title() -> None:
     assert round(AT_32K, 2) == 10.24
-    assert named("memory:32k").value(RUN.texts[0].models[1]) == AT_32K
-    assert named("memory:32768").value(RUN.texts[0].models[1]) == AT_32K
+    assert named("memory:32k").value(RUN.models[1]) == AT_32K
+    assert named("memory:32768").value(RUN.models[1]) == AT_32K
     assert [named(name).title for name in ("memory:32k", "memory:8192")] == ["memory 32k GB", "memory 8192 GB"]
 
 
@@ -45,19 +44,11 @@ def test_cells_order_and_csv() -> None:
     assert shown(RUN) == ["20.64", "10.24", "n/a", "n/a", "failed"]
     assert ordered(RUN, "memory:32k").labels == ("W4A16", "bf16", "server", "older", "broken")
     assert no_order(RUN, "memory:32k") is None
-    assert no_order(results_of(run_of(REF, QUANT)), "memory:32k") is not None
-    rows = list(csv.DictReader(io.StringIO(csv_text(RUN, fields_of(("label", "memory:32k"))))))
+    assert no_order(run_of(REF, QUANT), "memory:32k") is not None
+    rows = list(csv.DictReader(io.StringIO(csv_text(RUN, ("label", "memory:32k")))))
     assert [row["memory:32k"] for row in rows] == ["20.638749952", str(AT_32K), "", "", ""]
     column = Comparison(RUN).frame(["memory:32k"])["memory:32k"]
     assert (column.dtype, column.tolist()[1], column.isna().sum()) == ("float64", AT_32K, 3)
-
-
-def test_a_model_has_it_once_in_a_table_of_several_texts() -> None:
-    run = three()
-    texts = [text.updated(models=tuple(m.updated(memory=MEMORY) for m in text.models)) for text in run.texts]
-    table = table_of(run.updated(texts=tuple(texts)), ("label", "memory:32k", "kld"))
-    assert [each.column.name for each in table.columns].count("memory:32k") == 1
-    assert {cell.value for cell in table.columns[1].cells} == {"10.24"}
 
 
 def test_footnotes_say_what_is_missing_or_special() -> None:
@@ -81,7 +72,7 @@ def test_conditions() -> None:
 def test_rows_that_do_not_fit_are_marked_and_stay() -> None:
     """A row of exactly the limit fits; marks do not change results.json."""
     run = Fit(round(AT_32K * 1e9), named("memory:32k"), "10.24GB@32k").marked(RUN)
-    assert [model.fits for model in run.texts[0].models] == [False, True, None, None, None]
+    assert [model.fits for model in run.models] == [False, True, None, None, None]
     table = table_of(run, ("label", "kld"))
     assert [cell.value for cell in table.columns[0].cells] == ["bf16 ✗", "W4A16", "server", "older", "broken"]
     notes = "\n".join(table.notes)

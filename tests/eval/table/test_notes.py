@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.results import ModelResult, TextResult, Timing
+from compare_q.eval.results import ModelResult, RunResult, Timing
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.tables import table_of
 from tests.support.made import (
@@ -17,14 +17,14 @@ from tests.support.made import (
     PPL,
     QUANT,
     REF,
+    TEXT,
     replace,
-    results_of,
     run_of,
     with_against,
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import three, with_failed_text
+from tests.support.several_texts import three
 
 FLOOR = replace(QUANT, label="noise", spec={"noise_floor": True})
 YARN = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
@@ -32,9 +32,9 @@ DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations
              "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}  # fmt: skip
 
 
-def notes_of(text: TextResult, names: tuple[str, ...] | None = None) -> list[str]:
-    """Return all footnotes of a text's table."""
-    table = table_of(results_of(text), names)
+def notes_of(run: RunResult, names: tuple[str, ...] | None = None) -> list[str]:
+    """Return all footnotes of a run's table."""
+    table = table_of(run, names)
     return [*table.notes, *table.legend_of(table.columns)]
 
 
@@ -50,12 +50,12 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
 
 
 @pytest.mark.parametrize(
-    ("text", "facts"),
+    ("run", "facts"),
     [
         (run_of(REF, QUANT), ["2 windows, 40 scored"]),
-        (replace(run_of(REF, QUANT), data={"method": "gptq"}), ["method gptq: 2 windows"]),
+        (run_of(REF, QUANT, texts=[{**TEXT, "method": "gptq"}]), ["method gptq: 2 windows"]),
         (run_of(REF, with_sums(QUANT, length=1000)), ["1,000 tokens"]),
-        (replace(run_of(REF, with_sums(QUANT, length=1000)), data={"text_tokens": 27_324}), ["27,324", "-r"]),
+        (run_of(REF, with_sums(QUANT, length=1000), texts=[{**TEXT, "text_tokens": 27_324}]), ["27,324", "-r"]),
         (run_of(with_sums(BASE, tokens=(10,), nll=(5.0,)), reference=None), ["errors n/a"]),
         (run_of(QUANT), ["the reference, bf16, has a PPL of 7.2500"]),
         (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
@@ -79,16 +79,16 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2))), ["W4A16: 2 positions"]),
         (run_of(REF, row("a", {"phase": "decode 1x32"})), ["\ndecode SxB"]),
         (run_of(row("a", {"phase": "decode 1x32"}), FAILED), ["all rows: decode 1x32; decode SxB"]),
-        (replace(run_of(row("a", YARN), row("b", YARN)), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
+        (run_of(row("a", YARN), row("b", YARN), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
     ],
 )  # fmt: skip
-def test_each_fact_has_a_note_and_only_then(text: TextResult, facts: list[str]) -> None:
+def test_each_fact_has_a_note_and_only_then(run: RunResult, facts: list[str]) -> None:
     """The plain run of the first case has none of the notes of the others."""
-    notes = "\n".join(["", *notes_of(text)])
+    notes = "\n".join(["", *notes_of(run)])
     assert [fact for fact in facts if fact not in notes] == [], notes
-    if text.models != (REF, QUANT):
+    if run.models != (REF, QUANT):
         plain = "\n".join(["", *notes_of(run_of(REF, QUANT))])
         assert not any(fact in plain for fact in facts)
 
@@ -109,19 +109,29 @@ def test_spread_windows() -> None:
     def sampled(model: ModelResult, ppl: float | None, kld: float | None = None) -> ModelResult:
         return replace(model, ln_ppl_stderr_of_text=ppl, kld_stderr_of_text=kld)
 
-    data = {"windows": 2, "windows_of_the_text": 12, "method": "gptq"}
-    first, second = notes_of(replace(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006)), data=data))[:2]
+    texts = [{"name": "text", "windows": 2, "windows_of_the_text": 12, "method": "gptq"}]
+    first, second = notes_of(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006), texts=texts))[:2]
     assert "2 windows of 12" in first
     facts = ("12 windows", "PPL within 2 %")
     assert [fact for fact in facts if fact not in second] == []
-    unknown = "".join(notes_of(replace(run_of(sampled(QUANT, None, None)), data=data)))
+    unknown = "".join(notes_of(run_of(sampled(QUANT, None, None), texts=texts)))
     assert "PPL within" not in unknown
 
 
 def test_notes_of_several_texts() -> None:
-    """A note on one text names the text, a note on all texts appears once; failures have their reasons."""
-    table = table_of(with_failed_text(three(chat={"EXL3 4.0": "out of memory"}), "c4", "no such file"))
+    """Facts about a text follow its name; notes on rows and meanings of marks appear once."""
+    run = three(failed={"EXL3 4.0": "out of memory"})
+    facts = run.data["texts"]
+    spread = {**facts[1], "windows_of_the_text": 12, "notes": ["a note"], "method": "gptq"}
+    rows = [replace(model, ln_ppl_stderr_of_text=None if model.error else 0.02) for model in run.models]
+    table = table_of(run.updated(data={**run.data, "texts": [facts[0], spread, facts[2]]}, models=tuple(rows)))
     notes = [*table.notes, *table.legend]
     assert len(notes) == len(set(notes))
-    assert {"c4: failed: no such file", "chat: EXL3 4.0: failed: out of memory"} <= {*notes}
+    assert {
+        "wiki2: 2 windows, 50 scored tokens",
+        "c4: method gptq: 2 windows of 12, spread over the text, 50 scored tokens",
+        "c4: a note",
+        "EXL3 4.0: failed: out of memory",
+    } <= {*notes}
+    assert any(note.startswith("what all 16 windows of the texts would give: PPL within 2 %") for note in notes)
     assert sum(note.startswith("±: ") for note in notes) == 1

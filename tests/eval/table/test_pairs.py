@@ -56,13 +56,13 @@ def test_what_is_not_known_has_its_reason() -> None:
 
 def test_which_pairs() -> None:
     """By default, neighbouring rows with scores are pairs; other pairs are chosen by labels, which must exist."""
-    text = run_of(C, FAILED, A, B)
-    assert [(a.label, b.label) for a, b in pairs.neighbours(text)] == [("c", "a"), ("a", "b")]
-    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(text, [["b", "c"]])] == [("b", "c")]
+    run = run_of(C, FAILED, A, B)
+    assert [(a.label, b.label) for a, b in pairs.neighbours(run)] == [("c", "a"), ("a", "b")]
+    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(run, [["b", "c"]])] == [("b", "c")]
     assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
 
 
 def test_a_short_text_has_a_caution() -> None:
-    text = replace(run_of(with_sums(A, length=5000), B), data={"text_tokens": 5001})
-    caution = pairs.pair_lines(pairs.neighbours(text), text)[len(pairs.HEADING)]
+    run = run_of(with_sums(A, length=5000), B, texts=[{"name": "text", "text_tokens": 5001}])
+    caution = pairs.pair_lines(pairs.neighbours(run), run)[len(pairs.HEADING)]
     assert ("5,000" in caution, "5,001" in caution) == (True, True)

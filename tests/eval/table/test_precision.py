@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results import ModelResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.precision import advice, duration_in_words, sentences
-from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, results_of, run_of, with_against
+from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, run_of, with_against
 
 BASE = replace(REF, windows=32, load_seconds=10.0, score_seconds=16.0)
 
@@ -23,18 +23,18 @@ def row(label: str, kld: float, error: float | None, **keys: Any) -> ModelResult
     return replace(model, kld_stderr_of_text=error)
 
 
-def spread(*models: ModelResult, available: int = 100, **reference: Any) -> TextResult:
-    """A text of which 32 spread windows were scored."""
-    data = {"windows": 32, "windows_of_the_text": available}
-    return replace(run_of(*models, reference=REFERENCE | reference), data=data)
+def spread(*models: ModelResult, available: int = 100, **reference: Any) -> RunResult:
+    """A run of a text of which 32 spread windows were scored."""
+    text = {"name": "text", "windows": 32, "windows_of_the_text": available}
+    return run_of(*models, reference=REFERENCE | reference, texts=[text])
 
 
 def said(*models: ModelResult, **keys: Any) -> str:
-    return "\n".join(sentences(results_of(spread(*models, **keys))))
+    return "\n".join(sentences(spread(*models, **keys)))
 
 
 def typed(*models: ModelResult, **keys: Any) -> str:
-    return "\n".join(advice(results_of(spread(*models, **keys))))
+    return "\n".join(advice(spread(*models, **keys)))
 
 
 W4, W8 = row("W4", 0.1, 0.003), row("W8", 0.05, 0.0011)
@@ -102,9 +102,30 @@ def test_klds_of_roundings_decide_nothing() -> None:
 
 
 def test_windows_that_are_not_spread_have_no_line() -> None:
-    run = results_of(run_of(BASE, W4))
+    run = run_of(BASE, W4)
     assert (sentences(run), advice(run)) == ([], [])
     assert said(BASE) == ""
+
+
+@pytest.mark.parametrize(
+    ("available", "flag"),
+    [
+        ((90, 10), "-r 42 (of each text)"),  # 42 + 10
+        ((50, 50), "-r 26 (of each text)"),
+        ((33, 33), "-r 24 (of each text)"),  # 47.9 of 66
+    ],
+)
+def test_windows_of_several_texts_count_for_each(available: tuple[int, int], flag: str) -> None:
+    """3 % with 32 of 100 windows takes 52 windows together; the second text has few."""
+    texts = [
+        {"name": "long", "windows": 22, "windows_of_the_text": available[0]},
+        {"name": "short", "windows": 10, "windows_of_the_text": None if available[1] == 10 else available[1]},
+    ]
+    run = run_of(BASE, W4, texts=texts)
+    (sentence,) = sentences(run)
+    assert "texts' KLD" in sentence
+    (line,) = advice(run)
+    assert flag in line
 
 
 def test_durations() -> None:

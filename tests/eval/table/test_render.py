@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from typing import Any
 
 import pytest
@@ -13,12 +12,13 @@ from rich.console import Console
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.messages import CONTROL, printable
-from compare_q.eval.results import RunResult, TextResult
+from compare_q.eval.results import RunResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import render
+from compare_q.eval.table.columns import named
 from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.render import csv_text, markdown_text
-from compare_q.eval.table.tables import table_of
+from compare_q.eval.table.tables import table_of, usual_columns
 from compare_q.eval.table.verdict import verdict
 from tests.support.made import (
     FAILED,
@@ -26,20 +26,18 @@ from tests.support.made import (
     REF,
     REFERENCE,
     replace,
-    results_of,
     run_of,
     storage_of,
-    text_result,
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import three, with_failed_text
+from tests.support.several_texts import NAMES, three
 
 HOSTILE = "a\x1b[2J\r\u202eb\nc [/x]"
 
 
-def shown(run: TextResult | RunResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
-    stream, run = io.StringIO(), results_of(run) if isinstance(run, TextResult) else run
+def shown(run: RunResult, width: int = 80, names: tuple[str, ...] | None = None, **keys: Any) -> str:
+    stream = io.StringIO()
     colours = {"color_system": None} | {key: keys.pop(key) for key in ("color_system", "force_terminal") if key in keys}
     render.show(run, Console(width=width, file=stream, **colours), names, **keys)
     return stream.getvalue()
@@ -76,7 +74,7 @@ class TestTerminal:
             from_cache=True,
         ), Perplexity(1234.5678, -1.0, 1_199_542, 12, 123.4))  # fmt: skip
         run = run_of(REF, large, reference=reference)
-        titles = [filled.column.title for filled in table_of(results_of(run)).columns]
+        titles = [filled.column.title for filled in table_of(run).columns]
         for width in range(50, 160):
             lines = shown(run, width).splitlines()
             row = next(line for line in lines if label in line)
@@ -89,7 +87,7 @@ class TestTerminal:
             assert len(row.replace(label, "label").split()) == len(titles) - len(missing)
 
     def test_prose_breaks_between_words_in_a_terminal_alone(self) -> None:
-        run = results_of(run_of(REF, replace(QUANT, notes=(f"{'word ' * 40}end",))))
+        run = run_of(REF, replace(QUANT, notes=(f"{'word ' * 40}end",)))
         stream = io.StringIO()
         render.conclude(run, Console(width=50, file=stream, force_terminal=True, color_system=None))
         render.show(run, Console(width=50, file=stream, force_terminal=True, color_system=None))
@@ -101,7 +99,7 @@ class TestTerminal:
     def test_no_line_begins_with_the_error_or_unit_of_a_number(self) -> None:
         for width in range(30, 90):
             stream = io.StringIO()
-            render.conclude(results_of(run_of(REF, QUANT)), Console(width=width, file=stream, force_terminal=True))
+            render.conclude(run_of(REF, QUANT), Console(width=width, file=stream, force_terminal=True))
             assert not [line for line in stream.getvalue().splitlines() if line.split()[:1] in (["±"], ["%"])]
 
     def test_a_wider_terminal_never_shows_less(self) -> None:
@@ -118,22 +116,23 @@ class TestTerminal:
         numbers = ["7.5000±0.85", "+3.45±0.21", "0.01235±0.00045", "98.77±0.52", "1.2500", "n/a"]
         assert line.split() == ["0.9990", "W4A16", "Linear", *numbers]
 
-    def test_several_narrow_texts_drop_errors_and_then_split(self) -> None:
-        """From wide to narrow: all errors, only PPL's errors, no errors, and then several tables with all errors."""
-        states = []
-        for width in range(200, 40, -1):
-            text = re.split("tokens spread|left out", shown(three(), width))[0]
-            table = [line for line in text.splitlines() if "±" in line or "label" in line]
-            errors = {line.count("±") for line in table if "±" in line}
-            state = max(errors, default=0), sum("label" in line for line in table) > 1
-            states += [] if states and states[-1] == state else [state]
-        whole, *others = [count for count, is_split in states if not is_split]
-        assert (whole, others) == (max(count for count, _ in states), [whole // 2, 0])
-        assert [is_split for _, is_split in states] == sorted(is_split for _, is_split in states)
+    def test_columns_of_texts_are_left_out_first(self) -> None:
+        """From wide to narrow: first the PPLs of texts, from the last one on, then their KLDs, then other columns."""
+        heads = [" ".join(column.title.split()) for column in map(named, usual_columns(three()))]
+        sliced = [title for title in heads if title.startswith(NAMES)]
+        left_out: list[str] = []
+        for width in range(250, 40, -1):
+            lines = [line for line in shown(three(), width).splitlines() if line.startswith("left out")]
+            now = "".join(lines).partition("columns: ")[2].partition("; ")[0].split(", ") if lines else []
+            left_out += [title for title in now if title not in left_out]
+        assert sorted(left_out[: len(sliced)]) == sorted(sliced)
+        assert left_out[: len(sliced)] == [*reversed(sliced)]
+        for name in NAMES:
+            assert f"kld:{name}" in shown(three(), 80)  # what to type for them
 
     def test_what_strangers_wrote_is_shown_as_it_is(self) -> None:
         """Square brackets, which are markup in rich, are shown; control characters in labels and errors are escaped."""
-        text = replace(run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE)), subtitle=HOSTILE)
+        text = run_of(REF, replace(QUANT, label=HOSTILE), replace(FAILED, error=HOSTILE), subtitle=HOSTILE)
         lines = [shown(text, 200), *pair_lines([(REF, text.models[1])], text)]
         assert not any(CONTROL.search(line) for found in lines for line in found.split("\n"))
         assert shown(text, 200).count("a\\x1b[2J\\r\\u202eb\\nc [/x]") == 3
@@ -142,7 +141,7 @@ class TestTerminal:
 class TestMarkdown:
     def test_the_table(self) -> None:
         worse = with_sums(replace(QUANT, label="q*_|4"), nll=(14.0, 24.0, 34.0, 44.0), kld=(5.0, 5.0, 5.0, 5.0))
-        lines = markdown_text(results_of(replace(run_of(REF, QUANT, worse, FAILED), subtitle="a_b"))).splitlines()
+        lines = markdown_text(run_of(REF, QUANT, worse, FAILED, subtitle="a_b")).splitlines()
         assert lines[:8] == [
             "**a\\_b**",
             "",
@@ -160,39 +159,38 @@ class TestMarkdown:
         assert all(line.startswith("- ") for line in lines[11:])
 
     def test_several_texts(self) -> None:
-        run = with_failed_text(three(), "c4", "no such file")
-        (head,) = [line for line in markdown_text(run).splitlines() if line.startswith("| label")]
-        assert [f"{text.name} KLD" in head for text in run.texts] == [True] * len(run.texts)
-        assert "- c4: failed: no such file" in markdown_text(run).splitlines()
+        lines = markdown_text(three(failed={"noise": "no memory"})).splitlines()
+        (head,) = [line for line in lines if line.startswith("| label")]
+        assert [f"{name} KLD" in head for name in NAMES] == [True] * len(NAMES)
+        assert "- noise: failed: no memory" in lines
 
 
 class TestCsv:
     def test_rows_and_fields(self) -> None:
         """CSV has all flat fields unrounded, or the fields of the chosen columns with their errors."""
-        run = results_of(run_of(FAILED, REF, replace(QUANT, notes=("a, b", "two"))))
+        run = run_of(FAILED, REF, replace(QUANT, notes=("a, b", "two")))
         failed, reference, row = csv.DictReader(io.StringIO(csv_text(run), newline=""))
         assert (row["notes"], float(row["kld"]), row["entropy"]) == ("a, b; two", QUANT.kld, "1.25")
         assert (reference["reference"], reference["kld"], reference["kld_sum"]) == ("True", "0.0", "")
         assert (failed["kld"], failed["error"]) == ("", "told to fail")
         assert not {"spec", "provenance", "blocks"} & row.keys()
-        assert csv_text(run, ["label", "kld", "kld_stderr"]).splitlines()[2] == "bf16,0.0,"
+        assert csv_text(run, ["label", "kld"]).splitlines()[2] == "bf16,0.0,"
 
-    def test_several_texts(self) -> None:
-        run = with_failed_text(three(), "c4", "no such file")
-        rows = list(csv.DictReader(io.StringIO(csv_text(run))))
-        assert [(row["text"], row["label"], row["error"]) for row in rows if row["text"] == "c4"] == [
-            ("c4", "", "no such file")
-        ]
-        assert len(rows) == 1 + 2 * len(run.labels)
-        assert csv_text(run, ["label", "kld"]).splitlines()[:2] == ["text,label,kld", "wiki2,bf16,0.0"]
+    def test_chosen_slices_have_columns(self) -> None:
+        """Without a choice, there are none beside those of the row."""
+        assert ":" not in csv_text(three()).splitlines()[0]
+        lines = csv_text(three(), ("label", "kld:chat", "ppl:c4")).splitlines()
+        assert lines[0] == "label,kld:chat,kld:chat_stderr,ppl:c4,ppl:c4_stderr"
+        assert lines[1:] == ["bf16,,,20.0,2.0", "noise,0.003,0.0003,20.04,2.0", "EXL3 4.0,0.08,0.008,20.4,2.0",
+                             "GGUF Q4_K,0.01,0.001,20.8,2.0"]  # fmt: skip
 
     @pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
     def test_no_cell_is_a_formula(self, sign: str) -> None:
         """Text that a spreadsheet would execute gets an apostrophe; a negative number stays a number."""
         text = f"{sign}HYPERLINK(A1)"
         told = replace(QUANT, label=text, notes=(text,), windows=3)
-        run = results_of(replace(run_of(REF, told), name=text), text_result("failed", error=text))
+        run = run_of(REF, told)
         rows = list(csv.reader(io.StringIO(csv_text(run), newline="")))
         assert {cell for row in rows for cell in row if "HYPERLINK" in cell} == {f"'{printable(text)}"}
-        assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 1, 3, 1]
+        assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 0, 2]
         assert "-80.0" in rows[2]

@@ -19,7 +19,7 @@ from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.verdict import listed, percent, times, verdict
 from tests.support import made
-from tests.support.made import BASE, FAILED, REF, replace, results_of, run_of, with_against, with_ppl, with_sums
+from tests.support.made import BASE, FAILED, REF, replace, run_of, with_against, with_ppl, with_sums
 
 HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
 """0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences without an error."""
@@ -50,7 +50,7 @@ CERTAIN = " for certain"
 
 
 def said(*models: ModelResult, **keys: Any) -> str:
-    return verdict(results_of(run_of(*models, **keys)))
+    return verdict(run_of(*models, **keys))
 
 
 @pytest.mark.parametrize(
@@ -159,23 +159,6 @@ def test_one_text_without_a_reference() -> None:
     assert "cannot be told apart from c" in said(low, near, reference=None)
     assert "a has a PPL of 7.50 ± 0.85" in said(low, reference=None)
     assert "no model" in said(plain("x", 1.0, HIGHER).updated(ppl=None), reference=None).lower()
-
-
-@pytest.mark.parametrize(
-    ("klds", "facts"),
-    [
-        ([{"A": 0.01, "B": 0.03}, {"A": 0.03, "B": 0.05}], ["A has the lowest mean KLD, 0.02000", f"{CERTAIN}: B"]),
-        ([{"A": -2e-5, "B": 0.05}, {"A": -1e-5, "B": 0.02}], ["A has the lowest mean KLD, 0 within rounding", ": B"]),
-        ([{"A": 0.01, "B": 0.05}, {"A": 0.03, "B": 0.02}], ["A has the lowest mean KLD, 0.02000", "not higher", ": B"]),
-    ],
-)
-def test_several_texts(klds: list[dict[str, float]], facts: list[str]) -> None:
-    """A difference is certain if it is certain on each text."""
-    texts = [
-        replace(run_of(REF, *(row(*each) for each in own.items())), name=f"text {i}") for i, own in enumerate(klds)
-    ]
-    text = verdict(results_of(*texts))
-    assert all(fact in text for fact in facts), text
 
 
 def test_words() -> None:
