@@ -5,14 +5,12 @@ Imports no matplotlib, because the command line reads the names and file suffixe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import nearest
-from compare_q.eval.results import ModelResult, RunResult, TextResult, geometric_mean, macro_mean
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.estimates import paired_difference
-from compare_q.eval.stats.uncertainty import Value
 from compare_q.eval.table import columns
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
@@ -94,28 +92,12 @@ def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
 
     Default: KLD if a model has a KLD that is not 0, or else perplexity.
     """
-    models = (model for text in results.scored for model in text.models)
-    wanted = any(model.kld for model in models) if kind is None else kind == "kld"
-    return KLD_VALUES[value or "mean"] if wanted else PPL
+    if kind is None:
+        kind = "kld" if any(model.kld for model in results.models) else "ppl"
+    return KLD_VALUES[value or "mean"] if kind == "kld" else PPL
 
 
-def mean_over_texts(texts: Sequence[TextResult], number: int, measure: Measure) -> tuple[Value, bool]:
-    """Return (mean over the texts of model ``number``, True if its error is of the difference from the reference).
-
-    Each text counts equally; of perplexities, the mean is the geometric one.  It is None unless every text has a value.
-    """
-    models = [None if text.error else text.models[number] for text in texts]
-    values = [measure.of(model) if model else None for model in models]
-    found = [error_of(text, model, measure) for text, model in zip(texts, models, strict=True) if model]
-    errors, paired = [error for error, _ in found], all(is_paired for _, is_paired in found)
-    if not texts or None in values:
-        return Value(None), True
-    if len(texts) == 1:
-        return Value(values[0], errors[0]), paired
-    return (geometric_mean if measure is PPL else macro_mean)(values, errors), paired
-
-
-def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
+def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
     """Return (standard error, True if it is the error of the difference from the reference); None for percentiles.
 
     Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that the point would move
@@ -129,7 +111,7 @@ def error_of(text: TextResult, model: ModelResult, measure: Measure) -> tuple[fl
         return None, True
     relative = model.ln_ppl_ratio_stderr
     if not model.is_compared:
-        reference = next((other.blocks for other in text.models if other.reference and other.blocks), None)
+        reference = next((other.blocks for other in run.models if other.reference and other.blocks), None)
         difference = paired_difference(model.blocks, reference, "nll") if reference else None
         if difference is None:
             return model.ppl_stderr, False
@@ -150,7 +132,9 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
 
 
-def kld_axis(text: TextResult, measure: Measure = KLD) -> str:
+def kld_axis(run: RunResult, measure: Measure = KLD) -> str:
     """Return the title of a KLD axis, with the reference's label if that fits."""
-    named = f"{measure.axis} against {text.reference['label']}" if text.reference else measure.axis
+    if run.reference is None:
+        return measure.axis
+    named = f"{measure.axis} against {run.reference['label']}"
     return named if len(named) <= 70 else measure.axis

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from compare_q.eval.plots import style
 from compare_q.eval.plots.points import subtitle_of
 from compare_q.eval.plots.style import Theme
-from compare_q.eval.results import TextResult
+from compare_q.eval.results import RunResult
 
 TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
@@ -24,27 +24,27 @@ SMALLEST = 1e-8
 """Smallest value on an axis (nats); smaller ones are float32 rounding."""
 
 
-def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = False) -> Figure:
+def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
     """Return the plot: quartiles, whiskers, mean, maximum and their numbers, models by mean; ValueError without KLDs.
 
     A whisker that begins at 0 or below leaves the axes at the left edge, without a cap.
     """
     rows = []  # (mean in nats, index of the model, percentiles in nats)
-    for number, model in enumerate(text.models):
+    for number, model in enumerate(run.models):
         if model.kld_percentiles and model.kld is not None:
             rows.append((model.kld, number, model.kld_percentiles))
     rows.sort(key=lambda row: row[:2])
     shown = [x for mean, _, p in rows for x in (mean, p["1"], p["max"]) if x >= SMALLEST]
     if not shown:
         raise ValueError("no token has a KLD above 0" if rows else "no model was compared with a reference")
-    title, labels = TITLE if title is None else title, [text.models[number].marked_label for _, number, _ in rows]
+    title, labels = TITLE if title is None else title, [run.models[number].marked_label for _, number, _ in rows]
     height = MARGINS + ROW * (len(rows) + max(len(textwrap.wrap(title, CHARACTERS // 2)) - 1, 0))
     left, right = min(shown) / 1.5, max(shown) * 1.5
-    subtitle = f"{subtitle_of([text], labels)}\n{EXPLANATION}"
+    subtitle = f"{subtitle_of(run, labels)}\n{EXPLANATION}"
     with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xscale="log", xlabel=f"{TITLE} (nats)", xlim=(left, right))
         style.log_ticks(axes.xaxis, most=12)
-        models = style.looks_of(text.models)
+        models = style.looks_of(run.models)
         _label_rows(axes, labels)
         for i, (mean, number, p) in enumerate(rows):
             colour = theme.families[models[number].colour]
@@ -56,7 +56,7 @@ def percentile_plot(text: TextResult, *, title: str | None = None, dark: bool = 
         style.draw_legend(axes, [models[number] for _, number, _ in rows], theme, below=figure)
         _write(axes, -0.9, ["median", "mean", "p99", "max"], theme.muted, "head-0")
         style.freeze_layout(figure)
-        floor = text.noise_floor
+        floor = run.noise_floor
         if floor is not None and floor.kld is not None and left <= floor.kld <= right:
             axes.axvline(floor.kld, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
             side, shift = ("right", -6) if floor.kld**2 > left * right else ("left", 6)

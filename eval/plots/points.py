@@ -14,7 +14,7 @@ from compare_q.backends.common.messages import unicode
 from compare_q.eval.plots import measures, style
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
 from compare_q.eval.plots.style import Look
-from compare_q.eval.results import MARK, ModelResult, TextResult, geometric_mean
+from compare_q.eval.results import MARK, RunResult
 
 NOT_AS_REQUESTED = f"{MARK}: not run as requested"
 """Explanation of marked labels, for a subtitle."""
@@ -46,60 +46,62 @@ class Level(NamedTuple):
     dotted: bool = False
 
 
-def points_of(texts: Sequence[TextResult], size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
-    """Return (points of a measure over a size, one line for each model that cannot be drawn).
-
-    With several texts, a point is the mean over the texts.
-    """
-    drawn, left_out = [], []
-    models = models_of(texts)
-    for number, (model, look) in enumerate(zip(models, style.looks_of(models), strict=True)):
-        x, (y, paired) = size.of(model), measures.mean_over_texts(texts, number, measure)
-        if x is None or y.value is None:
-            missing = size.name if y.value is not None else measure.name
+def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
+    """Return (points of a measure over a size, one line for each model that cannot be drawn)."""
+    drawn = []
+    left_out = []
+    for number, (model, look) in enumerate(zip(run.models, style.looks_of(run.models), strict=True)):
+        x = size.of(model)
+        y = measure.of(model)
+        if x is None or y is None:
+            missing = size.name if y is not None else measure.name
             left_out.append(f"{model.label}: not in the plot: {missing} unknown")
             continue
-        is_zero = measure.kld and model.reference
-        shown = "reference: 0" if is_zero else measures.value_text(y.value, y.stderr, measure)
-        label, is_plain = model.marked_label, not model.is_quantized
-        drawn.append(Point(label, x, y.value, shown, y.stderr, look, is_plain, number, paired))
+        error, is_paired = measures.error_of(run, model, measure)
+        shown = measures.value_text(y, error, measure)
+        if measure.kld and model.reference:
+            shown = "reference: 0"
+        point = Point(
+            model.marked_label,
+            x,
+            y,
+            shown,
+            error,
+            look,
+            unquantized=not model.is_quantized,
+            number=number,
+            paired=is_paired,
+        )
+        drawn.append(point)
     return drawn, left_out
 
 
-def models_of(texts: Sequence[TextResult]) -> list[ModelResult]:
-    """Return each model's first result without an error, or its first result if it failed on every text."""
-    rows = zip(*(text.models for text in texts if not text.error), strict=True)
-    return [min(models, key=lambda model: bool(model.error)) for models in rows]
-
-
-def levels_of(texts: Sequence[TextResult], measure: Measure) -> list[Level]:
+def levels_of(run: RunResult, measure: Measure) -> list[Level]:
     """Return the horizontal line at the reference's perplexity, or at the noise floor's KLD."""
     if not measure.kld:
-        reference = finite_reference(texts)
+        reference = finite_reference(run)
         return [] if reference is None else [Level(reference, f"reference {reference:.2f}")]
-    floor = next((text.noise_floor.label for text in texts if text.noise_floor), None)
-    found = []
-    for number, model in enumerate(models_of(texts)):
-        height = measures.mean_over_texts(texts, number, measure)[0].value
-        if model.label == floor and height:
-            name = style.names_of([model.label])[0]
-            found.append(Level(height, f"noise floor ({name}) {height:.2g}", dotted=True))
-    return found
+    floor = run.noise_floor
+    height = None if floor is None else measure.of(floor)
+    if floor is None or not height:
+        return []
+    name = style.names_of([floor.label])[0]
+    return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
 
 
-def finite_reference(texts: Sequence[TextResult]) -> float | None:
-    """Return the reference's perplexity (the geometric mean over several texts); None if unknown or infinite."""
-    ppls = [text.reference_ppl for text in texts]
-    finite = [ppl if ppl is not None and math.isfinite(ppl) else None for ppl in ppls]
-    return finite[0] if len(finite) == 1 else geometric_mean(finite, [None] * len(finite)).value
+def finite_reference(run: RunResult) -> float | None:
+    """Return the reference's perplexity; None if it is unknown or infinite."""
+    ppl = run.reference_ppl
+    return ppl if ppl is not None and math.isfinite(ppl) else None
 
 
-def reference_name(texts: Sequence[TextResult]) -> str:
+def reference_name(run: RunResult) -> str:
     """Return the last part of the name of the reference's folder or repository; its label if it has no row."""
-    models = [model for text in texts for model in text.models if model.reference]
-    given = next((place for model in models if isinstance(place := model.spec.get("model_dir"), str)), "")
-    label = next((str(text.reference["label"]) for text in texts if text.reference), "")
-    return unicode(PurePath(given).name or label)
+    for model in run.models:
+        place = model.spec.get("model_dir")
+        if model.reference and isinstance(place, str) and PurePath(place).name:
+            return unicode(PurePath(place).name)
+    return unicode(str(run.reference["label"])) if run.reference else ""
 
 
 def error_note(points: Sequence[Point], measure: Measure) -> str:
@@ -119,12 +121,11 @@ def error_note(points: Sequence[Point], measure: Measure) -> str:
     return f"error bars, where longer than the marker: one standard error of the {what}" if barred else ""
 
 
-def subtitle_of(texts: Sequence[TextResult], labels: Collection[str]) -> str:
-    """Return what the texts are, and the meaning of the mark if one of the labels has it."""
-    words = texts[0].subtitle
-    if len(texts) > 1:
-        words = f"mean of {len(texts)} texts: {', '.join(unicode(text.name) for text in texts)}"
-    return words + (f" ({NOT_AS_REQUESTED})" if any(MARK in label for label in labels) else "")
+def subtitle_of(run: RunResult, labels: Collection[str]) -> str:
+    """Return what the windows are, and the meaning of the mark if one of the labels has it."""
+    if any(MARK in label for label in labels):
+        return f"{run.subtitle} ({NOT_AS_REQUESTED})"
+    return run.subtitle
 
 
 def series(points: Sequence[Point]) -> list[list[Point]]:
@@ -168,7 +169,7 @@ def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
     return [replace(p, x=edge) if p.unquantized else p for p in points], edge
 
 
-def front_labels(text: TextResult) -> set[str]:
+def front_labels(run: RunResult) -> set[str]:
     """Return the marked labels on the front of KLD over bits per weight, or of perplexity without any KLD."""
-    kld, ppl = (points_of([text], measures.BPW, measure)[0] for measure in (KLD, PPL))
+    kld, ppl = (points_of(run, measures.BPW, measure)[0] for measure in (KLD, PPL))
     return {point.label for point in pareto_front(kld or ppl)}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compare_q.eval.plots import measures, points, style
 from compare_q.eval.plots.style import Look, Theme
-from compare_q.eval.results import ModelResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 
 HEIGHT, MORE = 7.8, 0.06
 """Height (inches), and its increase for each line beyond the first ``MOST``."""
@@ -38,16 +38,16 @@ class Line(NamedTuple):
     dashes: tuple[float, ...]
 
 
-def by_position(text: TextResult, *, kld: bool = False, title: str | None = None, dark: bool = False) -> Figure:
+def by_position(run: RunResult, *, kld: bool = False, title: str | None = None, dark: bool = False) -> Figure:
     """Return the plot of the loss, or of KLD; the reference has a thicker line, above all others.
 
     ValueError without a value.  On a logarithmic axis values that are not above 0 leave a gap; a linear axis of KLD
     begins at 0.
     """
-    curves = [model.curve for model in text.models if model.curve]
+    curves = [model.curve for model in run.models if model.curve]
     values = [value for curve in curves for value in (curve.kld if kld else curve.nll) or ()]
     log_y = kld and style.is_wide(value for value in values if value is not None)
-    lines = _lines(text, style.DARK if dark else style.LIGHT, kld=kld, log_y=log_y)
+    lines = _lines(run, style.DARK if dark else style.LIGHT, kld=kld, log_y=log_y)
     if not lines:
         raise ValueError("no model has scores by position")
     labels = [line.model.marked_label for line in lines]
@@ -55,12 +55,12 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
     # the band of the loss is mostly about the text, and the same for all rows
     banded = [line for line in lines if line.colour and (kld or line.model.reference) and np.isfinite(line.error).any()]
     bands = "\nbands: ± one standard error" + ("" if kld else ", most of it the text, which all rows share")
-    subtitle = points.subtitle_of([text], labels) + (GREY.format(grey) if grey else "") + (bands if banded else "")
+    subtitle = points.subtitle_of(run, labels) + (GREY.format(grey) if grey else "") + (bands if banded else "")
     if title is None:
         title = f"{'KL divergence' if kld else 'Loss'} by position in the window"
     height = HEIGHT + MORE * max(len(lines) - MOST, 0)
     with style.canvas(height, title, subtitle, dark=dark) as (figure, axes, theme):
-        y_label = measures.kld_axis(text) if kld else "Loss (nats, mean over tokens)"
+        y_label = measures.kld_axis(run) if kld else "Loss (nats, mean over tokens)"
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
         texts = [_draw(axes, line, name, theme) for line, name in zip(lines, style.names_of(labels), strict=True)]
@@ -80,15 +80,15 @@ def by_position(text: TextResult, *, kld: bool = False, title: str | None = None
     return figure
 
 
-def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Line]:
+def _lines(run: RunResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Line]:
     """Return the line of each model that has values; of too many, only those that matter have a colour.
 
     Lines of one family differ by their dashes.  Bins without a score of any model are left out and are not gaps.
     """
-    curves = {number: model.curve for number, model in enumerate(text.models) if model.curve}
-    best, found = points.front_labels(text), style.looks_of(text.models)
-    matters = [n for n in curves if text.models[n].reference or text.models[n] is text.noise_floor]
-    matters += [n for n in curves if text.models[n].marked_label in best]
+    curves = {number: model.curve for number, model in enumerate(run.models) if model.curve}
+    best, found = points.front_labels(run), style.looks_of(run.models)
+    matters = [n for n in curves if run.models[n].reference or run.models[n] is run.noise_floor]
+    matters += [n for n in curves if run.models[n].marked_label in best]
     coloured = list(curves) if len(curves) <= MOST else matters[:MOST]
     lines = []
     for number, curve in curves.items():
@@ -104,7 +104,7 @@ def _lines(text: TextResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Li
         dashes = style.DASHES[kin.index(number) % len(style.DASHES)] if colour else ()
         if np.isfinite(y).any():
             drawn = x[scored], y[scored], error[scored]
-            lines.append(Line(number, text.models[number], found[number], *drawn, colour, dashes))
+            lines.append(Line(number, run.models[number], found[number], *drawn, colour, dashes))
     return lines
 
 

@@ -19,7 +19,7 @@ from compare_q.eval.plots import points as data
 from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
 from compare_q.eval.plots.points import Level, Point
 from compare_q.eval.plots.style import Theme, is_wide
-from compare_q.eval.results import MARK, TextResult
+from compare_q.eval.results import MARK, RunResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
@@ -43,25 +43,25 @@ TICKS, CARD_TICKS = 16, 7
 
 
 def scatter_figure(
-    *texts: TextResult, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
+    run: RunResult, *, size: Size = BPW, measure: Measure = PPL, max_x: float = math.inf, max_y: float = math.inf,
     title: str | None = None, dark: bool = False, log_y: bool | None = None, card: bool = False, origin: str = "",
 ) -> Figure:  # fmt: skip
-    """Return the plot of a measure over a size; with several texts, of their mean.  ValueError without a point.
+    """Return the plot of a measure over a size; ValueError without a point.
 
     ``title`` None: the title names the measure; on a card it names the reference.  ``origin``: where and when the
     models ran, for a card.  ``log_y`` None: the y axis is logarithmic if values span more than a decade and a half.
-    Accuracy is always linear; perplexity is drawn as the excess over the reference's perplexity, if that is known.
+    Perplexity is drawn as the excess over the reference's perplexity, if that is known.
     """
-    found = data.points_of(texts, size, measure)[0]
+    found = data.points_of(run, size, measure)[0]
     shown = [p for p in found if p.x <= max_x and p.y <= max_y and math.isfinite(p.x) and math.isfinite(p.y)]
     if not shown:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
-    levels = [level for level in data.levels_of(texts, measure) if level.y <= max_y]
+    levels = [level for level in data.levels_of(run, measure) if level.y <= max_y]
     wide = is_wide(point.y for point in shown) if log_y is None else log_y
     scale = "log" if wide else "zero" if measure.kld else "linear"
-    y_label = measures.kld_axis(texts[0], measure) if measure.kld else measure.axis
-    notes = [data.subtitle_of(texts, [point.label for point in shown]), data.error_note(shown, measure), BOLD]
-    reference = data.finite_reference(texts) if measure is PPL and log_y is None else None
+    y_label = measures.kld_axis(run, measure) if measure.kld else measure.axis
+    notes = [data.subtitle_of(run, [point.label for point in shown]), data.error_note(shown, measure), BOLD]
+    reference = data.finite_reference(run) if measure is PPL and log_y is None else None
     if reference:
         scale, y_label = "percent", EXCESS_AXIS
         levels = [level._replace(y=100 * (level.y / reference - 1)) for level in levels]
@@ -69,8 +69,8 @@ def scatter_figure(
     ends = " (" if card else "\n"  # a card's axis is named up to the parenthesis
     if card:
         is_marked = len(shown) <= NAMES_ON_CARD and any(MARK in point.label for point in shown)
-        notes = [data.subtitle_of(texts, []), "; ".join(filter(None, [origin, data.NOT_AS_REQUESTED * is_marked]))]
-        name = data.reference_name(texts)
+        notes = [run.subtitle, "; ".join(filter(None, [origin, data.NOT_AS_REQUESTED * is_marked]))]
+        name = data.reference_name(run)
         title = f"{name}, quantized" if title is None and name else title
     return scatter_plot(
         shown, x_label=size.axis.partition(ends)[0], y_label=y_label.partition(ends)[0],

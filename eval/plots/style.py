@@ -19,6 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
@@ -188,18 +189,29 @@ def draw_legend(
                     for name in sorted(engines)]  # fmt: skip
     if not entries:
         return
-    names = [textwrap.fill(name, LEGEND) for name, _ in entries]
-    handles, texts = [artist for _, artist in entries], ["-"] * len(entries)
+    names = [name for name, _ in entries]
+    handles = [artist for _, artist in entries]
     if below:
-        columns = CHARACTERS // (min(max(map(len, names)), LEGEND) + 7)
-        legend = below.legend(handles, texts, loc="outside lower left", ncols=columns, borderaxespad=1.2)
-    else:
-        columns = math.ceil(len(entries) / 30)
-        legend = axes.legend(handles, texts, loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
+        legend_below(below, handles, names)
+        return
+    columns = math.ceil(len(entries) / 30)
+    legend = axes.legend(handles, ["-"] * len(names), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
+    _write_legend(legend, names)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
+    """Draw a legend below the axes; the figure grows by its height."""
+    longest = min(max(map(len, names)), LEGEND)
+    columns = CHARACTERS // (longest + 7)
+    legend = figure.legend(handles, ["-"] * len(names), loc="outside lower left", ncols=columns, borderaxespad=1.2)
+    _write_legend(legend, names)
+    figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / DPI)
+
+
+def _write_legend(legend: Legend, names: Sequence[str]) -> None:
+    """Write the names, which are not given to the legend, since it hides those that start with "_"."""
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)  # not passed above, as a legend hides labels that start with "_"
-    if below:
-        below.set_figheight(below.get_figheight() + legend.get_window_extent().height / DPI)
+        text.set_text(textwrap.fill(name, LEGEND))
 
 
 def freeze_layout(figure: Figure) -> None:

@@ -1,0 +1,214 @@
+"""Bars of the KLD by slice: a group for each slice of the scored tokens, with a bar for each quantized model."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from compare_q.backends.common.messages import amount, unicode
+from compare_q.eval.plots import measures, style
+from compare_q.eval.plots.points import subtitle_of
+from compare_q.eval.plots.style import Look, Theme
+from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.stats.slices import BEGIN_LENGTH, Slice
+from compare_q.eval.text.names import BEGIN, REST, SLICES, SPECIAL, SURE, UNSURE
+
+TITLE = "KL divergence by slice of the tokens"
+MOST = 8
+"""Maximum number of models: those with the lowest KLD over all tokens."""
+MOST_NAMED = 6
+"""Maximum number of models left out that the heading names."""
+LAST = (SPECIAL, SURE, UNSURE, BEGIN, REST)
+"""Slices that any run may have, in the order of their groups; texts and roles come before them."""
+MEANINGS = (
+    ((SPECIAL,), "special: special tokens of the tokenizer"),
+    ((SURE, UNSURE), "sure: the reference's highest probability is at least 0.9; unsure: it is below 0.5"),
+    ((BEGIN, REST), f"begin: the first {BEGIN_LENGTH} tokens of a window; rest: the others"),
+)
+"""Slices, and the words that explain them."""
+MARGINS = 2.4
+"""Inches: height of everything except the groups and the legend."""
+THICK, THIN, GAP = 0.26, 0.1, 0.16
+"""Inches: heights of a bar if there is one, and of each of ``MOST`` bars; space between two groups."""
+LABEL_CHARACTERS = 22
+"""Characters of a line of a slice's name."""
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
+"""Patterns of the bars of one family, which share a colour."""
+ERROR_BARS = "error bars: ± one standard error"
+LEFT, RIGHT = 1.6, 1.15
+"""A logarithmic axis begins at the smallest value divided by ``LEFT`` and ends at the largest one times ``RIGHT``."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The bars of one model."""
+
+    number: int  # index of the model in its run, for the ids of artists
+    model: ModelResult
+    look: Look
+    hatch: str
+
+
+def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
+    """Return the plot; ValueError if no model has the KLD of a slice.
+
+    The axis is logarithmic if values span more than a decade and a half, as in the scatter plots; then a value that is
+    not above 0 has no bar, but its number.
+    """
+    models = models_of(run)
+    names = names_of(run)
+    if not names:
+        raise ValueError("no model has the KLD of a slice")
+    rows = rows_of(run, models[:MOST])
+    shown = [each for row in rows for name in names if (each := slice_of(row, name)) and each.kld is not None]
+    values = [each.kld for each in shown if each.kld is not None]
+    is_log = style.is_wide(values)
+    labels = style.names_of([row.model.marked_label for row in rows])
+    has_errors = any(each.kld_stderr for each in shown)
+    notes = [subtitle_of(run, labels), *left_out(models[MOST:]), "; ".join(meanings(names))]
+    if has_errors:
+        notes.append(ERROR_BARS)
+    bar = THIN + (THICK - THIN) * (MOST - len(rows)) / (MOST - 1)
+    group = len(rows) * bar + GAP
+    height = MARGINS + group * len(names)
+    with style.canvas(height, TITLE if title is None else title, "\n".join(filter(None, notes)), dark=dark) as (
+        figure,
+        axes,
+        theme,
+    ):
+        axes.set(xlabel=measures.kld_axis(run), xscale="log" if is_log else "linear")
+        set_limits(axes, shown, is_log=is_log)
+        label_groups(axes, run, names)
+        for place, name in enumerate(names):
+            for at, row in enumerate(rows):
+                y = place + (at - (len(rows) - 1) / 2) * bar / group
+                draw_bar(axes, y, bar / group, row, place, slice_of(row, name), theme)
+        if is_log:
+            style.log_ticks(axes.xaxis, most=12)
+        draw_legend(figure, rows, labels, theme)
+    return figure
+
+
+def models_of(run: RunResult) -> list[ModelResult]:
+    """Return the quantized models that have the KLD of a slice, or all compared ones if none is quantized, by KLD."""
+    compared = []
+    for model in run.models:
+        has_kld = any(each.kld is not None for each in model.slices.values())
+        if has_kld and not model.reference:
+            compared.append(model)
+    quantized = [model for model in compared if model.is_quantized and not model.noise_floor]
+    return sorted(quantized or compared, key=lambda model: (model.kld is None, model.kld or 0.0))
+
+
+def names_of(run: RunResult) -> list[str]:
+    """Return the names of the slices of which a model has the KLD, in the order of their groups."""
+    models = models_of(run)
+    known = []
+    for name in run.slices:
+        if any(name in model.slices and model.slices[name].kld is not None for model in models):
+            known.append(name)
+    return in_order(known)
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Return names of slices in the order in which they are shown: texts, roles, and then those of any run."""
+    return [name for name in names if name not in SLICES] + [name for name in LAST if name in names]
+
+
+def rows_of(run: RunResult, models: Sequence[ModelResult]) -> list[Row]:
+    """Return the models with their looks; models of one family differ by their hatches."""
+    number_of = {model.label: number for number, model in enumerate(run.models)}
+    looks = style.looks_of(run.models)
+    rows = []
+    used: dict[int, int] = defaultdict(int)  # colour -> number of bars that have it
+    for model in models:
+        number = number_of[model.label]
+        look = looks[number]
+        rows.append(Row(number, model, look, HATCHES[used[look.colour] % len(HATCHES)]))
+        used[look.colour] += 1
+    return rows
+
+
+def slice_of(row: Row, name: str) -> Slice | None:
+    """Return the statistics of a model in a slice; None if it has none."""
+    return row.model.slices.get(name)
+
+
+def left_out(models: Sequence[ModelResult]) -> list[str]:
+    """Return the line that says which models have no bars; nothing if all have them."""
+    if not models:
+        return []
+    if len(models) > MOST_NAMED:
+        return [f"the {MOST} models with the lowest KLD; the {len(models)} others are left out"]
+    labels = ", ".join(style.names_of([model.marked_label for model in models]))
+    return [f"the {MOST} models with the lowest KLD; left out: {labels}"]
+
+
+def meanings(names: Sequence[str]) -> list[str]:
+    """Return what the names of slices mean that any run may have."""
+    return [words for own, words in MEANINGS if any(name in own for name in names)]
+
+
+def set_limits(axes: Axes, shown: Sequence[Slice], *, is_log: bool) -> None:
+    """Set the ends of the axis of the values: bars begin at 0, or left of the smallest value above 0."""
+    values = [each.kld for each in shown if each.kld is not None]
+    ends = [each.kld + (each.kld_stderr or 0.0) for each in shown if each.kld is not None]
+    if is_log:
+        axes.set_xlim(min(value for value in values if value > 0) / LEFT, RIGHT * max(ends))
+        return
+    axes.set_xlim(min(0.0, *values), 1.05 * max(ends) or 1.0)
+    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
+
+
+def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
+    """Write the name of each slice and its number of tokens at the left of its group; the first one is at the top."""
+    labels = []
+    for name in names:
+        tokens = max(model.slices[name].tokens for model in run.models if name in model.slices)
+        wrapped = textwrap.shorten(unicode(name), 2 * LABEL_CHARACTERS, placeholder="...")
+        labels.append(f"{textwrap.fill(wrapped, LABEL_CHARACTERS)}\n{amount(tokens, 'token')}")
+    axes.set_yticks(range(len(names)), labels)
+    for place, label in enumerate(axes.get_yticklabels()):
+        label.set_gid(f"slice-{place}")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+
+
+def draw_bar(axes: Axes, y: float, height: float, row: Row, place: int, found: Slice | None, theme: Theme) -> None:
+    """Draw a bar with its error, or the number or n/a where there is no bar; ``place``: the slice's number."""
+    gid = f"-{row.number}.{place}"
+    left, _ = axes.get_xlim()
+    kld = None if found is None else found.kld
+    is_log = axes.get_xscale() == "log"
+    if found is None or kld is None or (is_log and kld <= 0):
+        words = "n/a" if kld is None else f"{kld:.1g}"
+        note = axes.annotate(words, (left, y), (3, 0), textcoords="offset points", va="center", size=7)
+        note.set(color=theme.muted, gid=f"missing{gid}")
+        return
+    start = left if is_log else 0.0
+    colour = theme.families[row.look.colour]
+    axes.barh(
+        y, kld - start, 0.9 * height, start, color=colour, hatch=row.hatch, edgecolor=theme.paper, lw=0, zorder=2,
+        gid=f"bar{gid}",
+    )  # fmt: skip
+    if found.kld_stderr:
+        ends = [max(kld - found.kld_stderr, left), kld + found.kld_stderr]
+        axes.plot(ends, [y, y], color=theme.ink, lw=1.1, marker="|", ms=4, mew=1.1, zorder=3, gid=f"error{gid}")
+
+
+def draw_legend(figure: Figure, rows: Sequence[Row], labels: Sequence[str], theme: Theme) -> None:
+    """Draw which bar is which model, in the order of the bars, below the axes; the figure grows by its height."""
+    handles = []
+    for row in rows:
+        colour = theme.families[row.look.colour]
+        handles.append(Patch(facecolor=colour, edgecolor=theme.paper, hatch=row.hatch, lw=0))
+    style.legend_below(figure, handles, labels)
