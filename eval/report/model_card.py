@@ -16,7 +16,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult, UsedText
+from compare_q.eval.stats.slices import Slice
 from compare_q.eval.table import render, tables
 from compare_q.eval.table.verdict import listed, verdict
 
@@ -31,78 +32,111 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
 
     InputError if no row is quantized, or if the results do not name the data of a text.
     """
-    found = [(text, model) for text in run.scored for model in text.models
-             if model.is_quantized and model.blocks and not (model.reference or model.noise_floor)]  # fmt: skip
-    if not found:
+    rows = []
+    for model in run.models:
+        is_usual = not (model.reference or model.noise_floor)
+        if model.is_quantized and model.blocks and is_usual:
+            rows.append(model)
+    if not rows:
         raise InputError("a model card is about quantized models, and none was measured")
-    if unknown := [text.name for text in run.scored if not spec_of(text)]:
-        raise InputError(f"{unknown[0]}: the results lack the spec of this text, which names its data; run again")
-    failed = {model.label for text in run.scored for model in text.models if model.error}
-    originals = [str(m.spec.get("model_dir")) for text in run.scored for m in text.models if m.reference]
+    for text in run.texts:
+        if not spec_of(text):
+            raise InputError(f"{text.name}: the results lack the spec of this text, which names its data; run again")
+    originals = [str(model.spec.get("model_dir")) for model in run.models if model.reference]
+    results = []
+    for text in run.texts:
+        for model in rows:
+            results += eval_results(run, text, model)
     index = ModelCardData(
-        model_name=public(", ".join(dict.fromkeys(model.label for _, model in found))),
+        model_name=public(", ".join(model.label for model in rows)),
         base_model=next(filter(hub.is_hub_id, originals), None),
-        eval_results=[each for text, model in found for each in eval_results(run, text, model)],
-    )  # fmt: skip
-    kept = run.masked([label for label in run.labels if label not in failed])
-    kept = kept.updated(texts=tuple(text.updated(models=tuple(m.updated(from_cache=False) for m in text.models))
-                                    for text in kept.texts))  # fmt: skip
-    table = tables.table_of(kept, names)
-    body = ["## What quantization lost", "", render.escaped(verdict(kept)), "", *render.markdown_lines(table.columns)]
+        eval_results=results,
+    )
+    measured = [model.updated(from_cache=False) for model in run.models if not model.error]
+    shown = run.updated(models=tuple(measured))
+    table = tables.table_of(shown, names)
+    body = ["## What quantization lost", "", render.escaped(verdict(shown)), "", *render.markdown_lines(table.columns)]
     body += ["", *render.note_lines(table), ""]
-    body += ["## How it was measured", "", *how_measured(kept), ""]
+    body += ["## How it was measured", "", *how_measured(shown), ""]
     return str(ModelCard("\n".join(["---", index.to_yaml(), "---", "", *map(public, body)])))
 
 
-def eval_results(run: RunResult, text: TextResult, model: ModelResult) -> Iterator[EvalResult]:
-    """Yield the known results of a row, unrounded, for the ``model-index``."""
-    spec, reference = spec_of(text), (text.reference or {}).get("label")
+def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator[EvalResult]:
+    """Yield the known results of a row on a text, unrounded, for the ``model-index``."""
+    spec = spec_of(text)
+    reference = run.reference["label"] if run.reference else None
     data = str(spec.get("dataset_path") or spec.get("dataset"))
     if data in ("text", "chat") or ("/" in data and not hub.is_hub_id(data)):
         data = public(text.name)
-    row = model.marked_label + (f" on {text.name}" if len(run.texts) > 1 else "")
+    row = model.marked_label
+    scores: ModelResult | Slice | None = model
+    if len(run.texts) > 1:
+        row += f" on {text.name}"
+        scores = model.slices.get(text.name)
+    if scores is None:
+        return
     for kind, title, value in (
-        ("perplexity", "Perplexity", model.ppl),
-        ("kl_divergence", f"KL divergence from {reference}, nats per token", model.kld if reference else None),
+        ("perplexity", "Perplexity", scores.ppl),
+        ("kl_divergence", f"KL divergence from {reference}, nats per token", scores.kld if reference else None),
     ):
         if value is not None:
             yield EvalResult(
-                task_type="text-generation", metric_type=kind, metric_name=public(f"{title} ({row})"),
-                metric_value=value, dataset_name=public(text.name), dataset_type=data,
-                dataset_config=spec.get("dataset_name"), dataset_revision=spec.get("revision"),
+                task_type="text-generation",
+                metric_type=kind,
+                metric_name=public(f"{title} ({row})"),
+                metric_value=value,
+                dataset_name=public(text.name),
+                dataset_type=data,
+                dataset_config=spec.get("dataset_name"),
+                dataset_revision=spec.get("revision"),
                 dataset_split=spec.get("dataset_split") or spec.get("split"),
-            )  # fmt: skip
+            )
 
 
 def how_measured(run: RunResult) -> Iterator[str]:
-    """Yield lines about text, windows, engines and machines, and the specs and the command that repeat the run."""
-    rows, texts, lines = run.scored[0].models, [], []
-    for text in run.scored:
-        data = {"window_length": 0, "scored_tokens": 0, "windows": 0, **text.data}
-        counted = f"context of up to {data['window_length']:,} tokens, {data['scored_tokens']:,} scored tokens"
-        lines.append(f"Text: {text.subtitle or text.name}; {counted}")
-        texts.append({**spec_of(text), "max_rows": data["windows"]})
-    for title, said in (("Engine", [model.engine_version or model.engine for model in rows]),
-                        ("Machine", [model.where or "not known" for model in rows])):  # fmt: skip
-        for words in dict.fromkeys(said):
-            own = listed([model.label for model, each in zip(rows, said, strict=True) if each == words])
-            lines.append(f"{title}: {words}{f' ({own})' if len(set(said)) > 1 else ''}")
+    """Yield lines about texts, windows, engines and machines, and the specs and the command that repeat the run."""
+    lines = []
+    data_specs = []
+    if len(run.texts) > 1:
+        lines.append(f"Texts: {run.subtitle}")
+    for text in run.texts:
+        title = text.name if len(run.texts) > 1 else f"Text: {run.subtitle or text.name}"
+        context = f"context of up to {text.window_length:,} tokens"
+        lines.append(f"{title}; {context}, {text.scored_tokens:,} scored tokens")
+        data_specs.append({**spec_of(text), "max_rows": text.windows})
+    lines += facts_by_row("Engine", run, [model.engine_version or model.engine for model in run.models])
+    lines += facts_by_row("Machine", run, [model.where or "not known" for model in run.models])
     lines.append(f"Versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}")
-    yield from [f"- {render.escaped(line)}" for line in [*lines, f"Date: {run.created[:10]}"]]
+    lines.append(f"Date: {run.created[:10]}")
+    for line in lines:
+        yield f"- {render.escaped(line)}"
     yield from ["", "To repeat it, write these two files, with your paths, and run the command below them.", ""]
-    given = [{**model.spec, "reference": True} if model.reference else model.spec for model in rows]
-    models = [{key: value for key, value in spec.items() if key not in LOCAL} for spec in given]
-    for name, specs in (("data.json", texts), ("models.json", models)):
+    model_specs = []
+    for model in run.models:
+        spec = {key: value for key, value in model.spec.items() if key not in LOCAL}
+        if model.reference:
+            spec["reference"] = True
+        model_specs.append(spec)
+    for name, specs in (("data.json", data_specs), ("models.json", model_specs)):
         shown = json.dumps(base_names(specs), indent=2, ensure_ascii=False).replace("```", "'''")
         yield from ["<details>", f"<summary>{name}</summary>", "", "```json", shown, "```", "", "</details>", ""]
-    stored = " -lf REFERENCE" if run.scored[0].reference and not any(model.reference for model in rows) else ""
+    has_stored_reference = run.reference is not None and not any(model.reference for model in run.models)
+    stored = " -lf REFERENCE" if has_stored_reference else ""
     yield from ["```sh", f"compare-q -d data.json -m models.json{stored}", "```"]
 
 
-def spec_of(text: TextResult) -> dict[str, Any]:
+def facts_by_row(title: str, run: RunResult, facts: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each different fact, with the labels of its rows if there are several facts; one per row."""
+    different = dict.fromkeys(facts)
+    for fact in different:
+        labels = [model.label for model, each in zip(run.models, facts, strict=True) if each == fact]
+        rows = f" ({listed(labels)})" if len(different) > 1 else ""
+        yield f"{title}: {fact}{rows}"
+
+
+def spec_of(text: UsedText) -> dict[str, Any]:
     """Return the spec of a text; empty if the results do not have one that names the data."""
-    spec = text.data.get("spec")
-    return spec if isinstance(spec, dict) and spec.get("dataset") else {}
+    return text.spec if text.spec.get("dataset") else {}
 
 
 def base_names(value: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +24,38 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.plots import measures, pictures, scatter, style
+from compare_q.eval.plots import measures, pictures, style
 from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
+from compare_q.eval.report import slice_table
 from compare_q.eval.results import RunResult
 from compare_q.eval.table import tables, verdict
 from compare_q.eval.table.tables import Cell, Filled
 
 FOLDER = Path(__file__).parent / "page"
 TITLE = "Quantized models compared"
-WORDS = {"kld": "KLD", "ppl": "PPL", "bpw": "over bits per weight", "size": "over file size"}
+WORDS = {
+    "kld": "KLD",
+    "ppl": "PPL",
+    "bpw": "over bits per weight",
+    "size": "over file size",
+    "slices": "KLD by slice",
+}
 """Parts of the names of pictures, and how the page spells them."""
 SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 """White space and the sign that the page shows for it, so that a token takes one line."""
 TAG = re.compile(r"<[^>]*>")
-ID = re.compile(r' id="(?![mp][0-9a-f]{10}")[^"]*"')
+ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
 """Ids of an SVG that nothing refers to."""
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None) -> str:
-    """Return the page.  ValueError if every text failed.
+    """Return the page.
 
     ``names``: names of the table's columns, None for all informative ones; ``stored``: the run that ``show`` reads
     back from the page, if its rows have another order.
     """
-    if not results.scored:
-        raise ValueError("every text failed")
     script = (FOLDER / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
@@ -63,7 +68,10 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'",
         style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        parts=parts_of(results, names),
+        finding=verdict.verdict(results),
+        figures=figures_of_run(results),
+        table=tables.table_of(results, names),
+        slices=slice_table.slices_of(results),
         sort_key=sort_key,
         command=shell_command(results.command),
         run=results,
@@ -83,37 +91,16 @@ def shell_command(words: Sequence[str]) -> str:
     return shlex.join([*start, *words[1:]])
 
 
-def parts_of(results: RunResult, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Return the page's part for each text; with several texts, a part about all texts comes first.
-
-    ``models``: the rows that may have worst tokens.
-    """
-    parts: list[dict[str, Any]] = []
-    if len(results.texts) > 1:
-        measure = measures.chosen(results, None, None)
-        draw = partial(scatter.scatter_figure, *results.texts, measure=measure, title="")
-        figures = figures_of({f"{measure.title}, mean of the texts": draw}, "all")
-        parts.append({"name": "All texts", "lead": "", "error": "", "finding": verdict.verdict(results),
-                      "figures": figures, "table": tables.table_of(results, names), "models": ()})  # fmt: skip
-    for number, text in enumerate(results.texts):
-        same = {
-            "name": text.name if len(results.texts) > 1 else "",
-            "lead": text.subtitle,
-            "error": text.error,
-            "models": text.models,
-        }
-        if text.error:
-            parts.append(same)
-            continue
-        alone = results.updated(texts=(text,))
-        first = f"{measures.chosen(alone, None, None).field}_bpw"
-        drawn = pictures.pictures_of(text)
-        chosen = sorted((name for name in drawn if not name.endswith("_vram")), key=lambda name: name != first)
-        titles = {" ".join(WORDS.get(word, word) for word in name.split("_")): drawn[name] for name in chosen}
-        figures = figures_of(titles, f"text{number}")
-        table = tables.table_of(alone, names)
-        parts.append(same | {"finding": verdict.verdict(alone), "figures": figures, "table": table})
-    return parts
+def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
+    """Return the pictures of a run; the one of its usual measure over bits per weight comes first."""
+    first = f"{measures.chosen(results, None, None).field}_bpw"
+    drawn = pictures.pictures_of(results)
+    names = [name for name in drawn if not name.endswith("_vram")]
+    titles = {}
+    for name in sorted(names, key=lambda name: name != first):
+        title = " ".join(WORDS.get(word, word) for word in name.split("_"))
+        titles[title] = drawn[name]
+    return figures_of(titles)
 
 
 def sort_key(filled: Filled, cell: Cell) -> str:
@@ -137,29 +124,29 @@ def percent(logprob: float | None) -> str:
     return "<0.0001 %" if value < 1e-4 else f"{value:.2g} %" if value < 99.5 else "100 %"
 
 
-def figures_of(drawn: dict[str, Picture], name: str) -> list[dict[str, Any]]:
-    """Return the pictures that can be drawn, each with its title and SVG; ``name`` makes their ids unique."""
+def figures_of(drawn: dict[str, Picture]) -> list[dict[str, Any]]:
+    """Return the pictures that can be drawn, each with its title and SVG."""
     figures = []
     for title, draw in drawn.items():
         try:
             figure = draw()
         except ValueError:  # nothing to draw
             continue
-        figures.append({"title": title, "svg": svg_of(figure, title, f"{name} {title}")})
+        figures.append({"title": title, "svg": svg_of(figure, title)})
     return figures
 
 
-def svg_of(figure: Figure, title: str, name: str) -> Markup:
+def svg_of(figure: Figure, title: str) -> Markup:
     """Return a figure as an SVG element with text as text, in the colours of either theme.
 
-    ``name``: a salt for the ids of its markers and clip paths.
+    ``title``: also a salt for the ids of its markers, clip paths and hatches, so that they differ from other pictures'.
     """
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)  # the page's paper and the shadow of its scrolling box show through
     for text in figure.findobj(Text):
         text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
     file = io.StringIO()
-    with matplotlib.style.context(["default", {"svg.hashsalt": name, "svg.fonttype": "none"}]):
+    with matplotlib.style.context(["default", {"svg.hashsalt": title, "svg.fonttype": "none"}]):
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
     found = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
