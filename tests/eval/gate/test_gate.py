@@ -211,7 +211,7 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     gate(*VARIANTS, *faults, *files)
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert suite.get("errors") == "1"
-    assert suite.get("failures") == "4"  # a variant that differs, and the failed variant's three rows without a KLD
+    assert suite.get("failures") == "7"  # a variant that differs, and the failed variant's six rows without a KLD
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["old"].find("failure") is None
     assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
