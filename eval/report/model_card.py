@@ -43,7 +43,7 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
         if not spec_of(text):
             raise InputError(f"{text.name}: the results lack the spec of this text, which names its data; run again")
     originals = [str(model.spec.get("model_dir")) for model in run.models if model.reference]
-    results = []
+    results: list[EvalResult] = []
     for text in run.texts:
         for model in rows:
             results += eval_results(run, text, model)
