@@ -300,13 +300,16 @@ def test_damaged_segments_count_as_missing(folder: Path) -> None:
 
 
 def test_forgetting_rewrites_shared_segments(folder: Path) -> None:
-    """The rest of a segment keeps its scores, recordings and share of the seconds."""
+    """The rest of a segment keeps its scores, recordings and share of the seconds.
+
+    A record without segments stays: its session is about to commit its first one.
+    """
     recordings = {WINDOWS[0].digest: "0123456789abcdef"}
     commit(folder, OTHER, pairs(WINDOWS[:1], seed=5), "t", 1.0, recordings)
     alone = pairs(WINDOWS[2:4], seed=6)
     commit(folder, ALONE, alone, "u", 6.0)
     segments.write_record(folder, "u", {"label": "W4A16"})
-    segments.write_record(folder, "without-segments", {"label": "W4A16"})
+    segments.write_record(folder, "begun", {"label": "W4A16"})
     untouched = [file for file in segments.segment_files(folder) if DIGESTS[2] not in by_hand(file)]
     segments.forget(folder, [DIGESTS[2], DIGESTS[4], "0" * 32])
     assert read(folder)[0].keys() == {DIGESTS[0], DIGESTS[1], DIGESTS[3], DIGESTS[5]}
@@ -322,9 +325,9 @@ def test_forgetting_rewrites_shared_segments(folder: Path) -> None:
     assert found is not None
     assert found.seconds == pytest.approx(6.0 * n_scored[3] / (n_scored[2] + n_scored[3]))
     assert sum(file.exists() for file in untouched) == len(untouched) - 1  # the segment of the windows 3 to 5
-    assert segments.records(folder).keys() == {"s", "t", "u"}
+    assert segments.records(folder).keys() == {"s", "t", "u", "begun"}
     segments.forget(folder, DIGESTS)
-    assert list(folder.iterdir()) == []
+    assert [file.name for file in folder.iterdir()] == ["record.begun.json"]
 
 
 def test_forgetting_deletes_damaged_files_and_no_others(folder: Path) -> None:
