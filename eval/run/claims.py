@@ -45,7 +45,7 @@ def claimed(
             check()
             with short_lock(cache, folder, check):
                 storage.sweep(folder.parent)  # claims of killed runs
-                if not windows_of_others(folder) & set(windows):
+                if not claimed_windows(folder) & set(windows):
                     write_claim(held, folder, windows)
                     break
             if not waited:
@@ -79,16 +79,29 @@ def write_claim(held: ExitStack, folder: Path, windows: Collection[str]) -> None
             raise
 
 
-def windows_of_others(folder: Path) -> set[str]:
+def is_shared(folder: Path) -> bool:
+    """Return True if another run, next to the one that asks and has a claim itself, has claimed windows of a folder."""
+    return len(claims_on(folder)) > 1
+
+
+def claimed_windows(folder: Path) -> set[str]:
     """Return the windows of a folder that running runs, this one among them, have claimed."""
     windows: set[str] = set()
+    for claim in claims_on(folder):
+        windows |= claim
+    return windows
+
+
+def claims_on(folder: Path) -> list[set[str]]:
+    """Return the windows of each claim on a folder."""
+    claims = []
     for file in storage.files_in(folder.parent):
         if not storage.TEMPORARY.fullmatch(file.name) or not storage.is_held(file):
             continue
         try:
             claim = json.loads(json_files.read_bytes(file))
             if claim["claim"] == folder.name:
-                windows |= set(claim["windows"])
+                claims.append(set(claim["windows"]))
         except (InputError, ValueError, KeyError, TypeError):
             continue  # another temporary file, or deleted in the meantime
-    return windows
+    return claims

@@ -1,7 +1,7 @@
 """The reference of a run: its key, the path of its store, and checks that the store is right and has the windows.
 
-A store belongs to one model, engine, hardware and version of the recording, and holds windows of any text, by their
-digests.  In the cache, and in a folder that ``out_logits`` names, the store's name is a key made from all of these.  At
+A store belongs to one model, tokenizer, engine, hardware and version of the recording, and holds windows of any text,
+by their digests.  In the cache, and in a folder that ``out_logits`` names, the store's name is a key made from all of these.  At
 a path that the user gives, the store's identity is checked.
 """
 
@@ -22,13 +22,14 @@ from compare_q.backends.common.messages import amount, bytes_in_words
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import MANIFEST, Reader, is_free, open_reference
 from compare_q.eval.run import plan
-from compare_q.eval.run.claims import short_lock
+from compare_q.eval.run.claims import is_shared, short_lock
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.text.eval_data import EvalData
 
 RECORDING_VERSION = 5
 """Version of the recording; a change that moves numbers, or that older code cannot read, raises it."""
 MEANING = {
+    "vocabulary": "was made with another tokenizer",
     "model": "was made by another model",
     "engine": "was made by another engine",
     "options": "was made with other engine options",
@@ -71,7 +72,7 @@ def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Referenc
     """
     if backends.files_of(model).is_store:
         return of_pack(config, model, data)
-    identity = {**plan.identity(config, model), "reference": RECORDING_VERSION}
+    identity = {**plan.identity(config, model), "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
     key = store.key_of(identity)
     in_cache = config.cache.path("references", key, "")
     option = "out_logits"
@@ -107,7 +108,7 @@ def of_pack(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference
 def of_store(path: Path, data: EvalData) -> Reference:
     """Return the reference of a store without a model; InputError if it lacks windows of the run."""
     opened = open_reference(path)
-    check(opened, {"reference": RECORDING_VERSION})
+    check(opened, {"reference": RECORDING_VERSION, "vocabulary": data.vocabulary})
     missing = [window.index for window in data.windows if window.digest not in opened.windows]
     if len(missing) == len(data.windows):
         windows = amount(len(data.windows), "window")
@@ -142,6 +143,23 @@ def verify(config: RunConfig, reference: Reference, windows: Collection[str]) ->
         opened.verify(windows, config.workers.stoppable(phase).advance)
 
 
+def begin(config: RunConfig, reference: Reference) -> None:
+    """Prepare the folder of the store for windows; InputError if another run is recording another reference there."""
+    with short_lock(config.cache, reference.path, config.workers.check):
+        unfinished = store.unfinished_in(reference.path)
+        is_other = unfinished and unfinished["identity"] != store.unlabelled(reference.identity)
+        if is_other and is_shared(reference.path):
+            raise InputError(f"{reference.path}: another run is recording another reference there; give another path")
+        store.begin(reference.path, reference.identity)
+
+
+def tidy(config: RunConfig, reference: Reference) -> None:
+    """Delete the folder of a store without any window, unless another run is about to record windows there."""
+    with short_lock(config.cache, reference.path, lambda: None):
+        if not is_shared(reference.path):
+            store.tidy(reference.path)
+
+
 def seal(config: RunConfig, reference: Reference, windows: Collection[str]) -> None:
     """Add what a run has recorded to the store, which then has all these windows; print their size."""
     with short_lock(config.cache, reference.path, config.workers.check):
@@ -158,7 +176,7 @@ def forget(config: RunConfig, reference: Reference, windows: Collection[str]) ->
     """Delete these windows from the store; a store that another run or a pack uses is kept."""
     if reference.is_pack:
         return
-    if reference.key in config.cache.used_by_runs(others=True):
+    if reference.key in config.cache.used_by_runs(others=True) or is_shared(reference.path):
         config.progress.say(f"{reference.path}: kept, because another run uses this reference")
         return
     with short_lock(config.cache, reference.path, config.workers.check):

@@ -15,7 +15,6 @@ from compare_q.backends.reference import store
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker.messages import LoadCommand, ScoreCommand, write_windows
 from compare_q.eval.run import plan, reference
-from compare_q.eval.run.claims import short_lock
 from compare_q.eval.run.rows import Rows
 from compare_q.eval.run.token_scores import Work
 from compare_q.eval.run.workers import Worker
@@ -30,6 +29,7 @@ class Replicas:
     def __init__(self, rows: Rows, work: Work, gpus: Sequence[str] | None) -> None:
         self.config = rows.config
         self.data = rows.data
+        self.recordings = rows.recordings
         self.title = rows.title_of(work.model)
         self.work = work
         self.model = work.model
@@ -82,16 +82,14 @@ class Replicas:
     def committed(self) -> frozenset[str]:
         """Return the windows whose scores are on disk by now."""
         folder = self.config.cache.path("scores", self.work.key, "")
-        return segments.committed(folder, self.work.tag)
+        return segments.committed(folder, self.work.tag, self.recordings)
 
     def record(self, own: reference.Reference, missing: Collection[str], to_record: Collection[str]) -> None:
         """Score and record windows, and add them to the store."""
-        check = self.config.workers.check
         with ExitStack() as held:
-            held.callback(store.tidy, own.path)
+            held.callback(reference.tidy, self.config, own)
             with storage.keeping("the reference", own.path):
-                with short_lock(self.config.cache, own.path, check):
-                    store.begin(own.path, own.identity)
+                reference.begin(self.config, own)
                 recorded = store.recorded(own.path, to_record)
             request = ScoreRequest(record=own.path, record_key=own.key)
             self.score_windows(set(missing) | (set(to_record) - recorded), request)

@@ -104,7 +104,10 @@ def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
         scored = read_or_error(rows, work)
         if scored is not None:
             return scored
-    return score_missing(rows, work, required)
+    try:
+        return score_missing(rows, work, required)
+    except ModelError as error:  # of scores in the cache that do not belong together
+        return Scored(work.model, error=error)
 
 
 def work_of(rows: Rows, model: PlannedModel) -> Work:
@@ -142,10 +145,8 @@ def score_missing(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
         with claims(rows, work, wanted, required):
             if config.clear and work.key not in rows.cleared:
                 forget(rows, work)
-            if work.store is not None and not work.store.is_pack:
-                there = required & work.store.recordings().keys()
-                if there:
-                    reference.verify(config, work.store, there)
+            if required and work.store is not None and work.store.exists and not work.store.is_pack:
+                reference.verify(config, work.store, required)
             to_record = lacking_in_store(work.store, required)
             if to_record:
                 config.cache.check_writable()
