@@ -51,16 +51,15 @@ def check_unicode(key: str, *paths: Path | str | None) -> None:
 
 def open_regular(file: Path) -> BufferedReader:
     """A regular file, opened for reading bytes; a pipe or a device is refused without waiting for it."""
-    name = printable(file)
     try:
         stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))  # noqa: SIM115
     except FileNotFoundError:
-        raise InputError(f"{name}: no such file") from None
+        raise InputError(f"{printable(file)}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise InputError(f"{name}: cannot be read: {reason(error)}") from None
+        raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
-        raise InputError(f"{name}: cannot be read: it is a pipe or a device")
+        raise InputError(f"{printable(file)}: cannot be read: it is a pipe or a device")
     return stream
 
 

@@ -35,6 +35,8 @@ from compare_q.backends.common.errors import InputError
 TEMPORARY = re.compile(r"\.compare_q\.[0-9a-f]{16}\.part")
 UNLOCKABLE_S = 86_400
 """On a file system without locks, a temporary file is kept for this long after its last change."""
+RECENT_S = 1.0
+"""Longest time in which two changes of a file may have the same time stamp."""
 KEPT = re.compile(r"(.+)\.([0-9a-f]{40})\.safetensors")
 LARGEST_HEADER = 10_000_000
 TAIL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
@@ -143,9 +145,11 @@ def sweep(folder: Path) -> None:
 def files_in(folder: Path) -> list[Path]:
     """The regular files of a folder in the order of their names, without links; empty if the folder does not exist."""
     try:
-        return [folder / name for name in sorted(os.listdir(folder)) if is_regular(folder / name)]
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except OSError:
         return []
+    return [folder / name for name in sorted(names)]
 
 
 def is_regular(path: Path) -> bool:
@@ -160,6 +164,21 @@ def size_of(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return there.st_size if stat.S_ISREG(there.st_mode) else None
+
+
+def version_of(file: Path) -> tuple[int, int, int] | None:
+    """Return a value that changes when a file's content is replaced: inode, size and time of the last change.
+
+    None if the file is missing, or was changed within ``RECENT_S``: a second change may have the same time.  Parsed
+    content can be kept for a file whose version is known.
+    """
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return None
+    if time.time() - found.st_mtime < RECENT_S:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def times_of(found: os.stat_result) -> str:

@@ -148,7 +148,7 @@ class LoadedHead:
 
 def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
     """Return the identity of a store's head."""
-    return store.path, tuple(store.manifest.heads.values()), *shard
+    return store.path, tuple(store.heads.values()), *shard
 
 
 def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None) -> LoadedHead:

@@ -25,6 +25,7 @@ with the store's lock (``eval/run/claims.py``), and nobody holds it while window
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -133,7 +134,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``windows``: the files of its windows, by the windows' digests; ``stored_bytes``: of all windows and the head.
+    ``windows``: the files of its windows, by the windows' digests; ``heads``: the files of its head, by their first
+    entry; ``stored_bytes``: of all windows and the head.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,7 +147,8 @@ class Reader:
         self.head = self.manifest.head
         self.windows = self.manifest.windows
         self.stored_bytes = sum(self.manifest.files.values())
-        self.heads_digest = "".join(self.manifest.heads.values())
+        self.heads = self.manifest.heads
+        self.heads_digest = "".join(self.heads.values())
 
     def recording(self, window: str) -> str:
         """Return 16 hexadecimal digits that identify the stored numbers of a window and the head; empty without it.
@@ -162,8 +165,9 @@ class Reader:
 
         ``advance`` is called after each file.
         """
-        names = list(self.manifest.heads.values())
-        names += [name for window, name in self.windows.items() if windows is None or window in windows]
+        names = list(self.heads.values())
+        asked = self.windows if windows is None else windows
+        names += [name for window, name in self.windows.items() if window in asked]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for problem in pool.map(problem_of, (self.path / name for name in names)):
                 if problem:
@@ -176,7 +180,7 @@ class Reader:
 
     def bytes_of(self, windows: Collection[str]) -> int:
         """Bytes of the head and of these windows (digests)."""
-        head = sum(self.manifest.files[name] for name in self.manifest.heads.values())
+        head = sum(self.manifest.files[name] for name in self.heads.values())
         return head + sum(map(self.window_bytes, windows))
 
     def n_rows(self, window: str) -> int:
@@ -208,7 +212,7 @@ class Reader:
         from safetensors import safe_open
 
         weights, biases = [], []
-        for begin, name in self.manifest.heads.items():
+        for begin, name in self.heads.items():
             with safe_open(self.path / name, "pt") as file:
                 piece = file.get_slice("weight")
                 end = begin + piece.get_shape()[0]
@@ -225,12 +229,21 @@ class Reader:
 
 def open_reference(path: Path) -> Reader:
     """Return the store at ``path``; InputError names what is wrong with it."""
+    version = storage.version_of(path / MANIFEST)
+    if version is not None and (path / MANIFEST).is_file():
+        return reader_of_version(path, version)
     if (path / MANIFEST).is_file():
         return Reader(path)
     raise InputError(
         f"{path}: holds no reference: there is no {MANIFEST}; name another path and mark the model as the reference "
         '("reference": true), so that it is recorded'
     )
+
+
+@functools.lru_cache(maxsize=4)
+def reader_of_version(path: Path, _version: tuple[int, int, int]) -> Reader:
+    """Return the store at ``path``; the process keeps it as long as its manifest has this version."""
+    return Reader(path)
 
 
 def problem_of(file: Path) -> str:

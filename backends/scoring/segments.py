@@ -20,9 +20,10 @@ This module needs numpy and safetensors, but not torch.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,10 @@ COLUMNS = {
     "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
 }  # fmt: skip
 """The fields of ``TokenScores`` and their dtypes."""
+
+
+MOST_HEADERS = 10_000
+"""Number of segments whose headers a process keeps, because a run looks up its scores several times."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +183,14 @@ def committed(folder: Path, tag: str, recordings: Mapping[str, str] = MappingPro
     return frozenset(windows)
 
 
-def recordings(folder: Path, tag: str) -> dict[str, set[str]]:
-    """Return which recordings of the reference each window was compared with under a tag, by the windows' digests."""
+def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]:
+    """Return which recordings of the reference these windows were compared with under a tag, by the windows' digests."""
     by_window = defaultdict[str, set[str]](set)
     for segment in segments_in(folder):
         if segment.tag == tag:
             for entry in segment.windows:
-                by_window[entry.window].add(entry.recording)
+                if entry.window in windows:
+                    by_window[entry.window].add(entry.recording)
     return by_window
 
 
@@ -287,6 +293,20 @@ def segment_in(file: Path) -> Segment | None:
 
     A segment of another version has no key, so that it belongs to no folder.
     """
+    version = storage.version_of(file)
+    if version is None:
+        return read_segment(file)
+    return segment_of_version(file, version)
+
+
+@functools.lru_cache(maxsize=MOST_HEADERS)
+def segment_of_version(file: Path, _version: tuple[int, int, int]) -> Segment | None:
+    """Return ``read_segment`` of a file; the process keeps it as long as the file has this version."""
+    return read_segment(file)
+
+
+def read_segment(file: Path) -> Segment | None:
+    """Read a segment's header from its file; see ``segment_in``."""
     with suppress(ValueError, KeyError, TypeError):
         facts = storage.header_of(file)[0]
         if facts["version"] != VERSION:

@@ -195,7 +195,7 @@ def copy_store(opened: store.Reader, target: Path, windows: Collection[str]) -> 
     """Copy the head and some windows (digests) of a reference store."""
     target.mkdir()
     names = [opened.windows[window] for window in sorted(windows)]
-    names += opened.manifest.heads.values()
+    names += opened.heads.values()
     files = {}
     for name in sorted(names):
         shutil.copyfile(opened.path / name, target / name)

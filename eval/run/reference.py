@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,12 +55,20 @@ class Reference:
         """True if a store exists; its content is not checked."""
         return (self.path / MANIFEST).is_file()
 
-    def recordings(self) -> dict[str, str]:
-        """Return the recordings of all windows in the store, by the windows' digests; empty if it cannot be read."""
+    @property
+    def windows(self) -> Set[str]:
+        """The digests of the windows in the store; empty if the store cannot be read."""
+        with suppress(InputError):
+            if self.exists:
+                return open_reference(self.path).windows.keys()
+        return frozenset()
+
+    def recordings(self, windows: Set[str]) -> dict[str, str]:
+        """Return the recordings of those of the ``windows`` (digests) that are in the store, by digest."""
         with suppress(InputError):
             if self.exists:
                 opened = open_reference(self.path)
-                return {window: opened.recording(window) for window in opened.windows}
+                return {window: opened.recording(window) for window in windows & opened.windows.keys()}
         return {}
 
 
@@ -84,11 +92,11 @@ def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Referenc
         path = model.out_logits / key
     reference = Reference(key, path, model.label, identity, backends.files_of(model).content())
     if reference.exists:
-        if config.logits_file is not None or reference.recordings():
+        if config.logits_file is not None or reference.windows:
             check(open_reference(path), {"decode": None, **identity})
     elif path != in_cache and not is_free(path):
         raise InputError(f"{option}: {path}: holds no store of this compare_q; name another path")
-    lacks_windows = not data.digests <= reference.recordings().keys()
+    lacks_windows = not data.digests <= reference.windows
     if path != in_cache and (config.clear or lacks_windows):
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

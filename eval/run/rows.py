@@ -67,13 +67,8 @@ class Rows:
             self.fail(work.model, error)
             return
         if work.store is not None and not work.unkept:
-            digests = self.data.digests
             self.reference = work.store
-            stored_now = work.store.recordings()
-            self.recordings = {
-                **recordings,
-                **{window: stored_now[window] for window in digests & stored_now.keys()},
-            }
+            self.recordings = {**recordings, **work.store.recordings(self.data.digests)}
         self.put(row)
 
     def fail(self, model: PlannedModel, error: Exception) -> None:

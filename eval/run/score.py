@@ -227,7 +227,7 @@ def lacking_in_store(own: Reference | None, required: frozenset[str]) -> frozens
     """Return those of the required windows that the reference's store does not have."""
     if own is None or not required:
         return frozenset()
-    return required - own.recordings().keys()
+    return required - own.windows
 
 
 def key_of(rows: Rows, model: PlannedModel) -> str | None:
@@ -267,15 +267,13 @@ def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
         if key is None:
             continue
         folder = rows.config.cache.path("scores", key, "")
-        for window, recordings in segments.recordings(folder, tag_of(model, against)).items():
-            if window in digests:
-                counts[window].update(recordings)
+        for window, recordings in segments.recordings(folder, tag_of(model, against), digests).items():
+            counts[window].update(recordings)
     agreed = {}
     for window, counter in counts.items():
         most = max(counter.values())
         agreed[window] = min(recording for recording, count in counter.items() if count == most)
-    stored = against.recordings()
-    agreed.update({window: stored[window] for window in digests & stored.keys()})
+    agreed.update(against.recordings(digests))
     return agreed
 
 

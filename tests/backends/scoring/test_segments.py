@@ -4,6 +4,7 @@ that are damaged, in the wrong folder or from elsewhere are not used, and do not
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -179,12 +180,12 @@ def test_scores_compared_with_other_numbers_of_a_window_are_not_used(tmp_path: P
     assert loaded.scores.keys() == {first, second, third}
     assert same(loaded.scores[second], new[0][1])
     assert loaded.sessions.keys() == {"old", "new"}
-    assert segments.recordings(tmp_path, TAG) == {
+    assert segments.recordings(tmp_path, TAG, named(windows)) == {
         first: {old[first]},
         second: {old[second], now[second]},
         third: {old[third]},
     }
-    assert segments.recordings(tmp_path, OTHER) == {}
+    assert segments.recordings(tmp_path, OTHER, named(windows)) == {}
 
 
 WINDOWS = random_windows(6, longest=12)
@@ -368,6 +369,24 @@ def test_a_kill_while_windows_are_forgotten_loses_no_other_window(
             break
     assert ended
     assert operation > 4
+
+
+def test_a_segment_that_was_read_before_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
+    """A process keeps the headers of old files; here the file is old, and other bytes or no file are there later."""
+    windows = random_windows(2)
+    file = commit(tmp_path, ALONE, pairs(windows), "s", 1.0)
+    assert file is not None
+    content = file.read_bytes()
+    long_ago = time.time() - 3600
+    os.utime(file, (long_ago, long_ago))
+    assert committed(tmp_path, ALONE) == named(windows)
+    damaged = content.replace(windows[0].digest.encode(), windows[0].digest[::-1].encode())
+    file.write_bytes(damaged)
+    assert committed(tmp_path, ALONE) == frozenset()
+    file.write_bytes(content)
+    assert committed(tmp_path, ALONE) == named(windows)
+    file.unlink()
+    assert committed(tmp_path, ALONE) == frozenset()
 
 
 def test_many_windows_in_many_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
