@@ -57,6 +57,7 @@ VERSION = 4
 MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
 WINDOW = re.compile(r"row\.([0-9a-f]{32}|\d{6,9})")
 """File name of a window, by its digest; by a number in older stores, whose files are deleted like these."""
+OLDER_WINDOW = re.compile(r"row\.\d{6,9}")
 HEAD = re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
@@ -267,6 +268,13 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
     if manifest and identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
         raise InputError(f"{folder}: contains another reference; give another path")
     return manifest
+
+
+def is_older(folder: Path) -> bool:
+    """Return True if a folder has a store of an older layout, also one that a killed run has not finished."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return bool(storage.load((folder / MANIFEST).read_bytes())["version"] < VERSION)
+    return any(OLDER_WINDOW.fullmatch(storage.what_of(file.name)) for file in own_files(folder))
 
 
 def key_of(identity: Mapping[str, Any]) -> str:

@@ -184,7 +184,7 @@ def committed(folder: Path, tag: str, recordings: Mapping[str, str] = MappingPro
 
 
 def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]:
-    """Return which recordings of the reference these windows were compared with under a tag, by the windows' digests."""
+    """Return which recordings of the reference these windows were compared with under a tag, by their digests."""
     by_window = defaultdict[str, set[str]](set)
     for segment in segments_in(folder):
         if segment.tag == tag:
@@ -396,6 +396,19 @@ def foreign(folder: Path) -> int:
     """Return the number of segments in a folder that belong to another key, or are of another version."""
     segments = [segment_in(file) for file in segment_files(folder)]
     return sum(segment is not None and segment.key != folder.name for segment in segments)
+
+
+def is_older(folder: Path) -> bool:
+    """Return True if the first segment of a folder is of an older version."""
+    for file in own_segments(folder):
+        with suppress(ValueError, KeyError):
+            return bool(storage.header_of(file)[0]["version"] < VERSION)
+    return False
+
+
+def own_segments(folder: Path) -> list[Path]:
+    """Return the segments of a folder, also damaged ones and those of older versions; empty if it is a link."""
+    return [file for file in own_files(folder) if not RECORD.fullmatch(file.name)]
 
 
 def own_files(folder: Path) -> list[Path]:

@@ -5,6 +5,8 @@ Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<
 and texts, not their paths.  In ``runs`` every running run lists the entries that it uses, which ``--cache-limit``
 (``eval/cli/cache.py``) does not delete.
 
+``format`` names the versions of segments and stores; a run of another version says once that older ones are not used.
+
 A cache that cannot be written is still read, without locks.  Only files with the names that compare_q gives are
 deleted.  Links are neither followed nor deleted.
 """
@@ -35,6 +37,9 @@ from compare_q.backends.reference import store as reference_store
 from compare_q.backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
+FORMAT = "format"
+"""Name of the file in a cache that has the ``VERSIONS`` of the compare_q that looked for older files last."""
+VERSIONS = f"segments {segments.VERSION}, references {reference_store.VERSION}\n"
 NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
     "scores": re.compile(r"([0-9a-f]{40})"),
@@ -90,6 +95,42 @@ class Cache:
         json_files.check_unicode("--cache-dir", self.root)
         if self.unwritable:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
+
+    def note_on_older(self) -> str:
+        """Return a line if the cache has scores or references of an older compare_q; empty if it has none.
+
+        It is returned the first time that this version opens the cache, and always if the cache may only be read.
+        """
+        file = self.root / FORMAT
+        if not self.root.is_dir():
+            return ""
+        with suppress(InputError):
+            if json_files.read_bytes(file) == VERSIONS.encode():
+                return ""
+        has_older = self.has_older()
+        if not self.unwritable:
+            with suppress(OSError):  # a full disk
+                storage.write_whole(file, VERSIONS.encode())
+        if not has_older:
+            return ""
+        return (
+            f"{self.root}: has scores or references of an older compare_q, which are not used; "
+            "--cache-limit deletes what was not used for longest, these first"
+        )
+
+    def has_older(self) -> bool:
+        """Return True if a folder of scores, or a reference store, is of an older version; one has only one version."""
+        folders = []
+        for section in ("scores", "references"):
+            with suppress(OSError):  # the section does not exist
+                folders += [(section, path) for path in (self.root / section).iterdir()]
+        for section, path in folders:
+            if not NAMES[section].fullmatch(path.name):
+                continue
+            is_older = segments.is_older if section == "scores" else reference_store.is_older
+            if is_older(path):
+                return True
+        return False
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:

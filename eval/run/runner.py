@@ -110,7 +110,7 @@ def prepared(
     plan.raise_all(problems)
     data = EvalData.joined(texts)
     models = plan.fitted(config, specs, models, data)
-    emulated = plan.emulated_dtypes(config, models)
-    if emulated:
-        config.progress.say(emulated)
+    for note in (config.cache.note_on_older(), plan.emulated_dtypes(config, models)):
+        if note:
+            config.progress.say(note)
     return models, data

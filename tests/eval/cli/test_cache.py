@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
+from compare_q.backends.common import storage
+from compare_q.backends.reference.store import MANIFEST
 from compare_q.backends.scoring import segments
 from compare_q.eval.cli import cache as cache_listing
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.run.claims import claimed
 from tests.support.stores import numbers, store_of
 from tests.support.toy import Ran, assert_refused
 
@@ -76,10 +82,102 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
     ],
 )  # fmt: skip
 def test_the_oldest_go_first_until_the_rest_fits(cache: Cache, limit: int, gold: list[str]) -> None:
-    removed, left = cache_listing.prune(cache, limit)
-    assert [entry.section for entry in removed] == gold
-    assert left == 6100 - sum(entry.size for entry in removed) <= limit
+    before = cache_listing.entries(cache)
+    deleted, left = cache_listing.prune(cache, limit)
+    there = {entry.path for entry in cache_listing.entries(cache)}
+    gone = [entry for entry in reversed(before) if entry.path not in there]
+    assert [entry.section for entry in gone] == gold
+    assert deleted == sum(entry.size for entry in gone)
+    assert left == 6100 - deleted <= limit
     assert names(cache) >= STRANGERS
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files in a folder, by name."""
+    return {file.name: file.stat().st_size for file in folder.iterdir()}
+
+
+def test_scores_go_by_segment_and_their_records_with_the_last_one(cache: Cache, compare_q: Run) -> None:
+    """A segment of the oldest use, then tokens, then the other segment with the record; then the reference."""
+    scores = cache.root / "scores" / key("b")
+    (scores / "notes.txt").unlink()
+    old = scores / f"0123456789abcdef-more.{'1' * 40}.safetensors"  # of compare_q 0.3
+    old.write_bytes(b"x" * 500)
+    os.utime(old, (1.6e9, 1.6e9))
+    os.utime(scores / SEGMENT, (1.8e9, 1.8e9))
+    in_all = 6600
+    listed = compare_q("cache", "--cache-dir", cache.root).out.splitlines()
+    (line,) = (line for line in listed if "scores of" in line)
+    assert line.startswith(time.strftime("%Y-%m-%d %H:%M", time.localtime(1.8e9)))
+    assert "2.5 kB  scores of Q4 [/tmp/x] [h8], bbbbbbbb" in line
+    assert cache_listing.prune(cache, in_all) == (0, in_all)
+    assert cache_listing.prune(cache, in_all - 1) == (500, 6100)
+    assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
+    assert cache_listing.prune(cache, 2500) == (4100, 2000)  # tokens, log and reference are older than the segment
+    assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
+    assert cache_listing.prune(cache, 1999) == (2000, 0)
+    assert not scores.exists()
+    assert cache_listing.entries(cache) == []
+
+
+@pytest.mark.parametrize(("section", "digit", "size"), [("references", "c", 3000), ("scores", "b", 2000)])
+def test_what_is_claimed_stays(cache: Cache, section: str, digit: str, size: int) -> None:
+    """A run with another cache scores windows, or records them into a store of this cache."""
+    other = Cache(cache.root.with_name("other"))
+    with claimed(other, cache.path(section, key(digit), ""), {"0" * 32}, lambda: None):
+        assert cache_listing.prune(cache, 0) == (6100 - size, size)
+    assert cache_listing.prune(cache, 0) == (size, 0)
+
+
+OLDER = "has scores or references of an older compare_q, which are not used; --cache-limit deletes"
+
+
+def make_older(cache: Cache, section: str) -> None:
+    """Replace the cache's scores or its reference by those of compare_q 0.3, with any numbers."""
+    if section == "scores":
+        facts = storage.facts_line({"version": 3, "key": key("b"), "tag": "alone", "windows": [[0, 3]]})
+        content = safetensors.save({"logprob": np.zeros(3, np.float32)}, metadata=facts)
+        storage.keep(cache.root / "scores" / key("b"), "alone", [content])
+        (cache.root / "scores" / key("b") / SEGMENT).unlink()
+    else:
+        folder = cache.root / "references" / key("c")
+        (window,) = folder.glob("row.*")
+        window.rename(folder / f"row.000000.{window.name.split('.')[2]}.safetensors")
+        manifest = storage.load((folder / MANIFEST).read_bytes())
+        (folder / MANIFEST).write_bytes(storage.dump({**manifest, "version": 3}))
+
+
+@pytest.mark.parametrize("section", ["scores", "references"])
+def test_older_scores_and_references_are_named_once_and_left_alone(
+    cache: Cache, compare_q: Run, write_specs: Specs, section: str
+) -> None:
+    make_older(cache, section)
+    before = names(cache)
+    data, spec = write_specs()
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", cache.root)
+    assert ran.status == 0
+    assert (ran.out + ran.err).count(OLDER) == 1
+    assert names(cache) > before
+    ran = compare_q("-d", data, "-m", spec, "--cache-dir", cache.root)
+    assert OLDER not in ran.out + ran.err
+    listed = compare_q("cache", "--cache-dir", cache.root)
+    assert OLDER not in listed.out
+    assert "bbbbbbbb" in listed.out
+    assert "cccccccc" in listed.out
+    assert compare_q("cache", "--cache-dir", cache.root, "--cache-limit", "0KB").status == 0
+    assert {name for name in names(cache) if not name.startswith(("runs/", "format"))} == STRANGERS
+
+
+def test_a_cache_that_may_only_be_read_names_older_scores_each_time(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Cache(cache.root).note_on_older() == ""  # nothing is older; that is kept
+    (cache.root / "format").unlink()
+    make_older(cache, "references")
+    monkeypatch.setattr(Cache, "unwritable", "it may only be read")
+    for _ in range(2):
+        assert OLDER in Cache(cache.root).note_on_older()
+    assert not (cache.root / "format").exists()
 
 
 def test_what_a_run_uses_stays(cache: Cache) -> None:
@@ -88,12 +186,12 @@ def test_what_a_run_uses_stays(cache: Cache) -> None:
     other = Cache(cache.root)
     other.use("scores", key("b"))
     with cache.locked([cache.path("tokens", key("a"), ".lock")], lambda: None):
-        removed, left = cache_listing.prune(cache, 0)
-        assert (removed, left) == ([], 6100)
+        assert cache_listing.prune(cache, 0) == (0, 6100)
     assert "over the limit of 10 bytes: in use" in cache_listing.limited(cache, 10)
     assert "tokens" not in [entry.section for entry in cache_listing.entries(cache)]
     del other  # the run has ended
-    assert [entry.section for entry in cache_listing.prune(cache, 3000)[0]] == ["logs", "scores"]
+    assert cache_listing.prune(cache, 3000) == (2100, 3000)
+    assert [entry.section for entry in cache_listing.entries(cache)] == ["references"]
     assert [*(cache.root / "runs").iterdir()] == [cache.marks]
 
 
@@ -102,9 +200,7 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
     assert ran.status == 0, ran.err
-    assert re.search(
-        r"cache: removed 0 entries, 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
-    )
+    assert re.search(r"cache: deleted 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out)
     for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):  # 20 must not mean 20 bytes
         assert_refused(compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB")
     listed = compare_q("cache")
