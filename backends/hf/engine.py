@@ -29,7 +29,7 @@ from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import check_installed, installed_versions
-from compare_q.backends.hf import long_windows
+from compare_q.backends.hf import long_windows, rotary
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
@@ -46,8 +46,6 @@ DTYPES = {
 }  # fmt: skip
 """load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
-LONGEST_SEEN = "max_seq_len_cached"
-"""Attribute of a rotary embedding: the length of the longest sequence so far."""
 GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
 """Arguments of attention that torch's sdpa does not accept, and the attribute of a layer that holds each one."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
@@ -111,7 +109,7 @@ class TransformersEngine(LogitsEngine):
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
-        self.checkpoint, self.rotary = TransformersFolder(model), list[Any]()
+        self.checkpoint = TransformersFolder(model)
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         self.two_parts = False  # has a base model, and a forward that can compute only some logits (long_windows.py)
@@ -183,11 +181,11 @@ class TransformersEngine(LogitsEngine):
             self.model.set_attn_implementation("eager")
         check_resident(folder, self.model, stored)
         self.model.eval()
+        rotary.start_from_original_factors(self.model)
         if not self.options.streaming:  # streaming would read every layer again
             check_causal(folder, self.model)
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
-        self.rotary = [module for module in self.model.modules() if LONGEST_SEEN in vars(module)]
         if (seed := seed_of(self.planned.options)) is not None:
             self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
         if self.options.streaming:
@@ -209,15 +207,9 @@ class TransformersEngine(LogitsEngine):
             raise ModelError(missed)
 
     def _tokens(self, window: Window) -> torch.Tensor:
-        """Return the tokens [1, L] on the device.
-
-        Dynamic rotary factors are reset; otherwise they could be the factors of an earlier, longer window.
-        """
+        """Return the tokens [1, L] on the device."""
         import torch
 
-        for module in self.rotary:
-            for name in [name for name in vars(module) if name.endswith(LONGEST_SEEN)]:
-                setattr(module, name, 0)
         return torch.from_numpy(window.token_ids).long().unsqueeze(0).to(self.model.device)
 
     def _forward(self, window: Window) -> Iterator[torch.Tensor]:
@@ -287,7 +279,6 @@ class TransformersEngine(LogitsEngine):
         if self.streamer is not None:
             self.streamer.close()
         self.model = self.entered = self.noise = self.streamer = None
-        self.rotary = []
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:

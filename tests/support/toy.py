@@ -112,7 +112,8 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
         "tie_word_embeddings": False, "initializer_range": 0.3, "bos_token_id": 256, "eos_token_id": 256,
         "dtype": "bfloat16", **keys,
     }  # fmt: skip
-    config = getattr(transformers, f"{family}Config")(**shape)
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config_class(**shape)
     getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, shape["dtype"])).save_pretrained(folder)
     save_toy_tokenizer(folder)
     return folder

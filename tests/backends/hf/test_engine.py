@@ -6,6 +6,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,17 +48,60 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     engine.close()
 
 
-def test_windows_and_answers_do_not_depend_on_the_ones_before(toy_model: Path, tmp_path: Path) -> None:
-    """Dynamic rotary factors follow the longest sequence so far; a resumed run would otherwise get other scores."""
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.7}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0 + 0.1 * index for index in range(16)],
+}
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+ROTARY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": ("Llama", {"rope_parameters": DYNAMIC}),
+    "longrope": ("Llama", {"rope_parameters": LONG_ROPE}),
+    "a type per kind of layer": (
+        "Gemma3",
+        {
+            "rope_parameters": dict(zip(LAYER_TYPES, (DYNAMIC, LONG_ROPE), strict=True)),
+            "layer_types": LAYER_TYPES,
+            "head_dim": 32,
+            "sliding_window": 16,
+            "pad_token_id": 0,
+        },
+    ),
+}
+"""Models with 32 positions of training, whose rotary factors change with the length of the window."""
+
+
+@pytest.mark.parametrize("options", [{}, {"streaming": True, "streaming_windows": 4}], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", ROTARY_MODELS)
+def test_a_windows_logits_do_not_depend_on_other_windows(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    """Windows in any order give the logits that Transformers gives in a new process; 24 and 32 tokens have the
+    original factors, 40 and 100 tokens others.
+    """
+    family, keys = ROTARY_MODELS[kind]
+    folder = save_llama(tmp_path, family, max_position_embeddings=32, dtype="float32", **keys)
+    windows = [toy_windows(1, length)[0] for length in (24, 32, 40, 100)]
+    alone = []
+    for window in windows:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.inference_mode():
+            alone.append(model(torch.from_numpy(window.token_ids).long()[None], use_cache=False).logits[0])
+    engine = loaded(folder, dtype="float32", **options)
+    for order in ((0, 1, 2, 3), (3, 0, 2, 1), (3, 3, 2, 2, 0, 0, 1)):
+        engine.prepare([windows[index] for index in order])
+        for index in order:
+            assert torch.equal(engine.logits(windows[index]), alone[index])
+    engine.close()
+
+
+def test_dynamic_factors_are_reported(toy_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(toy_model, tmp_path / "dynamic"))
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     config = json.loads((folder / "config.json").read_text())
+    rope = {**DYNAMIC, "factor": 4.0}
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "max_position_embeddings": 32}))
     engine = loaded(folder, dtype="float32")
-    short, long = toy_windows(1, 60)[0], toy_windows(1, 120)[0]
-    alone = engine.logits(short)
-    engine.logits(long)
-    assert torch.equal(engine.logits(short), alone)
     assert engine.provenance()["rope"] == {"type": "dynamic", "factor": 4.0, "original_context": 32}
     engine.close()
 
