@@ -92,7 +92,7 @@ class FakeEngine(LogitsEngine):
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = options.boost
         logits[:, 0] += options.shift
-        known = (options.noise_seed, window.index) if options.noise else None
+        known = (options.noise_seed, int(window.digest, 16)) if options.noise else None
         for size, seed in ((NOISE * bool(options.noise), known), (options.random, None)):
             logits += size * torch.from_numpy(np.random.default_rng(seed).standard_normal(logits.shape, np.float32))
         if window.index in options.nan_windows:
