@@ -120,7 +120,10 @@ class Comparison:
         from compare_q.eval.plots import measures, pictures, scatter, style
 
         try:
-            measure = measures.chosen(self.results, options.pop("measure", None), None)
+            kind = options.pop("measure", None)
+            if kind not in (None, "kld", "ppl"):
+                raise ValueError(f"measure: {kind!r} is neither kld nor ppl")
+            measure = measures.chosen(self.results, kind, None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
             origin = pictures.origin_of(self.results.with_origin(["compare_q"])) if options.get("card") else ""
             drawn = scatter.scatter_figure(self.results, size=size, measure=measure, origin=origin, **options)

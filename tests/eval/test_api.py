@@ -20,7 +20,7 @@ from compare_q.eval import api
 from compare_q.eval.api import compare, load
 from compare_q.eval.table.verdict import verdict
 from tests.support import ROOT
-from tests.support.made import FAILED, QUANT, REF, replace, results_of, run_of, storage_of
+from tests.support.made import FAILED, QUANT, REF, replace, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal
 
 UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
@@ -110,7 +110,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
     file, models = write_specs([UNIFORM])
     monkeypatch.chdir(data["path"].parent)
     both = compare({**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True)
-    assert [model.label for model in both.results.texts[0].models] == ["uniform", "boosted"]
+    assert [model.label for model in both.results.models] == ["uniform", "boosted"]
     assert list(Path("kept", "scores").glob("*/*.safetensors"))
     one = compare(str(file), UNIFORM, rows=2, quiet=True)
     assert len(one.frame()) == 1
@@ -121,7 +121,7 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
 
 def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizeless = replace(QUANT, label="server", storage=replace(storage_of(QUANT), bpw_layer=None, note="a server"))
-    results_of(run_of(REF, QUANT, FAILED, sizeless)).with_origin([]).write(tmp_path / "r.json")
+    run_of(REF, QUANT, FAILED, sizeless).with_origin([]).write(tmp_path / "r.json")
     api.show(tmp_path / "r.json")
     assert QUANT.label in capsys.readouterr().out
     frame = load(tmp_path / "r.json").frame()
@@ -163,13 +163,13 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     (uniform, boosted) = found.frame().ppl
     assert pair["ln_ppl_ratio"] == pytest.approx(math.log(uniform / boosted), abs=1e-6)
     assert pair["ln_ppl_ratio_low"] <= pair["ln_ppl_ratio"] <= pair["ln_ppl_ratio_high"]
-    sized = api.Comparison(results_of(run_of(REF, QUANT)))
+    sized = api.Comparison(run_of(REF, QUANT))
     sized.plot(tmp_path / "plot.png", measure="kld")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     earlier = sized.results.updated(created="2026-01-02T03:04:05+00:00", versions={"compare-q": "0.1"})
     card = " ".join(each.get_text() for each in api.Comparison(earlier).plot(card=True).findobj(Text))
     assert "2026-01-02, compare_q 0.1" in card
-    assert repr(found) == "<Comparison of 2 models on 1 text: uniform, boosted>"
+    assert repr(found) == "<Comparison of 2 models: uniform, boosted>"
     shown = found._repr_html_()
     assert ">uniform</td>" in shown
     assert shown.count("<p>method exllamav3: ") == 1  # a footnote
@@ -190,22 +190,29 @@ def texts(toy_model: Path, toy_text: Path, tmp_path: Path) -> list[dict[str, Any
     ]
 
 
-def test_several_texts_are_rows_with_a_text(texts: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_slices_of_several_texts_are_columns(texts: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Each text's numbers are those of a run of the text alone, to the bit; KLDs are weighted by tokens."""
     found = compare(texts, [UNIFORM, BOOSTED], quiet=True)
-    frame = found.frame(["kld", "ppl"])
-    assert frame.columns.tolist() == ["text", "label", "kld", "kld_stderr", "ppl", "ppl_stderr"]
-    assert frame.text.tolist() == ["text", "text", "other", "other"]
-    for number, each in enumerate(texts):
+    frame = found.frame(["kld", "kld:text", "kld:other", "ppl:other"])
+    sliced = ["kld:text", "kld:text_stderr", "kld:other", "kld:other_stderr", "ppl:other", "ppl:other_stderr"]
+    assert frame.columns.tolist() == ["label", "kld", "kld_stderr", *sliced]
+    counts = []
+    for name, each in zip(("text", "other"), texts, strict=True):
         alone = compare(each, [UNIFORM, BOOSTED], quiet=True)
         assert alone.frame().from_cache.all()  # the scores of a run of several texts are those of one text
-        assert frame.kld.tolist()[2 * number : 2 * number + 2] == alone.frame().kld.tolist()
-    means = found.means().set_index("label")
-    assert means.mean_ppl["uniform"] == pytest.approx(500, rel=1e-6)
-    assert means.mean_kld["uniform"] == np.mean(frame.kld[frame.label == "uniform"])
-    assert means.mean_kld["boosted"] == 0
+        assert frame[f"kld:{name}"][0] == alone.frame().kld[0]
+        counts.append(alone.frame().tokens[0])
+        tokens = found.tokens("uniform", name)
+        assert len(tokens) == counts[-1]
+        of_text = tokens.drop(columns=["text", "window"])
+        pd.testing.assert_frame_equal(of_text, alone.tokens("uniform").drop(columns="window"))
+    assert np.average([frame["kld:text"][0], frame["kld:other"][0]], weights=counts) == pytest.approx(frame.kld[0])
+    assert frame["ppl:other"][0] == pytest.approx(500, rel=1e-6)
     found.save(tmp_path / "r.json")
     again = load(tmp_path / "r.json")
-    assert again.frame()[["text", "kld"]].equals(found.frame()[["text", "kld"]])
+    pd.testing.assert_frame_equal(again.frame(["kld:text", "ppl:begin"]), found.frame(["kld:text", "ppl:begin"]))
+    assert "there are: text, other, unsure, begin" in refusal(found.frame, ["kld:prose"])
+    assert "name one of the texts: text, other" in refusal(found.tokens, "uniform", "prose")
 
 
 def test_bad_input_is_an_error_that_the_package_exports() -> None:

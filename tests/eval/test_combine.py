@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 
 from compare_q.eval import merging
 from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import ModelResult, RunResult, TextResult
-from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, raw_of, replace, run_result, text_result, with_sums
+from compare_q.eval.results import ModelResult, RunResult
+from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, raw_of, replace, run_of, with_sums
 from tests.support.toy import Run, Specs, refusal
 
-DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
+DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "scored_tokens": 40}
+TEXT = {"name": "text", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
 CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
 IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
 ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
@@ -37,8 +38,10 @@ def write(tmp_path: Path) -> Write:
     """Return a function that writes a results.json of another machine: ``write(name, models..., reference=, ...)``."""
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
-        reference, data = keys.get("reference", IDENTITY), {**DATA, **keys.get("data", {})}
-        run = run_result((text_result("text", data, "letters", models, reference),), keys.get("title"))
+        reference = keys.get("reference", IDENTITY)
+        text = {**TEXT, **keys.get("text", {})}
+        data = {**DATA, **keys.get("data", {})}
+        run = run_of(*models, reference=reference, texts=[text], data=data, title=keys.get("title"))
         raw = raw_of(run, ["compare_q.py", "-d", name])
         raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
         raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
@@ -49,37 +52,31 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def combined(files: Sequence[Path]) -> tuple[RunResult, TextResult]:
-    """Return the combined run of these files, and its only text."""
-    found = merging.load(files)
-    return found, found.texts[0]
-
-
 def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
     other = on(QUANT, "w4 elsewhere")
-    run, text = combined(
+    run = merging.load(
         [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A), write("c.json", other)]
     )
-    assert text.models == (REF_A, QUANT_A, FP8_B, replace(other, label="W4A16 (2)"))
-    assert text.reference == IDENTITY
+    assert run.models == (REF_A, QUANT_A, FP8_B, replace(other, label="W4A16 (2)"))
+    assert run.reference == IDENTITY
     assert run.command == ()
 
 
 def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> None:
     files = [write("a.json", REF_A), write("b.json", FP8_B, reference={**IDENTITY, "label": "other"})]
-    assert combined(files)[0].labels == ("bf16", "FP8")
+    assert merging.load(files).labels == ("bf16", "FP8")
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
     failed = replace(FAILED, label=QUANT_A.label)
     files = [write("a.json", REF_A, failed), write("b.json", REF_A, QUANT_A)]
-    assert combined(files[::order])[1].models == (REF_A, QUANT_A)
+    assert merging.load(files[::order]).models == (REF_A, QUANT_A)
 
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     files = [write("a.json", REF_A), write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14")]
-    run, _ = combined(files)
+    run = merging.load(files)
     assert run.labels == ("bf16", "base")
     assert (run.versions, run.hardware, run.commit) == ({}, {}, "c")
 
@@ -88,7 +85,10 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     ("keys", "named"),
     [
         ({"data": {"vocabulary_sha256": "x"}}, ["tokenizer", "x, not vocabulary v"]),
-        ({"data": {"windows_sha256": "x", "windows": 3, "method": "once"}}, ["windows", "3 windows by method once, x"]),
+        (
+            {"data": {"windows_sha256": "x", "windows": 3}, "text": {"method": "once"}},
+            ["windows", "3 windows by method once, x"],
+        ),
         ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],
@@ -135,11 +135,11 @@ def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_spec
         data, spec = write_specs([reference, *models], max_rows=4)
         ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name)
         assert ran.status == 0, ran.err
-    (whole,) = RunResult.read(tmp_path / "all.json").texts
-    _, run = combined([tmp_path / "a.json", tmp_path / "b.json"])
+    whole = RunResult.read(tmp_path / "all.json")
+    run = merging.load([tmp_path / "a.json", tmp_path / "b.json"])
     measured = [
         [
-            (m.label, m.scores_key, m.ppl, m.kld, m.blocks, m.curve, m.reference, m.notes, m.worst_tokens)
+            (m.label, m.scores_key, m.ppl, m.kld, m.blocks, m.curve, m.slices, m.reference, m.notes, m.worst_tokens)
             for m in r.models
         ]
         for r in (run, whole)

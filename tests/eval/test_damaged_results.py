@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from compare_q.eval.results import NO_RESULTS, RunResult
+from compare_q.eval.stats.estimates import MOST_TEXTS
 from tests.support.made import (
     PERCENTILES,
     QUANT,
@@ -17,17 +18,17 @@ from tests.support.made import (
     raw_of,
     read_back,
     replace,
-    results_of,
     run_of,
-    run_result,
-    text_result,
+)
+from tests.support.made import (
+    TEXT as ONE_TEXT,
 )
 from tests.support.toy import refusal
 
 RUN = run_of(REF, QUANT)
-RAW = raw_of(results_of(RUN))
-TEXT = ("texts", 0)
-MODEL = (*TEXT, "models", 1)
+RAW = raw_of(RUN)
+TEXT = ("data", "texts", 0)
+MODEL = ("models", 1)
 TIMING = {"started": 1.0, "loaded": 2.0, "score_began": 3.0, "first_window": 4.0, "last_window": 5.0, "closed": None}
 
 
@@ -45,28 +46,34 @@ def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
 
 INPUTS = [
     # the place of the damage, the value there (...: the key is missing), what the line must name
-    (("texts",), ..., "texts: "),
+    (("models",), ..., "models: "),
+    (("models",), [], "models: "),
     (("title",), 5, "title: "),
-    ((*TEXT, "name"), "", "texts.0.name: "),
-    ((*TEXT, "models"), [], "texts: "),
-    ((*TEXT, "error"), "no such file", "texts: "),
-    ((*TEXT, "data"), {"text_tokens": True}, "texts.0.data: text_tokens: "),
-    ((*TEXT, "reference"), {}, "texts.0.reference: label: "),
+    (("data",), ..., "data: "),
+    (("data", "texts"), ..., "data: texts: "),
+    (("data", "texts"), [], "data: texts: "),
+    (("data", "windows"), -1, "data: windows: "),
+    ((*TEXT, "name"), "", "data: texts.0.name: "),
+    ((*TEXT, "text_tokens"), True, "data: texts.0.text_tokens: "),
+    (("reference",), {}, "reference: label: "),
+    ((*MODEL, "slices"), {"text": {"tokens": -1}}, "models.1.slices.text.tokens: "),
+    ((*MODEL, "slices"), {"text": {"tokens": 1, "ppl": 0.0}}, "models.1.slices.text.ppl: "),
+    ((*MODEL, "slices"), {"text": {"kld": 1.0}}, "models.1.slices.text.tokens: "),
     ((*MODEL, "label"), "bf16", "models: "),
-    ((*MODEL, "ppl"), "7.5", "texts.0.models.1.ppl: "),
-    ((*MODEL, "ppl"), 0.0, "texts.0.models.1.ppl: "),
-    ((*MODEL, "tokens"), -1, "texts.0.models.1.tokens: "),
-    ((*MODEL, "timing"), TIMING | {"loaded": "2"}, "texts.0.models.1.timing.loaded: "),
-    ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]}, "texts.0.models.1.provenance: "),
-    ((*MODEL, "provenance"), {"kv_cache_layers": 5}, "texts.0.models.1.provenance: "),
-    ((*MODEL, "blocks", "nll"), [1.0], "texts.0.models.1.blocks: nll"),
-    ((*MODEL, "blocks", "tokens"), [1] * 31, "texts.0.models.1.blocks.tokens: "),
-    ((*MODEL, "blocks", "tokens"), [0] * 4, "texts.0.models.1.blocks: whole"),
-    ((*MODEL, "blocks", "whole"), ["losses"], "texts.0.models.1.blocks.whole.0: "),
-    ((*MODEL, "blocks", "kld"), None, "texts.0.models.1.blocks: whole"),
-    ((*MODEL, "curve", "edges"), [3, 1], "texts.0.models.1.curve: "),
-    ((*MODEL, "curve", "edges"), [1, 2, 3], "texts.0.models.1.curve: "),
-    ((*MODEL, "curve", "nll_stderr"), [0.1] * 9, "texts.0.models.1.curve: "),
+    ((*MODEL, "ppl"), "7.5", "models.1.ppl: "),
+    ((*MODEL, "ppl"), 0.0, "models.1.ppl: "),
+    ((*MODEL, "tokens"), -1, "models.1.tokens: "),
+    ((*MODEL, "timing"), TIMING | {"loaded": "2"}, "models.1.timing.loaded: "),
+    ((*MODEL, "provenance"), {"layers": [{"weights": "nf5"}]}, "models.1.provenance: "),
+    ((*MODEL, "provenance"), {"kv_cache_layers": 5}, "models.1.provenance: "),
+    ((*MODEL, "blocks", "nll"), [1.0], "models.1.blocks: nll"),
+    ((*MODEL, "blocks", "tokens"), [1] * (MOST_TEXTS + 1), "models.1.blocks.tokens: "),
+    ((*MODEL, "blocks", "tokens"), [0] * 4, "models.1.blocks: whole"),
+    ((*MODEL, "blocks", "whole"), ["losses"], "models.1.blocks.whole.0: "),
+    ((*MODEL, "blocks", "kld"), None, "models.1.blocks: whole"),
+    ((*MODEL, "curve", "edges"), [3, 1], "models.1.curve: "),
+    ((*MODEL, "curve", "edges"), [1, 2, 3], "models.1.curve: "),
+    ((*MODEL, "curve", "nll_stderr"), [0.1] * 9, "models.1.curve: "),
 ]
 
 
@@ -78,13 +85,11 @@ def test_what_no_run_writes(path: tuple[Any, ...], value: Any, name: str, tmp_pa
     assert name in said
 
 
-def test_texts_that_do_not_go_together(tmp_path: Path) -> None:
-    """Texts with equal names, or with different models, are refused; a failed text needs no models."""
-    raw = raw_of(run_result((RUN, run_of(REF, QUANT), text_result("chat", error="no such file"))))
-    assert "texts: " in refusal(read_back, raw, tmp_path)
-    raw["texts"][1]["name"] = "code"
+def test_texts_of_one_name(tmp_path: Path) -> None:
+    raw = raw_of(run_of(REF, QUANT, texts=[ONE_TEXT, ONE_TEXT]))
+    assert "data.texts: " in refusal(read_back, raw, tmp_path)
+    raw["data"]["texts"][1]["name"] = "code"
     assert read_back(raw, tmp_path).labels == ("bf16", "W4A16")
-    assert "code: models: " in refusal(read_back, damaged(raw, "texts", 1, "models", 1), tmp_path)
 
 
 def test_results_of_another_format(tmp_path: Path) -> None:
@@ -105,8 +110,8 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     """A byte that is not UTF-8 is written in Python's escaped form, anywhere in a row."""
     odd = "caf\udce9"
     row = replace(QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd)
-    text = text_result(odd, {"spec": {"path": odd}}, odd, (row,))
-    run = run_result((text,), odd).with_origin([odd])
+    text = {"name": odd, "spec": {"path": odd}}
+    run = run_of(row, reference=None, texts=[text], subtitle=odd, title=odd).with_origin([odd])
     run.write(tmp_path / "r.json")
     assert "\\udce9" in run.labels[0]
     assert RunResult.read(tmp_path / "r.json") == run
@@ -118,10 +123,4 @@ def test_every_percentile_is_wanted(tmp_path: Path) -> None:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
         assert "kld_percentiles: " in refusal(read_back, damaged(RAW, *MODEL, "kld_percentiles", value=fewer), tmp_path)
     bare = damaged(RAW, *MODEL, "kld_percentiles", value={})
-    assert read_back(bare, tmp_path).texts[0].models[1].kld_percentiles == {}
-
-
-def test_the_mean_of_an_error_too_large_to_be_squared_is_unknown(tmp_path: Path) -> None:
-    read = read_back(damaged(RAW, *MODEL, "kld_stderr", value=1e200), tmp_path)
-    assert read.mean_kld(QUANT.label).value is None
-    assert read.means
+    assert read_back(bare, tmp_path).models[1].kld_percentiles == {}

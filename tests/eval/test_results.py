@@ -1,4 +1,4 @@
-"""Rows, runs and results.json, from results of one or several texts that are made by hand."""
+"""Rows, runs and results.json, from runs of one or several texts that are made by hand."""
 
 from __future__ import annotations
 
@@ -12,43 +12,33 @@ import pytest
 from compare_q import __version__
 from compare_q.backends.base import Storage
 from compare_q.eval import results
-from compare_q.eval.results import MARK, ModelResult, RunResult, TextResult, Timing, deviations_of
+from compare_q.eval.results import MARK, ModelResult, RunResult, Timing, deviations_of
 from compare_q.eval.run.token_scores import timing_of
 from compare_q.eval.stats.estimates import summarize
-from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from compare_q.eval.stats.slices import Slice
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, places_of
 from tests.support.made import (
-    AGAINST,
     BASE,
     FAILED,
-    PPL,
     QUANT,
     REF,
     REFERENCE,
     raw_of,
     read_back,
     replace,
-    results_of,
     run_of,
-    run_result,
     storage_of,
-    text_result,
     with_against,
-    with_ppl,
 )
+from tests.support.several_texts import NAMES, three
 from tests.support.toy import refusal
 
-CODE = with_against(with_ppl(QUANT, replace(PPL, value=30.0, stderr=3.0)), kld=replace(AGAINST.kld, value=0.04))
-TEXTS = run_result(
-    (replace(run_of(REF, QUANT, FAILED), name="prose"), replace(run_of(REF, CODE, FAILED), name="code")), "a title"
-)
-BROKEN = replace(TEXTS, texts=(*TEXTS.texts, text_result("chat", error="no conversation has a token that is scored")))
 
-
-def written(text: TextResult) -> list[dict[str, Any]]:
-    """Return the rows of a text in results.json, read strictly: NaN and Infinity are not valid JSON."""
-    content = results_of(text).with_origin(["compare_q.py"]).json_text()
+def written(run: RunResult) -> list[dict[str, Any]]:
+    """Return the rows in results.json, read strictly: NaN and Infinity are not valid JSON."""
+    content = run.with_origin(["compare_q.py"]).json_text()
     found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
-    return list(found["texts"][0]["models"])
+    return list(found["models"])
 
 
 def scored(seed: int) -> ModelResult:
@@ -61,7 +51,7 @@ def scored(seed: int) -> ModelResult:
     columns |= {"kld": random.exponential(size=500).astype(np.float32), "same_top": random.random(500) < 0.9}
     columns["logprob"][7] = -np.inf
     columns["kld"][:3] = np.nan
-    estimates = summarize(columns, np.arange(500), np.arange(1, 501), (2000.0, 300.0))
+    estimates = summarize(columns, places_of(np.arange(500)), np.arange(1, 501), (2000.0, 300.0))
     spec = {"noise_floor": True, "engine": {"a": [1]}}
     return replace(QUANT, label=f"seed {seed}", estimates=estimates, scores_key="ab", spec=spec)
 
@@ -91,21 +81,22 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
     failed = replace(FAILED, notes=("a", "b"), reference=True)
     size = replace(storage_of(REF), bpw_head=None, note="unknown", file_bytes=7)
     cached = replace(REF, from_cache=True, scores_key="k", storage=size)
-    run = results_of(run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference))
-    run.with_origin(["x"]).write(tmp_path / "r.json")
+    run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
+    run = run.with_origin(["x"])
+    run.write(tmp_path / "r.json")
     found = RunResult.read(tmp_path / "r.json")
-    assert found.texts == run.texts
+    assert found == run
     assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
 
-@pytest.mark.parametrize("run", [TEXTS, BROKEN])
-def test_copies_keep_what_made_the_first(run: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is read and written again on another machine keeps the machine on which it ran."""
+    run = three().updated(title="a title")
     raw = raw_of(run, ["first"])
     assert (raw["format"], raw["command"], raw["title"]) == (9, ["first"], "a title")
     monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
     assert raw_of(run)["versions"] == {"python": "0", "compare-q": __version__}
-    assert read_back(raw, tmp_path).texts == run.texts
+    assert read_back(raw, tmp_path).models == run.models
     assert raw_of(read_back(raw, tmp_path), ["other"]) == raw
 
 
@@ -117,18 +108,17 @@ def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     assert refusal(RunResult.read, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
 
 
-def test_means_are_worked_out_by_hand() -> None:
-    found = {each["label"]: each for each in raw_of(TEXTS, ["x"])["means"]}
-    quant = found["W4A16"]
-    assert quant["mean_kld"] == pytest.approx((0.01234567 + 0.04) / 2)
-    assert quant["mean_kld_stderr"] == pytest.approx((2 * 0.000452**2) ** 0.5 / 2)
-    assert quant["mean_ppl"] == pytest.approx((7.5 * 30) ** 0.5)  # 15
-    relative = ((0.852 / 7.5) ** 2 + 0.1**2) ** 0.5 / 2
-    assert quant["mean_ppl_stderr"] == pytest.approx(15 * relative)
-    assert (found["bf16"]["mean_kld"], found["bf16"]["mean_kld_stderr"]) == (0.0, None)
-    assert found["broken"]["mean_ppl"] is None
-    without = {each["label"]: each for each in raw_of(BROKEN, ["x"])["means"]}
-    assert without["W4A16"]["mean_kld"] is None  # a mean over some of the texts would look like one over all
+def test_texts_and_slices_of_a_run() -> None:
+    """A run's slices are those of all its rows; its tokens and windows are those of all texts, if known."""
+    run = three()
+    assert run.slices == NAMES
+    only = replace(QUANT, slices={"special": Slice(3)})
+    assert run.updated(models=(only, *run.models)).slices == ("special", *NAMES)
+    first, second = {"name": "a", "windows": 3, "text_tokens": 5}, {"name": "b", "windows": 4, "windows_of_the_text": 9}
+    run = run_of(REF, QUANT, texts=[first, {**second, "text_tokens": 7}])
+    assert (run.text_tokens, run.available_windows, run.is_sample) == (12, 12, True)
+    run = run_of(REF, QUANT, texts=[first, {**second, "windows_of_the_text": None}])
+    assert (run.text_tokens, run.available_windows, run.is_sample) == (None, 7, False)
 
 
 def test_a_deviation_marks_the_label() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 from random import Random
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -21,28 +20,22 @@ from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest
 from compare_q.backends.scoring import segments
 from compare_q.eval import merging
 from compare_q.eval.report import page
-from compare_q.eval.results import RunResult, TextResult
+from compare_q.eval.results import RunResult
 from compare_q.eval.table import columns, pairs, render
 from compare_q.eval.table.columns import BY_NAME
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
-from tests.support.made import FAILED, LAYERS, QUANT, REF, WORST, raw_of, replace, run_of, run_result, text_result
+from tests.support.made import FAILED, LAYERS, QUANT, REF, WORST, raw_of, run_of
+from tests.support.several_texts import NAMES, three
 
-DATA = {"windows": 2, "windows_sha256": "w", "vocabulary_sha256": "v", "text_tokens": 100_000, "method": "exllamav3"}
+DATA = {"windows_sha256": "w", "vocabulary_sha256": "v"}
+TEXT = {"name": "text", "windows": 2, "text_tokens": 100_000, "method": "exllamav3"}
 LAYER = {**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}
 PROVENANCE = {"gpus": ["NVIDIA H200"], "driver": "580", "layers": [LAYER]}
-RUN = run_of(REF, QUANT, FAILED)
-
-
-def json_of(*texts: TextResult) -> Any:
-    return raw_of(run_result(texts), ["x"])
-
-
-WHOLE = json_of(RUN)
-WHOLE["texts"][0]["data"] = DATA
+WHOLE = raw_of(run_of(REF, QUANT, FAILED, texts=[TEXT], data=DATA), ["x"])
 SPEC = {"group": "g", "noise_floor": True}
-WHOLE["texts"][0]["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
-WHOLE["texts"][0]["models"][1]["worst_tokens"] = [token.model_dump() for token in WORST]
-TEXTS = json_of(replace(RUN, name="a"), replace(RUN, name="b"), text_result("c", error="no such file"))
+WHOLE["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
+WHOLE["models"][1]["worst_tokens"] = [token.model_dump() for token in WORST]
+TEXTS = raw_of(three(failed={"noise": "told to fail"}), ["x"])
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def show(run: RunResult, folder: Path) -> None:
     """Write all outputs of a run except pictures: table, pairs, Markdown, CSV, JSON, report."""
-    for key in (None, *BY_NAME):
+    sliced = tuple(f"{column}:{name}" for column in columns.OF_SLICES for name in NAMES)
+    for key in (None, *BY_NAME, *sliced):
         table = columns.ordered(run, key)
     stream = io.StringIO()
     render.show(table, Console(file=stream, width=120))
-    render.show(table, Console(file=stream, width=80), tuple(BY_NAME))
+    render.show(table, Console(file=stream, width=80), (*BY_NAME, *sliced))
     lines = stream.getvalue().split("\n")
-    for text in table.scored:
-        lines += pairs.pair_lines(pairs.neighbours(text), text)
+    lines += pairs.pair_lines(pairs.neighbours(table), table)
     lines += render.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
     (folder / "out.csv").write_text(render.csv_text(table))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.made import FAILED, QUANT, REF, results_of, run_of
+from tests.support.made import FAILED, QUANT, REF, run_of
 from tests.support.toy import Models, Ran, Run, Specs
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """results.json of a finished run with a failed model."""
-    run = results_of(run_of(REF, QUANT, FAILED)).with_origin(["compare_q.py", "-d", "x"])
+    run = run_of(REF, QUANT, FAILED).with_origin(["compare_q.py", "-d", "x"])
     run.write(tmp_path / "finished.json")
     return tmp_path / "finished.json"
 
@@ -28,7 +28,7 @@ def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
         data, spec = write_specs(models)
         ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", *flags)
         assert ran.status == status, ran.err
-        rows: list[dict[str, Any]] = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+        rows: list[dict[str, Any]] = json.loads((tmp_path / "r.json").read_text())["models"]
         return ran, rows
 
     return run

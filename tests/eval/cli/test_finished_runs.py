@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compare_q.eval.results import CachePart, Memory
 from compare_q.eval.table.columns import BY_NAME
-from tests.support.made import BASE, FAILED, QUANT, REF, replace, results_of, run_of
+from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of
 from tests.support.toy import Run, assert_refused
 
 
@@ -29,7 +29,7 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
 
 
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> None:
-    results_of(run_of(BASE, reference=None)).with_origin([]).write(finished)
+    run_of(BASE, reference=None).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
     assert_refused(compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'")
     before = finished.read_bytes()
@@ -38,7 +38,7 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> N
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    results_of(run_of(QUANT, FAILED, REF)).with_origin([]).write(finished)
+    run_of(QUANT, FAILED, REF).with_origin([]).write(finished)
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
     ran = compare_q("show", finished, "--sort", "kld", *files)
     labels = ("bf16", "W4A16", "broken")
@@ -71,7 +71,7 @@ def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) ->
         weights=5 * 10**9, kv=(CachePart(token_bytes=131_072.0),), kv_source="engine", logits=0, step_token=244_140
     )
     large = replace(REF, memory=memory.updated(weights=16 * 10**9))
-    results_of(run_of(large, replace(QUANT, memory=memory), BASE)).with_origin([]).write(finished)
+    run_of(large, replace(QUANT, memory=memory), BASE).with_origin([]).write(finished)
     files = ("--csv", tmp_path / "o.csv", "--html", tmp_path / "o.html", "-pf", tmp_path / "p.svg")
     words = ("--columns", "memory:32k", "--sort", "memory:32k", "-ppl", "--x-axis", "memory:32k", "--fit", "12GB@32k")
     ran = compare_q("show", finished, *words, *files, "--fail-if", "memory:32k > 10")

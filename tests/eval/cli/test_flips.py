@@ -11,7 +11,7 @@ import pytest
 
 from compare_q.eval.flips.comparing import Selection, compare
 from compare_q.eval.flips.files import run_files
-from tests.support.made import QUANT, REF, results_of, run_of
+from tests.support.made import QUANT, REF, run_of
 from tests.support.samples import NEW, REFERENCE, lines_of, write
 from tests.support.toy import Run, assert_refused
 
@@ -87,7 +87,7 @@ def test_a_missing_task_is_status_1_and_fails_every_condition(compare_q: Run, bo
 
 def test_several_new_models_with_klds(compare_q: Run, both: tuple[Path, Path], tmp_path: Path) -> None:
     """A label that is also in the results.json has that row's KLD next to its flips; another one has n/a."""
-    results_of(run_of(REF, QUANT)).write(tmp_path / "results.json")
+    run_of(REF, QUANT).write(tmp_path / "results.json")
     write(tmp_path / "more" / "same", lines_of(REFERENCE))
     words = [both[0], both[1], tmp_path / "more", "--results", tmp_path / "results.json", "-o", tmp_path / "flips.json"]
     ran = compare_q("flips", *words)
@@ -109,7 +109,7 @@ def test_a_folder_that_lm_eval_wrote_is_named_by_its_parent(compare_q: Run, tmp_
 
 def test_what_is_refused(compare_q: Run, both: tuple[Path, Path], tmp_path: Path) -> None:
     reference, new = both
-    results_of(run_of(REF, QUANT)).write(tmp_path / "results.json")
+    run_of(REF, QUANT).write(tmp_path / "results.json")
     (file,) = new.iterdir()
     for words, *facts in (
         ([], "at least one other model"),

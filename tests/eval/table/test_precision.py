@@ -112,7 +112,7 @@ def test_windows_that_are_not_spread_have_no_line() -> None:
     [
         ((90, 10), "-r 42 (of each text)"),  # 42 + 10
         ((50, 50), "-r 26 (of each text)"),
-        ((33, 33), "-r 24 (of each text)"),  # 47.9 of 66
+        ((33, 33), "-r 23 (of each text)"),  # 44.8 of 66
     ],
 )
 def test_windows_of_several_texts_count_for_each(available: tuple[int, int], flag: str) -> None:
