@@ -6,39 +6,41 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.backends.common.messages import amount, unicode
+from compare_q.backends.common.messages import amount
 from compare_q.eval.plots import measures, style
 from compare_q.eval.plots.points import subtitle_of
 from compare_q.eval.plots.style import Look, Theme
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.slices import BEGIN_LENGTH, Slice
-from compare_q.eval.text.names import BEGIN, REST, SLICES, SPECIAL, SURE, UNSURE
+from compare_q.eval.table.columns import SLICES
+from compare_q.eval.text.names import BEGIN, REST, SPECIAL, SURE, UNSURE
 
 TITLE = "KL divergence by slice of the tokens"
 MOST = 8
 """Maximum number of models: those with the lowest KLD over all tokens."""
 MOST_NAMED = 6
 """Maximum number of models left out that the heading names."""
-LAST = (SPECIAL, SURE, UNSURE, BEGIN, REST)
-"""Slices that any run may have, in the order of their groups; texts and roles come before them."""
 MEANINGS = (
-    ((SPECIAL,), "special: special tokens of the tokenizer"),
-    ((SURE, UNSURE), "sure: the reference's highest probability is at least 0.9; unsure: it is below 0.5"),
-    ((BEGIN, REST), f"begin: the first {BEGIN_LENGTH} tokens of a window; rest: the others"),
+    ((SPECIAL,), "special: the tokenizer's special tokens"),
+    ((SURE, UNSURE), "sure: the reference's highest probability is at least 0.9; unsure: below 0.5"),
+    ((BEGIN, REST), f"begin: a window's first {BEGIN_LENGTH} tokens; rest: the others"),
 )
 """Slices, and the words that explain them."""
 MARGINS = 2.4
 """Inches: height of everything except the groups and the legend."""
 THICK, THIN, GAP = 0.26, 0.1, 0.16
 """Inches: heights of a bar if there is one, and of each of ``MOST`` bars; space between two groups."""
-LABEL_CHARACTERS = 22
-"""Characters of a line of a slice's name."""
+LABEL_CHARACTERS, LABEL_WIDTH = 18, 1.8
+"""Characters of a line of a slice's name, and its largest width (inches)."""
+CHARACTERS = 86
+"""Longest line of the heading."""
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
 """Patterns of the bars of one family, which share a colour."""
 ERROR_BARS = "error bars: ± one standard error"
@@ -56,6 +58,13 @@ class Row:
     hatch: str
 
 
+class Bar(NamedTuple):
+    """The KLD of a row in a slice and its error, 0 if that is not known; nats."""
+
+    kld: float
+    stderr: float
+
+
 def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
     """Return the plot; ValueError if no model has the KLD of a slice.
 
@@ -67,29 +76,26 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
     if not names:
         raise ValueError("no model has the KLD of a slice")
     rows = rows_of(run, models[:MOST])
-    shown = [each for row in rows for name in names if (each := slice_of(row, name)) and each.kld is not None]
-    values = [each.kld for each in shown if each.kld is not None]
-    is_log = style.is_wide(values)
+    shown = shown_of(rows, names)
+    is_log = style.is_wide(each.kld for each in shown)
     labels = style.names_of([row.model.marked_label for row in rows])
-    has_errors = any(each.kld_stderr for each in shown)
     notes = [subtitle_of(run, labels), *left_out(models[MOST:]), "; ".join(meanings(names))]
-    if has_errors:
+    if any(each.stderr for each in shown):
         notes.append(ERROR_BARS)
     bar = THIN + (THICK - THIN) * (MOST - len(rows)) / (MOST - 1)
     group = len(rows) * bar + GAP
     height = MARGINS + group * len(names)
-    with style.canvas(height, TITLE if title is None else title, "\n".join(filter(None, notes)), dark=dark) as (
-        figure,
-        axes,
-        theme,
-    ):
+    subtitle = "\n".join(note for note in notes if note)
+    if title is None:
+        title = TITLE
+    with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xlabel=measures.kld_axis(run), xscale="log" if is_log else "linear")
         set_limits(axes, shown, is_log=is_log)
         label_groups(axes, run, names)
         for place, name in enumerate(names):
             for at, row in enumerate(rows):
                 y = place + (at - (len(rows) - 1) / 2) * bar / group
-                draw_bar(axes, y, bar / group, row, place, slice_of(row, name), theme)
+                draw_bar(axes, y, bar / group, row, place, row.model.slices.get(name), theme)
         if is_log:
             style.log_ticks(axes.xaxis, most=12)
         draw_legend(figure, rows, labels, theme)
@@ -119,7 +125,7 @@ def names_of(run: RunResult) -> list[str]:
 
 def in_order(names: Sequence[str]) -> list[str]:
     """Return names of slices in the order in which they are shown: texts, roles, and then those of any run."""
-    return [name for name in names if name not in SLICES] + [name for name in LAST if name in names]
+    return [name for name in names if name not in SLICES] + [name for name in SLICES if name in names]
 
 
 def rows_of(run: RunResult, models: Sequence[ModelResult]) -> list[Row]:
@@ -136,9 +142,15 @@ def rows_of(run: RunResult, models: Sequence[ModelResult]) -> list[Row]:
     return rows
 
 
-def slice_of(row: Row, name: str) -> Slice | None:
-    """Return the statistics of a model in a slice; None if it has none."""
-    return row.model.slices.get(name)
+def shown_of(rows: Sequence[Row], names: Sequence[str]) -> list[Bar]:
+    """Return the KLDs of all rows in all slices, as far as they are known."""
+    shown = []
+    for row in rows:
+        for name in names:
+            found = row.model.slices.get(name)
+            if found is not None and found.kld is not None:
+                shown.append(Bar(found.kld, found.kld_stderr or 0.0))
+    return shown
 
 
 def left_out(models: Sequence[ModelResult]) -> list[str]:
@@ -156,14 +168,14 @@ def meanings(names: Sequence[str]) -> list[str]:
     return [words for own, words in MEANINGS if any(name in own for name in names)]
 
 
-def set_limits(axes: Axes, shown: Sequence[Slice], *, is_log: bool) -> None:
+def set_limits(axes: Axes, shown: Sequence[Bar], *, is_log: bool) -> None:
     """Set the ends of the axis of the values: bars begin at 0, or left of the smallest value above 0."""
-    values = [each.kld for each in shown if each.kld is not None]
-    ends = [each.kld + (each.kld_stderr or 0.0) for each in shown if each.kld is not None]
+    values = [each.kld for each in shown]
+    last = max(each.kld + each.stderr for each in shown)
     if is_log:
-        axes.set_xlim(min(value for value in values if value > 0) / LEFT, RIGHT * max(ends))
+        axes.set_xlim(min(value for value in values if value > 0) / LEFT, RIGHT * last)
         return
-    axes.set_xlim(min(0.0, *values), 1.05 * max(ends) or 1.0)
+    axes.set_xlim(min(0.0, *values), 1.05 * last if last > 0 else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
 
@@ -171,14 +183,16 @@ def set_limits(axes: Axes, shown: Sequence[Slice], *, is_log: bool) -> None:
 def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
     """Write the name of each slice and its number of tokens at the left of its group; the first one is at the top."""
     labels = []
-    for name in names:
+    for name, short in zip(names, style.names_of(names), strict=True):
         tokens = max(model.slices[name].tokens for model in run.models if name in model.slices)
-        wrapped = textwrap.shorten(unicode(name), 2 * LABEL_CHARACTERS, placeholder="...")
-        labels.append(f"{textwrap.fill(wrapped, LABEL_CHARACTERS)}\n{amount(tokens, 'token')}")
+        labels.append(f"{textwrap.fill(short, LABEL_CHARACTERS)}\n{amount(tokens, 'token')}")
     axes.set_yticks(range(len(names)), labels)
-    for place, label in enumerate(axes.get_yticklabels()):
-        label.set_gid(f"slice-{place}")
-    axes.tick_params(axis="y", length=0)
+    ticks = axes.get_yticklabels()
+    for place, tick in enumerate(ticks):
+        tick.set_gid(f"slice-{place}")
+    widest = max(tick.get_window_extent().width for tick in ticks) / style.DPI
+    size = float(ticks[0].get_fontsize()) * min(1.0, LABEL_WIDTH / widest)
+    axes.tick_params(axis="y", length=0, labelsize=size)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
 
