@@ -24,10 +24,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from compare_q.backends.common.messages import printable
-from compare_q.eval.plots import measures, pictures, style
+from compare_q.eval.plots import measures, pictures, slice_bars, style
 from compare_q.eval.plots.pictures import Picture
 from compare_q.eval.plots.style import DARK, LIGHT
-from compare_q.eval.report import slice_table
 from compare_q.eval.results import RunResult
 from compare_q.eval.table import tables, verdict
 from compare_q.eval.table.tables import Cell, Filled
@@ -71,7 +70,7 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         finding=verdict.verdict(results),
         figures=figures_of_run(results),
         table=tables.table_of(results, names),
-        slices=slice_table.slices_of(results),
+        slices=columns_of_slices(results),
         sort_key=sort_key,
         command=shell_command(results.command),
         run=results,
@@ -101,6 +100,23 @@ def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
         title = " ".join(WORDS.get(word, word) for word in name.split("_"))
         titles[title] = drawn[name]
     return figures_of(titles)
+
+
+def columns_of_slices(results: RunResult) -> list[Filled]:
+    """Return the columns of the small table of slices: the KLD in each, or the PPL if there is no reference.
+
+    Empty if the run has none.
+    """
+    models = [model for model in results.models if model.slices]
+    if not models:
+        return []
+    measure = "kld"
+    if not any(each.kld is not None for model in models for each in model.slices.values()):
+        measure = "ppl"
+        if results.reference is not None:
+            return []
+    names = [f"{measure}:{name}" for name in slice_bars.in_order(results.slices)]
+    return tables.columns_of(results.updated(models=tuple(models)), ["label", *names])
 
 
 def sort_key(filled: Filled, cell: Cell) -> str:
