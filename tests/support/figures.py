@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 
 from compare_q.eval.plots import scatter, style
 from compare_q.eval.plots.points import Point
-from compare_q.eval.results import ModelResult, RunResult, TextResult
+from compare_q.eval.results import ModelResult, RunResult
 from tests.support import ROOT
 
 FLOOR = "bf16 vLLM, noise"
@@ -23,9 +23,9 @@ MARKED = "NVFP4 W4A4 as run"
 
 
 @functools.cache
-def real_text() -> TextResult:
+def real_run() -> RunResult:
     """The published table, with all rows."""
-    return RunResult.read(ROOT / "results" / "h200" / "table" / "results.json").texts[0]
+    return RunResult.read(ROOT / "results" / "h200" / "table" / "results.json")
 
 
 def clump(count: int, *, spread: float) -> list[Point]:

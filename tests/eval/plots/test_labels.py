@@ -4,7 +4,7 @@ import pytest
 
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import KLD
-from tests.support.figures import CASES, artists_of_kind, boxes_of, draw, is_within, real_text, smallest_gap
+from tests.support.figures import CASES, artists_of_kind, boxes_of, draw, is_within, real_run, smallest_gap
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,6 @@ def test_labels_overlap_nothing(case: str) -> None:
 
 
 def test_the_published_table_names_every_row() -> None:
-    figure = scatter.scatter_figure(real_text(), measure=KLD)
+    figure = scatter.scatter_figure(real_run(), measure=KLD)
     names = [text.get_text().rpartition("\n")[0] for text in artists_of_kind(figure, "label")]
-    assert sorted(names) == sorted(model.marked_label for model in real_text().models)
+    assert sorted(names) == sorted(model.marked_label for model in real_run().models)

@@ -7,7 +7,7 @@ import pytest
 from compare_q.eval.plots.percentiles import percentile_plot
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
-from tests.support.figures import artists_of_kind, real_text
+from tests.support.figures import artists_of_kind, real_run
 from tests.support.made import PERCENTILES, QUANT, replace, run_of, with_against
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ SMALL = model_of("GGUF Q8_0", 0.003, TENTHS)
 
 
 def test_rows_of_the_real_table_are_sorted_by_mean() -> None:
-    figure = percentile_plot(real_text())
-    ranked = sorted((m.kld, m.marked_label) for m in real_text().models if not m.reference)
+    figure = percentile_plot(real_run())
+    ranked = sorted((m.kld, m.marked_label) for m in real_run().models if not m.reference)
     assert [text.get_text() for text in artists_of_kind(figure, "label")] == [label for _, label in ranked]
     means = [float(mark.get_xdata()[0]) for mark in artists_of_kind(figure, "mean")]
     assert means == pytest.approx([kld for kld, _ in ranked])

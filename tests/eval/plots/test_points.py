@@ -1,4 +1,4 @@
-"""Points of a scatter plot: values, errors, means over texts, the lines between them, and the Pareto front."""
+"""Points of a scatter plot: values, errors, the lines between them, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
 def test_points_are_what_is_known() -> None:
     sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
-    drawn, left_out = points_of([run], BPW, PPL)
+    drawn, left_out = points_of(run, BPW, PPL)
     assert shown(drawn) == [
         (0, "bf16", 4.5, 7.5, "7.500", None), (1, "W4A16", 4.5, 7.5, "7.50", 0.015), (3, "base", 4.5, 7.5, "7.500", 0.0)
     ]  # fmt: skip
     assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
-    drawn, left_out = points_of([run], VRAM, KLD)
+    drawn, left_out = points_of(run, VRAM, KLD)
     assert shown(drawn) == [
         (0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 1.0, 0.01234567, "0.0123", 0.000452)
     ]  # fmt: skip
@@ -76,25 +76,25 @@ def test_points_are_what_is_known() -> None:
 def test_points_of_file_sizes_and_percentiles() -> None:
     """The reference's KLD is 0; 0.999 is the 99.9 % KLD of the results by hand, shown with two digits."""
     files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
-    drawn, left_out = points_of([run_of(*files, BASE)], FILES, KLD_VALUES["p99.9"])
+    drawn, left_out = points_of(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
     assert shown(drawn) == [(0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 0.3, 0.999, "1.0", None)]
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
-    drawn, _ = points_of([run_of(*files)], FILES, KLD_VALUES["median"])
+    drawn, _ = points_of(run_of(*files), FILES, KLD_VALUES["median"])
     assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
     cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))]}
-    drawn, left_out = points_of([run_of(replace(QUANT, provenance=cache), BASE)], SIZES["kv"], PPL)
+    drawn, left_out = points_of(run_of(replace(QUANT, provenance=cache), BASE), SIZES["kv"], PPL)
     assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
     assert left_out == ["base: not in the plot: KV cache unknown"]
-    assert points_of([run_of(QUANT)], FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
+    assert points_of(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
 
 
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in levels_of([run], PPL)] == [(7.5, "reference 7.50", False)]
+    assert [(level.y, level.name, level.dotted) for level in levels_of(run, PPL)] == [(7.5, "reference 7.50", False)]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in levels_of([run], KLD)] == [(0.01234567, name, True)]
-    assert [level.y for level in levels_of([run], KLD_VALUES["p99.9"])] == [0.999]
-    assert levels_of([run_of(REF, QUANT)], KLD) == []
-    assert levels_of([run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0)))], KLD) == []
-    assert levels_of([run_of(BASE, reference=None)], PPL) == []
+    assert [(level.y, level.name, level.dotted) for level in levels_of(run, KLD)] == [(0.01234567, name, True)]
+    assert [level.y for level in levels_of(run, KLD_VALUES["p99.9"])] == [0.999]
+    assert levels_of(run_of(REF, QUANT), KLD) == []
+    assert levels_of(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []
+    assert levels_of(run_of(BASE, reference=None), PPL) == []

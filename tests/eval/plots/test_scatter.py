@@ -9,8 +9,8 @@ import pytest
 from compare_q.eval.plots import scatter
 from compare_q.eval.plots.measures import BPW, KLD, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import Point, points_of
-from compare_q.eval.results import TextResult
-from tests.support.figures import artists_of_kind, draw, real_text
+from compare_q.eval.results import RunResult
+from tests.support.figures import artists_of_kind, draw, real_run
 from tests.support.made import replace
 from tests.support.several_texts import three
 
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 @pytest.mark.parametrize(("measure", "size"), [(PPL, BPW), (KLD, VRAM)])
 def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size) -> None:
     """x is the size, or the edge if unquantized; for PPL, y is the excess over the reference's 21.98 in percent."""
-    text = real_text()
-    figure = scatter.scatter_figure(text, measure=measure, size=size)
-    points, left_out = points_of([text], size, measure)
+    run = real_run()
+    figure = scatter.scatter_figure(run, measure=measure, size=size)
+    points, left_out = points_of(run, size, measure)
     sizes = [point.x for point in points if not point.unquantized]
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     expected = sorted(
-        (edge if point.unquantized else point.x, point.y if measure.kld else 100 * (point.y / text.reference_ppl - 1))
+        (edge if point.unquantized else point.x, point.y if measure.kld else 100 * (point.y / run.reference_ppl - 1))
         for point in points
     )
     found = sorted((mark.get_xdata()[0], mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point"))
@@ -36,9 +36,9 @@ def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size:
         assert y == pytest.approx(gold_y) or gold_y == 0
 
 
-def of_rows(*labels: str) -> TextResult:
+def of_rows(*labels: str) -> RunResult:
     """Return the real table with only these rows."""
-    run = real_text()
+    run = real_run()
     return replace(run, models=tuple(model for model in run.models if model.label in labels))
 
 
@@ -54,14 +54,14 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     assert more.axes[0].get_yscale() == "symlog"
 
 
-def test_several_texts_are_one_plot_of_their_means() -> None:
-    figure = scatter.scatter_figure(*three().texts, measure=KLD)
+def test_several_texts_are_one_plot_of_all_tokens() -> None:
+    """KLDs over all tokens are 0.05 and 0.03; PPL is 20 * (1 + KLD), and the reference's is 20."""
+    figure = scatter.scatter_figure(three(), measure=KLD)
     assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")][:2] == pytest.approx([0.05, 0.03])
     assert artists_of_kind(figure, "level")[0].get_ydata()[0] == pytest.approx(0.002)
-    figure = scatter.scatter_figure(*three().texts, measure=PPL)
+    figure = scatter.scatter_figure(three(), measure=PPL)
     assert figure.axes[0].get_ylabel().startswith(scatter.EXCESS_AXIS)
-    best = artists_of_kind(figure, "point")[0].get_ydata()[0]
-    assert best == pytest.approx(100 * (math.prod((1.05, 1.02, 1.08)) ** (1 / 3) - 1))
+    assert artists_of_kind(figure, "point")[0].get_ydata()[0] == pytest.approx(5)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
     reference: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the axis shows perplexity itself, without a line."""
-    monkeypatch.setattr(TextResult, "reference_ppl", property(lambda run: reference))
+    monkeypatch.setattr(RunResult, "reference_ppl", property(lambda run: reference))
     figure = scatter.scatter_figure(of_rows(*TWO), measure=PPL)
     assert (figure.axes[0].get_yscale(), figure.axes[0].get_ylabel()) == ("linear", "Perplexity")
     assert not artists_of_kind(figure, "level")

@@ -16,7 +16,7 @@ from compare_q.backends.base import Storage
 from compare_q.eval.plots import style
 from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import ModelResult
-from tests.support.figures import real_text
+from tests.support.figures import real_run
 
 # of linear sRGB; Machado, Oliveira and Fernandes 2009, severity 1
 PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
@@ -59,7 +59,7 @@ def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> No
     assert len({look.colour for look in found}) == 9
     assert style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
     assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(9))
-    table = real_text().models
+    table = real_run().models
     markers = {(look.engine, look.marker) for look in style.looks_of(table)}
     assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
 

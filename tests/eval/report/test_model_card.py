@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from huggingface_hub import EvalResult, ModelCard
 
+from compare_q.eval.results import RunResult
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.stats.uncertainty import Mean
-from tests.support.made import FAILED, QUANT, REF, REFERENCE, SIZE, replace, results_of, text_result, with_against
+from tests.support.made import FAILED, QUANT, REF, SIZE, data_of, replace, run_of, with_against
+from tests.support.several_texts import three
 from tests.support.toy import Run
 
 SPEC = {"tokenizer_dir": "/home/ann/bf16", "dataset": "wiki2", "dataset_split": "test", "eval_len": 8, "eval_stride": 8}
-DATA = {"spec": SPEC, "windows": 2, "window_length": 8, "scored_tokens": 40}
+DATA = {"name": "wikitext2", "spec": SPEC, "windows": 2, "window_length": 8, "scored_tokens": 40}
 PLAIN = replace(
     REF, storage=replace(SIZE, bpw_layer=16.0), spec={"load_fn": "fake", "label": "bf16", "model_dir": "owner/base"}
 )
@@ -28,8 +30,8 @@ ROWS = (
 )  # fmt: skip
 
 
-def card_of(compare_q: Run, tmp_path: Path, *texts: Any) -> str:
-    results_of(*texts).with_origin(["compare_q.py", "-d", "/home/ann/data.json"]).write(tmp_path / "r.json")
+def card_of(compare_q: Run, tmp_path: Path, run: RunResult) -> str:
+    run.with_origin(["compare_q.py", "-d", "/home/ann/data.json"]).write(tmp_path / "r.json")
     ran = compare_q("show", tmp_path / "r.json", "--model-card", tmp_path / "card.md")
     assert (ran.status, f"model card: {tmp_path / 'card.md'}" in ran.out) == (0, True), ran.err
     return (tmp_path / "card.md").read_text()
@@ -37,7 +39,7 @@ def card_of(compare_q: Run, tmp_path: Path, *texts: Any) -> str:
 
 def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
     """The card has every known value of each quantized row, unrounded, but none of the reference."""
-    card = ModelCard(card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE)))
+    card = ModelCard(card_of(compare_q, tmp_path, run_of(*ROWS, texts=[DATA])))
     same: dict[str, Any] = {"task_type": "text-generation", "dataset_type": "wiki2", "dataset_name": "wikitext2",
                             "dataset_split": "test"}  # fmt: skip
     kld = "KL divergence from bf16, nats per token (q4)"
@@ -51,9 +53,27 @@ def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
     assert "0.01235 ± 0.00045" in card.text
 
 
+def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_path: Path) -> None:
+    """KLDs of three texts, whose perplexities are 20 * (1 + KLD); the specs of all texts repeat the run."""
+    run = three()
+    texts = []
+    for number, text in enumerate(run.texts):
+        texts.append({**DATA, "name": text.name, "spec": {**SPEC, "dataset": text.name}, "windows": 3 + number})
+    card = card_of(compare_q, tmp_path, run.updated(data=data_of(*texts)))
+    found = [(each.dataset_name, each.metric_name, each.metric_value) for each in ModelCard(card).data.eval_results]
+    kld = "KL divergence from bf16, nats per token"
+    assert found[2:6] == [
+        ("wiki2", "Perplexity (GGUF Q4_K on wiki2)", 20.8), ("wiki2", f"{kld} (GGUF Q4_K on wiki2)", 0.04),
+        ("c4", "Perplexity (EXL3 4.0 on c4)", 20.4), ("c4", f"{kld} (EXL3 4.0 on c4)", 0.02),
+    ]  # fmt: skip
+    assert len(found) == 12
+    data, _ = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
+    assert [each["max_rows"] for each in data] == [3, 4, 5]
+
+
 def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> None:
     """The card contains no folder, host or failed row, and its specs are valid."""
-    card = card_of(compare_q, tmp_path, text_result("wikitext2", DATA, "", ROWS, REFERENCE))
+    card = card_of(compare_q, tmp_path, run_of(*ROWS, texts=[DATA]))
     assert not re.search('/home|gpu7|"python|broken', card)
     data, models = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
     assert [DataSpec.model_validate(each).max_rows for each in data] == [2]
@@ -62,10 +82,11 @@ def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "rows", "part"), [(DATA, ROWS[:1], "quantized"), ({"windows": 2}, ROWS, "wikitext2: ")]
+    ("data", "rows", "part"),
+    [(DATA, ROWS[:1], "quantized"), ({"name": "wikitext2", "windows": 2}, ROWS, "wikitext2: ")],
 )
 def test_what_cannot_be_described(compare_q: Run, tmp_path: Path, data: Any, rows: Any, part: str) -> None:
-    results_of(text_result("wikitext2", data, "", rows, REFERENCE)).with_origin([]).write(tmp_path / "r.json")
+    run_of(*rows, texts=[data]).with_origin([]).write(tmp_path / "r.json")
     ran = compare_q("show", tmp_path / "r.json", "--model-card", tmp_path / "card.md")
     (line,) = ran.err.splitlines()
     assert (ran.status, line.startswith("error: "), part in line) == (2, True, True)

@@ -18,9 +18,10 @@ from compare_q.eval.common.files import write_text
 from compare_q.eval.report import page
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.stats import estimates
+from compare_q.eval.stats.uncertainty import places_of
 from compare_q.eval.table import tables
-from tests.support.made import FAILED, WORST, row, run_result, text_result
-from tests.support.several_texts import three, with_failed_text
+from tests.support.made import FAILED, WORST, row, run_of
+from tests.support.several_texts import three
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -29,7 +30,14 @@ FLAGS = [
 ]  # fmt: skip
 N = 4000
 LAYER = {"layers": "h.*", "count": 2, "weights": "int4", "activations": "float16", "kernel": "Marlin", "asked": ""}
-SOURCE = {"method": "exllamav3", "windows": 4, "window_length": 1000, "scored_tokens": N, "spec": {"dataset": "wiki2"}}
+SOURCE = {
+    "name": "wiki2",
+    "method": "exllamav3",
+    "windows": 4,
+    "window_length": 1000,
+    "scored_tokens": N,
+    "spec": {"dataset": "wiki2"},
+}
 
 
 def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: int = 0, **fields: Any) -> ModelResult:
@@ -44,7 +52,7 @@ def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: in
         }  # fmt: skip
     columns = {name: each if name == "same_top" else each.astype(np.float32) for name, each in columns.items()}
     index = np.arange(N)
-    found = estimates.summarize(columns, index, index % 1000 + 1, (4.0 * N, 0.8 * N))
+    found = estimates.summarize(columns, places_of(index), index % 1000 + 1, (4.0 * N, 0.8 * N))
     size = Storage(bpw, bpw, None if bpw is None else (bpw + 4) * 2**31, "" if bpw else "a server tells nothing")
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
     return row(label, found, size, windows=4, score_seconds=2.0, provenance=provenance, **fields)
@@ -65,7 +73,7 @@ MODELS = (
 
 def results_of(*models: ModelResult) -> RunResult:
     base = next(({"label": model.label} for model in models if model.reference), None)
-    return run_result((text_result("wiki2", SOURCE, "wikitext2, 4 × 1000 tokens", models, base),))
+    return run_of(*models, reference=base, texts=[SOURCE], subtitle="wikitext2, 4 × 1000 tokens")
 
 
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
@@ -105,7 +113,7 @@ def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_text(file, html_of(HOSTILE))
     stored = RunResult.read(file)
-    assert stored.texts == HOSTILE.texts
+    assert (stored.data, stored.models) == (HOSTILE.data, HOSTILE.models)
     text = file.read_text()
     assert (text.count("<script"), text.count("</script>"), text.count("<img")) == (2, 2, 0)
     assert re.search(r"script-src 'sha256-[^']+'; base-uri 'none'", html.unescape(text))
@@ -116,8 +124,6 @@ def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
     assert shlex.split(page.shell_command(words)) == words
     assert page.shell_command(("compare_q.py", "-d", "a.json")) == "python eval/compare_q.py -d a.json"
-    with pytest.raises(ValueError, match="every text failed"):
-        html_of(run_result((text_result("a", error="no such file"),)))
 
 
 @pytest.mark.engine
@@ -172,10 +178,38 @@ class TestBrowser:
         assert [re.split(r"\s+", row)[:3] for row in tokens] == [["4.25", "50", "%"], ["3", "0.012", "%"]]
         assert "before↵ <i> after" in tokens[0]
 
-    def test_several_texts(self, open_page: Callable[..., Any]) -> None:
-        """The section of all texts comes first, then each text; a failed text shows the reason."""
-        results = with_failed_text(three(), "c4", "no <b> file")
-        opened = open_page(results)
-        assert opened.locator("h2").all_inner_texts() == ["All texts", *(text.name for text in results.texts)]
-        assert "no <b> file" in opened.locator(".failure").inner_text()
-        assert opened.locator(".models").count() == len(results.texts)
+    def test_slices_have_a_table_and_a_picture(self, open_page: Callable[..., Any]) -> None:
+        """The table has a column for each text; the reference has no KLD, and KLDs have their errors."""
+        opened = open_page(three())
+        tables_shown = opened.locator(".models")
+        assert tables_shown.count() == 2
+        heads = tables_shown.nth(1).locator("thead th").all_inner_texts()
+        assert [head.replace("\n", " ") for head in heads] == ["label", "wiki2 KLD", "c4 KLD", "chat KLD"]
+        rows = tables_shown.nth(1).locator("tbody tr").all_inner_texts()
+        assert [re.split(r"\t", row) for row in rows[::2]] == [
+            ["bf16", "ref", "ref", "ref"],
+            ["EXL3 4.0", "0.05000± 0.0050", "0.02000± 0.0020", "0.08000± 0.0080"],
+        ]
+        opened.get_by_role("button", name="KLD by slice").click()
+        assert opened.locator("figure:visible svg text", has_text=re.compile("^chat$")).count() == 1
+
+
+def test_slices_are_shown_by_kld_or_without_a_reference_by_ppl() -> None:
+    """A run without slices, or with a reference but without any KLD, has no table of them."""
+
+    def shown(run: RunResult) -> list[tuple[str, ...]]:
+        return [(each.column.title, *(cell.shown for cell in each.cells)) for each in page.columns_of_slices(run)]
+
+    assert shown(three())[1] == ("wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000")
+    assert shown(three(reference=False))[3] == ("chat PPL", "20.0000", "20.0600", "21.6000", "20.2000")
+    assert shown(results_of(*MODELS)) == []
+    assert shown(three().updated(models=three().models[:1])) == []
+
+
+def test_names_of_strangers_are_text() -> None:
+    """Names of texts are escaped in the table and in the pictures."""
+    models = [model.updated(slices={EVIL: model.slices["chat"]}) for model in three().models]
+    text = html_of(three().updated(models=tuple(models)))
+    assert (text.count("<script"), text.count("<img")) == (2, 0)
+    assert "&lt;/script&gt;&lt;img" in text.partition("<table")[0]
+    assert "&lt;img src=x" in text.partition("<table")[2].partition('id="results"')[0]

@@ -14,8 +14,9 @@ from compare_q.eval.report.tokens import AFTER, BEFORE, COUNT, with_worst_tokens
 from compare_q.eval.results import ModelResult, WorstToken
 from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.text import vocabulary
-from compare_q.eval.text.windows import EvalData
-from tests.support.made import run_result, text_result
+from compare_q.eval.text.eval_data import EvalData
+from compare_q.eval.text.windows import TextWindows
+from tests.support.made import run_of
 from tests.support.toy import save_toy_tokenizer
 
 LENGTH, STRIDE, N_WINDOWS = 1025, 512, 4
@@ -35,7 +36,8 @@ def data(tmp_path: Path) -> EvalData:
     spec = parse_data_spec(
         {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 9, "eval_stride": 9}, tmp_path
     )
-    return EvalData(spec, windows, len(ids), 256, "", "", "", tmp_path, starts, len(windows), None)
+    text = TextWindows("text", spec, windows, len(ids), 256, "", "", "", tmp_path, starts, len(windows), None)
+    return EvalData.joined([text])
 
 
 @pytest.fixture
@@ -53,12 +55,10 @@ def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[Worst
     ]  # fmt: skip
     folder = cache.path("scores", "key", "")
     segments.commit(folder, TAG, scored, "s", 1.0)
-    segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": None})
-    text = text_result(
-        "text", models=(ModelResult.of("a", "fake", scores_key=f"key/{TAG}"), ModelResult.of("b", "fake"))
-    )
-    (found,) = with_worst_tokens(run_result((text,)), [data], cache).texts
-    assert found.models[1] == text.models[1]  # has no scores
+    segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": {}})
+    run = run_of(ModelResult.of("a", "fake", scores_key=f"key/{TAG}"), ModelResult.of("b", "fake"))
+    found = with_worst_tokens(run, data, cache)
+    assert found.models[1] == run.models[1]  # has no scores
     return found.models[0].worst_tokens
 
 
@@ -106,4 +106,4 @@ def test_tokens_that_cannot_be_decoded_are_left_out(
     for damage in (lambda: file.write_text("{"), lambda: [each.unlink() for each in data.tokenizer.glob("*.json")]):
         damage()
         assert worst_of(cache, data) == ()
-        assert "text: no worst tokens: " in capsys.readouterr().err
+        assert "no worst tokens: " in capsys.readouterr().err
