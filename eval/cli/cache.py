@@ -26,7 +26,7 @@ from compare_q.backends.reference.store import read_manifest
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import NAMES, Cache, own_files, remove_lock
 from compare_q.eval.common.terminal import say
-from compare_q.eval.run.claims import lock_file, windows_of_others
+from compare_q.eval.run.claims import claimed_windows, lock_file
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
@@ -164,7 +164,7 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
     with suppress(Timeout, OSError):
         with cache.lock_at(lock).acquire(timeout=0):
             # A run may have started in the meantime; a run with another cache may use a store of this one.
-            if entry.key not in cache.used_by_runs() and not windows_of_others(entry.path):
+            if entry.key not in cache.used_by_runs() and not claimed_windows(entry.path):
                 storage.delete(file for part in parts for file in part.files)
                 if entry.section != "scores" or not segments.own_segments(entry.path):
                     cache.remove(entry.section, entry.path)

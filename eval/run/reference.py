@@ -1,8 +1,8 @@
 """The reference of a run: its key, the path of its store, and checks that the store is right and has the windows.
 
 A store belongs to one model, tokenizer, engine, hardware and version of the recording, and holds windows of any text,
-by their digests.  In the cache, and in a folder that ``out_logits`` names, the store's name is a key made from all of these.  At
-a path that the user gives, the store's identity is checked.
+by their digests.  In the cache, and in a folder that ``out_logits`` names, the store's name is a key made from all of
+these.  At a path that the user gives, the store's identity is checked.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def tokenize(
             phase.advance()
     chat = Chat(np.concatenate(roles), role_names, " and ".join(sorted(ways)), across, template.digest)
     return tokens_of(
-        tokenizer, ids, with_special=True, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat,
+        tokenizer, ids, sizes=np.concatenate(sizes), n_bytes=n_bytes, n_words=n_words, chat=chat,
         notes=notes,
     )  # fmt: skip
 

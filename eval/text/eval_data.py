@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.base import Window
-from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.text import vocabulary
 from compare_q.eval.text import windows as text_windows
 from compare_q.eval.text.windows import TextWindows
 
@@ -35,7 +33,7 @@ class EvalData:
     def joined(cls, texts: Sequence[TextWindows]) -> EvalData:
         """Return the windows of all texts, one text after the other; InputError if their tokenizers differ."""
         for text in texts:
-            if not have_same_tokenizer(text, texts[0]):
+            if text.vocabulary != texts[0].vocabulary:
                 raise InputError(
                     f"{text.name}: tokenizer_dir: its tokenizer is not the one of {texts[0].name}; "
                     "give all texts the tokenizer of the models"
@@ -173,15 +171,3 @@ class EvalData:
             "windows_sha256": self.digest,
             "vocabulary_sha256": self.vocabulary,
         }
-
-
-def have_same_tokenizer(one: TextWindows, other: TextWindows) -> bool:
-    """True if two texts were tokenized by the same tokenizer.
-
-    The vocabulary of conversations has special tokens that that of another text has not: their tokenizers are the same
-    if their files are.
-    """
-    if one.vocabulary == other.vocabulary or one.tokenizer == other.tokenizer:
-        return True
-    files = [text.tokenizer / vocabulary.FILE for text in (one, other)]
-    return all(map(json_files.is_file, files)) and files[0].read_bytes() == files[1].read_bytes()

@@ -60,7 +60,7 @@ class Tokens:
     ids: Ids  # [n]
     prefix: Ids  # the chat prefix
     top_id: int  # the tokenizer's largest id of a plain token
-    vocabulary: str  # digest of plain tokens, in conversations of special ones too (``eval/text/vocabulary.py``)
+    vocabulary: str  # digest of the tokenizer's plain tokens (``eval/text/vocabulary.py``); the same for every text
     lead: int | None = None  # the token that the method puts before a document, or instead of a window's first one
     ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [D], index after each document
     sizes: Ids | None = None  # [n], UTF-8 bytes of each token (0 for BOS); None without offsets from the tokenizer
@@ -73,14 +73,12 @@ class Tokens:
     read: str = ""  # the date and time at which the text was read
 
 
-def tokens_of(
-    tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), *, with_special: bool = False, **known: Any
-) -> Tokens:
-    """Return documents of token ids as ``Tokens``; ``with_special``: their special tokens belong to the vocabulary."""
-    ids, plain = np.concatenate(documents), vocabulary.plain_tokens(tokenizer)
-    shared = vocabulary.plain_tokens(tokenizer, ids.tolist()) if with_special else plain
+def tokens_of(tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), **known: Any) -> Tokens:
+    """Return documents of token ids as ``Tokens``."""
+    ids = np.concatenate(documents)
+    plain = vocabulary.plain_tokens(tokenizer)
     return Tokens(
-        ids, np.asarray(prefix, np.int32), max(plain), vocabulary.digest(shared),
+        ids, np.asarray(prefix, np.int32), max(plain), vocabulary.digest(plain),
         special=np.asarray(vocabulary.special_ids(tokenizer), np.int32),
         ends=np.cumsum([len(document) for document in documents]), **known,
     )  # fmt: skip
