@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,9 +222,9 @@ def load(
 ) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    ``recordings``: of the windows that the reference has now, by the windows' digests.  If segments of several tags
-    have the windows, the tag with most of the windows has priority, so that few sessions are mixed, then ``tag``
-    itself.  Other columns are left out.  A partly used segment counts its share of the seconds.
+    ``recordings``: of the windows that the reference has now, by the windows' digests.  If several segments have
+    a window, those of sessions with a record have priority, so that it is known what ran; then those of the tag with
+    most of the windows, so that few sessions are mixed; then those of ``tag``.  Other columns are left out.  A partly used segment counts its share of the seconds.
     """
     place: dict[str, int] = {}
     for window in windows:
@@ -243,10 +243,13 @@ def load(
                 usable.append((segment, wanted))
                 covered[segment.tag] |= wanted
 
+    recorded = read_records(folder)[0].keys()
+
     def priority(pair: tuple[Segment, frozenset[str]]) -> tuple[Any, ...]:
         segment, wanted = pair
         first = min(place[window] for window in wanted)
-        return -len(covered[segment.tag]), segment.tag != tag, segment.tag, first, segment.file.name
+        is_killed = segment.session not in recorded
+        return is_killed, -len(covered[segment.tag]), segment.tag != tag, segment.tag, first, segment.file.name
 
     scores: dict[str, TokenScores] = {}
     sessions = defaultdict[str, float](float)
@@ -325,6 +328,27 @@ def read_segment(file: Path) -> Segment | None:
 def forget(folder: Path, windows: Collection[str]) -> None:
     """Delete the scores of the windows with these digests, damaged files, and records that no segment needs any more.
 
+    InputError, without deleting, if the folder is a link.
+    """
+    rewrite(folder, lambda _, entry: entry.window in windows)
+
+
+def forget_outdated(folder: Path, tag: str, windows: Collection[str], recordings: Mapping[str, str]) -> None:
+    """Delete the scores of a tag of these windows that were compared with other numbers than the reference has now.
+
+    They are about to be scored again.  Who reads the folder then finds one recording of each window.
+    """
+
+    def is_outdated(segment: Segment, entry: Entry) -> bool:
+        now = recordings.get(entry.window, entry.recording)
+        return segment.tag == tag and entry.window in windows and entry.recording != now
+
+    rewrite(folder, is_outdated)
+
+
+def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> None:
+    """Delete the scores of some windows, damaged files, and records that no segment needs any more.
+
     Scores of other windows in the same segments are written again before the segments are deleted.  Files of another
     key or version are kept.  InputError, without deleting, if the folder is a link.
     """
@@ -340,7 +364,7 @@ def forget(folder: Path, windows: Collection[str]) -> None:
         if segment is None or columns is None:  # damaged
             storage.delete([file])
             continue
-        others = [(entry, part) for entry, part in parts_of(segment, columns) if entry.window not in windows]
+        others = [(entry, part) for entry, part in parts_of(segment, columns) if not is_forgotten(segment, entry)]
         if others:
             sessions.add(segment.session)
         if len(others) < len(segment.windows):

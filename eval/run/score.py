@@ -152,6 +152,7 @@ def score_missing(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
                 config.cache.check_writable()
             lookup = read(rows, work, delete_damaged=True)
             if lookup.missing | to_record <= wanted:
+                forget_outdated(rows, work, lookup.missing)
                 return score_claimed(rows, work, lookup.missing, to_record)
         wanted = lookup.missing | to_record  # a damaged file was found, or another run has forgotten windows
 
@@ -193,6 +194,15 @@ def claims(rows: Rows, work: Work, wanted: frozenset[str], required: frozenset[s
             claim = claimed(config.cache, work.store.path, to_record, config.workers.check, waits)
             held.enter_context(claim)
         yield
+
+
+def forget_outdated(rows: Rows, work: Work, missing: frozenset[str]) -> None:
+    """Delete scores of missing windows that were compared with other numbers of the reference."""
+    config = rows.config
+    if missing and work.tag != segments.ALONE:
+        folder = config.cache.path("scores", work.key, "")
+        with short_lock(config.cache, folder, config.workers.check):
+            segments.forget_outdated(folder, work.tag, missing, rows.recordings)
 
 
 def forget(rows: Rows, work: Work) -> None:

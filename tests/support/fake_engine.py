@@ -124,6 +124,19 @@ def windows_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def digests_asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return a list to which each window that is scored from now on adds (label of the model, the window's digest)."""
+    asked: list[tuple[str, str]] = []
+    pieces = FakeEngine.pieces
+
+    def noted(engine: FakeEngine, window: Window) -> Iterator[torch.Tensor]:
+        asked.append((engine.planned.label, window.digest))
+        return pieces(engine, window)
+
+    monkeypatch.setattr(FakeEngine, "pieces", noted)
+    return asked
+
+
 def _meet(folder: Path) -> None:
     """Wait until two processes have written into ``folder``; ModelError after ``MEETING_SECONDS``."""
     folder.mkdir(exist_ok=True)

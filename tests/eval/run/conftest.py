@@ -1,18 +1,26 @@
-"""Fixtures of the tests on references: the command line, a stub engine, a model and a noisy copy of it."""
+"""Fixtures of the tests on runs: the command line, a stub engine, a model and a noisy copy of it, runs in threads."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compare_q import backends
+from compare_q.eval.common.cache import Cache
+from compare_q.eval.common.progress import Progress
+from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.workers import Workers
+from compare_q.eval.specs import reading
 from tests.support import stub_engine
-from tests.support.comparisons import N_WINDOWS, Measured, Models, result_of, stub
+from tests.support.comparisons import N_WINDOWS, UNIFORM, Measured, Models, result_of, stub, write_texts
+from tests.support.threaded import H200, Told, threaded
 from tests.support.toy import Ran
+from tests.support.two_runs import Run
 
 
 @pytest.fixture
@@ -48,3 +56,34 @@ def noisy_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(stub_model: Path, noisy_stub: Path) -> list[dict[str, Any]]:
     """A reference and a model that differs from it, in float32."""
     return [stub(stub_model, "ref", reference=True), stub(noisy_stub, "noisy")]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The jobs of workers in threads."""
+    return threaded(monkeypatch)
+
+
+@pytest.fixture
+def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Callable[..., Run]]:
+    """Return a function that makes a run of models on texts, by default ``prose`` of ``write_texts``."""
+    files = write_texts(tmp_path, toy_model)
+    runs: list[Run] = []
+
+    def made(
+        models: Models = UNIFORM,
+        *names: str,
+        n_windows: int | None = None,
+        gpus: int = 1,
+        cache: Path = own_cache,
+        **keys: Any,
+    ) -> Run:
+        texts = {name: reading.load_data_specs([files[name]])[0] for name in names or ("prose",)}
+        pool = GpuPool(H200[:gpus])
+        config = RunConfig(Cache(cache), Progress(quiet=True), Workers(gpus=pool), pool, **keys)
+        runs.append(Run(config, texts, models, n_windows))
+        return runs[-1]
+
+    yield made
+    for run in runs:
+        run.config.workers.stop()
