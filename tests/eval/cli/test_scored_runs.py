@@ -32,13 +32,13 @@ def test_results_json_says_what_ran(
     assert written["format"] == 9
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
-    assert written["texts"][0]["data"]["windows"] == 9
+    assert written["data"]["windows"] == 9
     assert written["texts"][0]["data"]["scored_tokens"] == 891
     assert written["texts"][0]["data"]["spec"]["dataset_display_name"] == "letters"
-    assert len(written["texts"][0]["models"][0]["spec_sha256"]) == 64
-    assert written["texts"][0]["models"][0]["bpw_layer"] is None
-    assert written["texts"][0]["models"][0]["storage_note"] == "this model has no files"
-    assert written["texts"][0]["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
+    assert len(written["models"][0]["spec_sha256"]) == 64
+    assert written["models"][0]["bpw_layer"] is None
+    assert written["models"][0]["storage_note"] == "this model has no files"
+    assert written["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
 def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

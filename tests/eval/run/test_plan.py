@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from tests.support.toy import needs_accelerate, planned, refusal
 
 MIB = 1024**2
 GPU_MIB, ROOM_MIB = 1000.0, 700
-TEXT: Any = SimpleNamespace(series="s")
 
 
 def config_of(count: int = 0, mib: float = GPU_MIB, **keys: Any) -> RunConfig:
@@ -132,22 +130,22 @@ def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
     """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is hashed once."""
     file, config = model / "model.safetensors", config_of(verify_weights=True)
     planned_model = planned("m", "transformers", str(model), 100)
-    before, stat = identity(config, planned_model, TEXT)["weights"], file.stat()
+    before, stat = identity(config, planned_model)["weights"], file.stat()
     assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
     flip_last_bit(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert identity(config, planned_model, TEXT)["weights"] == before  # the same run does not hash the file again
+    assert identity(config, planned_model)["weights"] == before  # the same run does not hash the file again
     again = config_of(verify_weights=True)
-    assert identity(again, planned_model, TEXT)["weights"] == [hashlib.sha256(file.read_bytes()).hexdigest()]
+    assert identity(again, planned_model)["weights"] == [hashlib.sha256(file.read_bytes()).hexdigest()]
 
 
 def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
-    before = [identity(config_of(), model, TEXT) for model in models]
+    before = [identity(config_of(), model) for model in models]
     monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
-    after = [identity(config_of(), model, TEXT) for model in models]
+    after = [identity(config_of(), model) for model in models]
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, True]
 
 
@@ -183,7 +181,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monk
     """llama.cpp chooses them by its context, the run's longest window, which ``-r`` may leave out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     models = [planned("m", "fake", "none", longest) for longest in (99, 100, 101, 102)]
-    short, at_edge, above, long = (identity(config_of(), model, TEXT) for model in models)
+    short, at_edge, above, long = (identity(config_of(), model) for model in models)
     assert short == at_edge
     assert above == long
     assert (short != long) == ("long_rope" in short) == (edge is not None)
@@ -197,11 +195,11 @@ def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monk
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     """The steps are part of the key of scores; keys of prefill are the same as before decode existed."""
     model = model_of(config_of(), **keys)
-    found = identity(config_of(), model, TEXT)
+    found = identity(config_of(), model)
     assert model.decode == gold
     assert found.get("decode") == (None if gold is None else asdict(gold))
     assert found.keys() - {"decode"} == {
-        "version", "series", "model", "engine", "load_fn", "options", "versions", "hardware"
+        "version", "model", "engine", "load_fn", "options", "versions", "hardware"
     }  # fmt: skip
 
 
@@ -223,7 +221,7 @@ def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], rea
 def key_of(folder: Path, **options: Any) -> str:
     """Return the key of a model's scores in Transformers on the CPU; a refusal by the engine is an error."""
     model = model_of(config_of(), load_fn="transformers", model_dir=str(folder), engine=options)
-    return Cache.key("scores", identity(config_of(), model, TEXT))
+    return Cache.key("scores", identity(config_of(), model))
 
 
 @pytest.fixture
