@@ -107,7 +107,7 @@ def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: 
     assert ran.status == 0, ran.err
     assert left_behind(own_cache) == []
     (store,) = folder.iterdir()
-    assert Reader(store).n_windows == N_WINDOWS
+    assert len(Reader(store).windows) == N_WINDOWS
     assert store.name == ran.results["reference"]["key"]
     assert str(store) in ran.err
     assert measured(models, eval_len=50).loaded == ["ref", "uniform"]
@@ -133,7 +133,7 @@ def test_a_store_at_a_path_is_made_once_and_then_enough(measured: Compare, pair:
     assert marked.status == 0, marked.err
     assert "kept as the reference" not in marked.err
     assert marked.tokens("noisy") == first.tokens("noisy")
-    assert Reader(path).n_windows == N_WINDOWS
+    assert len(Reader(path).windows) == N_WINDOWS
 
 
 def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
@@ -152,7 +152,7 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     assert_refused(measured([*UNIFORM, fake("new", boost=1.0)]), f"{store / MANIFEST}: not a reference store")
     ran = measured(UNIFORM, "-cc")
     assert ran.status == 0, ran.err
-    assert Reader(store).n_windows == N_WINDOWS
+    assert len(Reader(store).windows) == N_WINDOWS
 
 
 def assert_no_divergence(ran: Measured, reason: str) -> None:
@@ -299,7 +299,7 @@ def test_a_store_of_other_windows(measured: Compare, tmp_path: Path) -> None:
             for flags in ([], ["-cc"]):  # a store that the user named is only deleted if this run makes the same store
                 ran = measured(specs, "-lf", path, *flags, **change)
                 assert_refused(ran, f"{path}: the reference was made of other windows", "give another path")
-    assert Reader(path).n_windows == N_WINDOWS
+    assert len(Reader(path).windows) == N_WINDOWS
 
 
 def swapped(folder: Path, target: Path) -> Path:

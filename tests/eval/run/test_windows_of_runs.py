@@ -267,9 +267,7 @@ def test_other_numbers_of_a_window_are_other_scores_of_this_window(texts: Texts,
     assert_one_recording(second, "a", "b")
     after = column(second, "a", "kld")
     changed = {
-        window
-        for window, old, new in zip(column(second, "a", "window"), before, after, strict=True)
-        if old != new
+        window for window, old, new in zip(column(second, "a", "window"), before, after, strict=True) if old != new
     }
     assert changed == {1}
     assert texts.scored(three(), ["prose"], "-r", 3) == []
