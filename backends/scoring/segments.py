@@ -224,7 +224,8 @@ def load(
 
     ``recordings``: of the windows that the reference has now, by the windows' digests.  If several segments have
     a window, those of sessions with a record have priority, so that it is known what ran; then those of the tag with
-    most of the windows, so that few sessions are mixed; then those of ``tag``.  Other columns are left out.  A partly used segment counts its share of the seconds.
+    most of the windows, so that few sessions are mixed; then those of ``tag``.  Other columns are left out.  A
+    partly used segment counts its share of the seconds.
     """
     place: dict[str, int] = {}
     for window in windows:
