@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from compare_q.eval.results import CachePart, Memory
+from compare_q.eval.stats.slices import Slice
 from compare_q.eval.table.columns import BY_NAME
 from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of
-from tests.support.toy import Run, assert_refused
+from tests.support.several_texts import three
+from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
 def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
@@ -84,3 +86,52 @@ def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) ->
     assert (tmp_path / "o.csv").read_text().splitlines()[1].startswith("W4A16,9.79496")
     assert "Memory for 32,768 tokens / GB" in (tmp_path / "p.svg").read_text()
     assert "memory 32k GB" in (tmp_path / "o.html").read_text()
+
+
+def test_slices_are_columns_sort_keys_and_conditions(compare_q: Run, tmp_path: Path) -> None:
+    """KLDs of chat: 0.08 and 0.01; the reference cannot fail by a column that compares with it."""
+    file = tmp_path / "texts.json"
+    run = three(failed={"noise": "told to fail"})
+    run.with_origin([]).write(file)
+    table = tmp_path / "o.csv"
+    words = ("--columns", "kld:chat, same_top:c4", "--sort", "kld:chat", "--csv", table)
+    ran = compare_q("show", file, *words, "--fail-if", "kld:chat > 0.05", "--fail-if", "ppl:wiki2>20.9")
+    assert ran.status == 4
+    assert [line.removeprefix("failed: ") for line in ran.err.splitlines()] == [
+        "noise: kld:chat > 0.05 (n/a: told to fail)",
+        "noise: ppl:wiki2 > 20.9 (n/a: told to fail)",
+        "EXL3 4.0: kld:chat > 0.05 (0.08000)",
+        "EXL3 4.0: ppl:wiki2 > 20.9 (21.0000)",
+    ]
+    assert table.read_text().splitlines() == [
+        "label,kld:chat,kld:chat_stderr,same_top:c4,same_top:c4_stderr",
+        "bf16,,,,",
+        "GGUF Q4_K,0.01,0.001,0.9,0.02",
+        "EXL3 4.0,0.08,0.008,0.9,0.02",
+        "noise,,,,",
+    ]
+    for flags in (("--columns", "label,kld:prose"), ("--sort", "ppl:prose"), ("--fail-if", "same_top:prose < 99")):
+        assert_refused(compare_q("show", file, *flags), f"{flags[0]}: ", "'prose'", "there are: wiki2, c4, chat")
+
+
+def test_a_slice_of_any_name_can_be_a_condition(compare_q: Run, finished: Path) -> None:
+    """The last sign of a condition is the one that compares; a row without the slice fails, since it may be wrong."""
+    odd = "a > b, <c>"
+    row = replace(QUANT, slices={odd: Slice(7, 20.0, None, 0.5)})
+    run_of(REF, row, replace(row, label="other", slices={})).with_origin([]).write(finished)
+    ran = compare_q("show", finished, "--sort", f"kld:{odd}", "--fail-if", f"kld:{odd} >= 0.5")
+    assert ran.status == 4
+    assert ran.err.splitlines() == [
+        f"failed: W4A16: kld:{odd} >= 0.5 (0.50000)", f"failed: other: kld:{odd} >= 0.5 (n/a)",
+    ]  # fmt: skip
+    assert compare_q("show", finished, "--fail-if", f" kld:{odd}>0.6").status == 4
+
+
+def test_slices_are_checked_before_anything_runs(compare_q: Run, write_specs: Specs) -> None:
+    """A run of one text without conversations has only the slices that do not depend on the text."""
+    data, models = write_specs([FAKE])
+    for flags in (("--columns", "kld:text"), ("--fail-if", "ppl:assistant > 3"), ("--sort", "ppl:text")):
+        assert_refused(compare_q("-d", data, "-m", models, *flags), f"{flags[0]}: ", "there are: special, begin, rest")
+    ran = compare_q("-d", data, "-m", models, "-r", 1, "--columns", "label,ppl:begin", "--fail-if", "ppl:begin > 1001")
+    assert ran.status == 0, ran.err
+    assert "1,000.000" in ran.out
