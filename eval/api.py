@@ -72,10 +72,7 @@ class Comparison:
         """
         import pandas as pd
 
-        names = None
-        if columns is not None:
-            names = table_columns.checked(columns)
-            table_columns.check_slices([table_columns.named(name) for name in names], self.results.slices)
+        names = chosen_columns(columns, self.results)
         rows: list[dict[str, Any]] = []
         for model in self.results.models:
             footnotes = "; ".join(notes.model_notes(model, self.results)) or None
@@ -187,6 +184,15 @@ class Comparison:
         return "".join([title, drawn, *below])
 
 
+def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[str, ...] | None:
+    """Return the names of columns, the label first; None for the default.  InputError for one that the run lacks."""
+    if columns is None:
+        return None
+    names = table_columns.checked(columns)
+    table_columns.check_slices([table_columns.named(name) for name in names], results.slices)
+    return names
+
+
 def dtype_of(annotation: Any) -> str:
     """The dtype of a column for the values of a field."""
     kinds = {annotation, *get_args(annotation), *(each for part in get_args(annotation) for each in get_args(part))}
@@ -274,11 +280,7 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     ``columns``: names as ``--columns`` takes them.
     """
     shown = result if isinstance(result, Comparison) else load(result)
-    names = None
-    if columns is not None:
-        names = table_columns.checked(columns)
-        table_columns.check_slices([table_columns.named(name) for name in names], shown.results.slices)
-    render.show(shown.results, Console(), names)
+    render.show(shown.results, Console(), chosen_columns(columns, shown.results))
     render.conclude(shown.results, Console())
     return shown
 

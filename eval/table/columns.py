@@ -46,7 +46,6 @@ class Column:
     best: Literal["", "nll", "kld", "same_top"] = ""  # the score of ``eval/ranking.py`` that marks the best rows
     more_is_better: bool = False  # sorting begins with the largest value
     wraps: bool = False  # words that a narrow terminal may wrap
-    needs: str = ""  # what a run needs for this column in addition to a reference
     shown: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
     spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
     parameter: Literal["", "context", "slice"] = ""  # what may follow the name after a colon
@@ -167,31 +166,36 @@ def named(name: str) -> Column:
     InputError for an unknown name.  Which slices a run has is not known here (``check_slices``).
     """
     first, colon, parameter = name.partition(":")
-    if first == MEMORY.name:
-        return of_context(name, parameter)
-    if first not in BY_NAME or (colon and BY_NAME[first].parameter != "slice"):
+    column = MEMORY if first == MEMORY.name else BY_NAME.get(first)
+    if column is None or (colon and not column.parameter):
         slices = ", ".join(f"{each}:SLICE" for each in OF_SLICES)
         known = f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
         raise InputError(f"{printable(name)!r} is not a column{nearest(name, BY_NAME)}; there are: {known}")
-    if not colon:
-        return BY_NAME[first]
-    if not parameter:
-        raise InputError(f"{name!r}: write the name of a slice after the colon, as {first}:special")
-    return of_slice(BY_NAME[first], parameter)
+    if column.parameter == "context":
+        return of_context(column, parameter)
+    return of_slice(column, parameter) if colon else column
 
 
-def of_context(name: str, parameter: str) -> Column:
-    """Return the column ``memory:N``; InputError unless the ``parameter`` is a number of tokens."""
+def of_context(column: Column, parameter: str) -> Column:
+    """Return a column for a number of tokens; InputError unless the ``parameter`` is one, as 8192 or 32k."""
     found = CONTEXT.fullmatch(parameter)
     if found is None:
-        raise InputError(f"{name!r}: write the number of tokens after memory, as memory:8192 or memory:32k")
+        first = column.name
+        name = f"{first}:{parameter}" if parameter else first
+        raise InputError(f"{name!r}: write the number of tokens after {first}, as {first}:8192 or {first}:32k")
     thousands = found[2]
     tokens = int(found[1]) * (1024 if thousands else 1)
-    return replace(MEMORY, name=name, header=f"memory\n{found[1]}{thousands} GB", context=tokens)
+    header = column.header.replace("\n", f"\n{found[1]}{thousands} ")
+    return replace(column, name=f"{column.name}:{parameter}", header=header, context=tokens)
 
 
 def of_slice(column: Column, name: str) -> Column:
-    """Return a column over the tokens of a slice.  It marks no best rows, and no table has it by default."""
+    """Return a column over the tokens of a slice; InputError for an empty name.
+
+    It marks no best rows, and is in no table by its own rule.
+    """
+    if not name:
+        raise InputError(f"'{column.name}:': write the name of a slice after the colon, as {column.name}:special")
     in_words = SLICES.get(name, f"tokens of {name}")
     return replace(
         column,
@@ -279,5 +283,5 @@ def no_order(run: RunResult, key: str) -> str | None:
     rows = [model for model in run.models if not (model.reference and is_compared)]
     if not rows or any(sort_value(column, model) is not None for model in rows):
         return None
-    needs = column.needs or ("a reference" if is_compared else "")
-    return f"{key}: no row has a value of it" + (f"; it is measured with {needs}" if needs else "")
+    needs = "; it is measured with a reference" if is_compared else ""
+    return f"{key}: no row has a value of it{needs}"
