@@ -153,6 +153,18 @@ def test_verdicts_and_exit_statuses(gate: Any, variants: Sequence[str], status: 
     assert (ran.status, list(found.values())) == (status, outcomes), ran.out + ran.err
 
 
+def test_a_condition_on_a_slice_is_about_the_row_of_the_gate(gate: Any) -> None:
+    """A row of the gate is of the whole text or of a part of it; its slices are of the same tokens."""
+    ran, _, found = gate("--fail-if", "ppl:begin > 1")
+    assert ran.status == 1, ran.err
+    (variant,) = found["variants"]
+    counts = [(row["tokens"], row["slices"]["begin"]["tokens"]) for row in variant["rows"]]
+    assert all(tokens == of_slice for tokens, of_slice in counts)
+    assert len(set(counts)) > 1
+    assert found["conditions"]
+    assert all("ppl:begin > 1 (1,000.000" in line for line in found["conditions"])
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -163,6 +175,7 @@ def test_verdicts_and_exit_statuses(gate: Any, variants: Sequence[str], status: 
         (("--fail-if", "kld"), ["--fail-if", "kld"]),
         (("--fail-if", "kdl > 1"), ["--fail-if", "kdl"]),
         (("--fail-if", "label > 1"), ["--fail-if", "label"]),
+        (("--fail-if", "kld:prose > 1"), ["--fail-if", "prose", "special"]),
         (("--phase", "both"), ["--phase", "both"]),
         (("--arbiter", "nothing"), ["--arbiter", "nothing"]),
         (("--baseline", "nothing.json"), ["nothing.json"]),
