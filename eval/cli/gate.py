@@ -109,7 +109,7 @@ class Gate:
         copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
         known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
         for specs in ([self.before, self.ways[0].copied(AGAIN)], copies):
-            self.score([spec for spec in specs if spec is not self.before], (FULL, ONE))
+            self.score([spec for spec in specs if spec is not self.before])
             rows += [self.rows[text][spec.name] for spec in specs for text in (FULL, ONE)]
             if known and not (rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)):
                 raise InputError(f"--baseline: {self.args.baseline}: its scores are not in the cache, or another "
@@ -123,7 +123,7 @@ class Gate:
         if ended := first_verdict(name, rows, floors):
             return self.reported(floors, [ended])
         specs = [spec for _, spec, texts in self.passes if texts and spec.name not in self.rows[ONE]]
-        self.score(specs, (FULL, ONE))
+        self.score(specs)
         verdicts, first = list[Verdict](), list[Row]()
         for way in self.ways:
             rows = [row for row, _ in self.rows_of(way)]
@@ -136,11 +136,11 @@ class Gate:
         """Return the rows of a variant, with the specs that made them."""
         return [(self.rows[text][spec.name], spec) for own, spec, texts in self.passes if own is way for text in texts]
 
-    def score(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> None:
-        """Score specs on some of the texts, compared with the first variant."""
+    def score(self, specs: Sequence[ModelSpec]) -> None:
+        """Score specs on both texts, compared with the first variant."""
         if not specs:
             return
-        for row in self.run([self.before, *specs], texts):
+        for row in self.run([self.before, *specs], (FULL, ONE)):
             self.rows.setdefault(row.text, {}).setdefault(row.model.label, row)
 
     def with_tokens(self, verdict: Verdict, rows: Sequence[Row]) -> Verdict:
