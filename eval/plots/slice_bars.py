@@ -72,7 +72,7 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
     not above 0 has no bar, but its number.
     """
     models = models_of(run)
-    names = names_of(run)
+    names = names_of(run, models[:MOST])
     if not names:
         raise ValueError("no model has the KLD of a slice")
     rows = rows_of(run, models[:MOST])
@@ -113,9 +113,8 @@ def models_of(run: RunResult) -> list[ModelResult]:
     return sorted(quantized or compared, key=lambda model: (model.kld is None, model.kld or 0.0))
 
 
-def names_of(run: RunResult) -> list[str]:
-    """Return the names of the slices of which a model has the KLD, in the order of their groups."""
-    models = models_of(run)
+def names_of(run: RunResult, models: Sequence[ModelResult]) -> list[str]:
+    """Return the names of the slices of which one of the models has the KLD, in the order of their groups."""
     known = []
     for name in run.slices:
         if any(name in model.slices and model.slices[name].kld is not None for model in models):
