@@ -36,7 +36,7 @@ NOT_COMPARED = {
 """Keys whose values depend on the time, on the version of the code, or on the format."""
 SLICED = ("tokens", "ppl", "kld", "same_top")
 """Numbers of a text that format 8 has in its row, and format 9 in its slice."""
-ALONE = {"text_one": "one", "text_chat": "chat"}
+ALONE = {"text_one": "opticks", "text_chat": "conversations"}
 """Case of a text alone -> the text's name in the case of both."""
 EAGER = {"enforce_eager": True}
 
