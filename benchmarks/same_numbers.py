@@ -97,17 +97,17 @@ def cases(models: Path) -> dict[str, Case]:
     }  # fmt: skip
     quantized = [w8a8, w4a16, nvfp4a16, nvfp4, llamacpp("Q8_0"), llamacpp("Q4_1")]
     return {
-        "demo": Case({"text": text}, [noise_floor, reference, *quantized], values=1500),
-        "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")], values=400),
+        "demo": Case({"text": text}, [noise_floor, reference, *quantized], values=2600),
+        "chat": Case({"chat": chat}, [hf_reference, transformers("HF W8A8", "-w8a8")], values=370),
         "texts": Case({"one": short, "chat": chat}, [hf_reference, hf_fp32], values=16),
-        "text_one": Case({"one": short}, [hf_reference, hf_fp32], values=400),
-        "text_chat": Case({"chat": chat}, [hf_reference, hf_fp32], values=400),
-        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode)], values=300),
-        "sweep": Case({"short": short}, [reference, swept], values=500),
+        "text_one": Case({"one": short}, [hf_reference, hf_fp32], values=320),
+        "text_chat": Case({"chat": chat}, [hf_reference, hf_fp32], values=370),
+        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode)], values=280),
+        "sweep": Case({"short": short}, [reference, swept], values=540),
         "streaming": Case(
-            {"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})], values=300
+            {"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})], values=320
         ),
-        "pack": Case({"short": short}, [w8a8, nvfp4a16, llamacpp("Q8_0")], pack=short, values=500),
+        "pack": Case({"short": short}, [w8a8, nvfp4a16, llamacpp("Q8_0")], pack=short, values=740),
         "server": Case({"text": text}, [hf_reference, served], server=base, values=250),
         "one_line": Case({}, [], [base, f"{base}-w8a8", "-r", "4", "-d", opticks["path"]], values=300),
     }
