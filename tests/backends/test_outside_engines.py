@@ -35,7 +35,7 @@ def test_an_engine_of_the_users_runs_in_a_worker(
     data, specs = write_specs([{**spec, "load_fn": name, "label": name} for name in ("fake", "second_name")])
     for cached in ([False, False], [True, False]):  # the second time with another source file of the second engine
         assert compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json").status == 0
-        rows = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+        rows = json.loads((tmp_path / "r.json").read_text())["models"]
         assert [row["ppl"] for row in rows] == pytest.approx([300.0, 300.0])
         assert [row["from_cache"] for row in rows] == cached
         (tmp_path / "other_engine.py").write_text(OTHER.format(names="'other', 'second_name'") + "# changed")

@@ -57,8 +57,8 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     assert "\nconversations: 2 windows, 93 scored tokens\n" in ran.out
     exact = gold(tokenizer, toy_model)
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["texts"][0]["data"]["conversations"]["without_scored_tokens"] == 1
-    (model,) = written["texts"][0]["models"]
+    assert written["data"]["texts"][0]["conversations"]["without_scored_tokens"] == 1
+    (model,) = written["models"]
     assert model["tokens"] == len(exact) == 93
     assert math.log(model["ppl"]) == pytest.approx(-math.fsum(exact) / 93, abs=1e-2 if GPU else 1e-5)
     again = compare_q("show", tmp_path / "r.json")

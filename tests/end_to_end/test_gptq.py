@@ -57,10 +57,11 @@ def test_gptqs_perplexity(toy_model: Path, tmp_path: Path, windows: int) -> None
     data = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(rows), "method": "gptq", "eval_len": LENGTH}
     model = {"load_fn": "transformers", "label": "model", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
     found = compare(data, [model], rows=windows, cache_dir=tmp_path / "cache")
-    text = found.results.texts[0]
-    assert [text.data[key] for key in ("text_tokens", "windows", "scored_tokens")] == [
+    results = found.results
+    (text,) = results.data["texts"]
+    assert [text[key] for key in ("text_tokens", "windows", "scored_tokens")] == [
         gold["tokens"], windows or n, (windows or n) * (LENGTH - 1),
     ]  # fmt: skip
-    ppl = text.models[0].ppl
+    ppl = results.models[0].ppl
     assert ppl is not None
     assert math.log(ppl) == pytest.approx(math.log(gold["ppl"]), abs=ATOL_LOGPROB)

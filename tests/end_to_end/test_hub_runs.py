@@ -72,7 +72,7 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert len(shards) > 1
     assert sum(path.endswith(".safetensors") for path in fetched) == len(shards)
     assert "pytorch_model.bin" not in asked_for
-    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["texts"][0]["models"]}
+    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["models"]}
     assert rows["renamed"]["ppl"] == rows["toy"]["ppl"] > 1
     assert rows["gated"]["error"].startswith("org/gated: gated on the hub: accept its licence at ")
     assert rows["missing"]["error"] == f"org/none: {WHY}"
@@ -127,7 +127,7 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
         assert client.run(COMMAND.format(words=run)) == 0, client.said.read_text()
         fetched = [each.path for each in server.asked("/org/toy-pack/", "HEAD")]
     assert any("states/row.000002" in path for path in fetched)
-    rows = {row["label"]: row for row in json.loads(results.read_text())["texts"][0]["models"]}
+    rows = {row["label"]: row for row in json.loads(results.read_text())["models"]}
     assert rows["toy"]["kld"] == 0
     assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
     server.add("datasets", "org/toy-pack", files)

@@ -46,7 +46,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done, again = run(), run()
     assert done.returncode == 0, done.stderr
     results = json.loads((folder / "r.json").read_text())
-    models = {model["label"].removesuffix(" in float32"): model for model in results["texts"][0]["models"]}
+    models = {model["label"].removesuffix(" in float32"): model for model in results["models"]}
     return {"folder": folder, "first": done, "again": again, "results": results, "models": models}
 
 
@@ -72,7 +72,7 @@ def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) ->
 def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
     """Every row has a divergence on every position of its perplexity."""
     models = demo_run["models"]
-    assert demo_run["results"]["texts"][0]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
+    assert demo_run["results"]["reference"]["label"] == "vLLM bf16" + " in float32" * FLOAT32
     assert models["vLLM bf16"]["reference"] is True
     assert models["vLLM bf16"]["kld"] == 0.0
     others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", W4A16)]

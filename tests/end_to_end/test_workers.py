@@ -57,7 +57,7 @@ def results(file: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text())
     for key in ("created", "command"):
         del found[key]
-    for model in found["texts"][0]["models"]:
+    for model in found["models"]:
         for key in ("load_seconds", "score_seconds", "tokens_per_second", "seconds", "timing", "from_cache"):
             del model[key]
     return found
@@ -70,7 +70,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     models = [fake(name, fail=2, failure=name) for name in bad] + [fake("good", boost=1.0), fake("uniform")]
     data, specs = write_specs(models)
     status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path)
-    rows = {model["label"]: model for model in results(tmp_path / "r.json")["texts"][0]["models"]}
+    rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
     assert status == 1, err
     assert all(reason in rows[name]["error"] for name, reason in bad.items()), rows
     assert rows["uniform"]["ppl"] == pytest.approx(VOCAB, rel=1e-6)
@@ -101,7 +101,7 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
             time.sleep(0.01)
     status, out, said = finished(process, tmp_path)
     assert "Traceback" not in said
-    rows = [model["error"] for model in results(tmp_path / "r.json")["texts"][0]["models"]]
+    rows = [model["error"] for model in results(tmp_path / "r.json")["models"]]
     assert status == 128 + number
     assert rows[0] is None
     assert rows[1:] == ["interrupted before all its windows were scored; run again to go on"] * 2
@@ -144,7 +144,7 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     words = ("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--gpus", "0,2")
     status, _, err = finished(start(*words, PATH=path), tmp_path)
     assert status == 0, err
-    rows = {model["label"]: model["provenance"] for model in results(tmp_path / "r.json")["texts"][0]["models"]}
+    rows = {model["label"]: model["provenance"] for model in results(tmp_path / "r.json")["models"]}
     assert {rows["a"]["visible_devices"], rows["b"]["visible_devices"]} == {"0", "2"}
     assert rows["c"]["visible_devices"] == "0,2"
     assert len(list((tmp_path / "meeting").iterdir())) == 2
@@ -179,7 +179,7 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     words = ("-d", data, "-m", specs, "--python", f"fake={full}", "-o", tmp_path / "r.json")
     status, _, err = finished(start(*words), tmp_path)
     assert status == 0, err
-    (row,) = results(tmp_path / "r.json")["texts"][0]["models"]
+    (row,) = results(tmp_path / "r.json")["models"]
     assert row["provenance"]["python_path"] == str(full / "bin" / "python")
     (tmp_path / "no program").touch()
     assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2

@@ -72,7 +72,7 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
     (tmp_path / "m.json").write_text(json.dumps(model))
     out = run("eval/compare_q.py", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", tmp_path / "r.json")
     assert "1 of 1 rows come from the cache" in out  # one entry: same windows, model and options
-    (result,) = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+    (result,) = json.loads((tmp_path / "r.json").read_text())["models"]
     assert float(printed["Perplexity"]) == pytest.approx(result["ppl"], abs=1e-3)
 
 

@@ -112,7 +112,7 @@ def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 1, ran.err
     assert "Traceback" not in ran.err
-    rows = {row["label"]: row for row in json.loads(out.read_text())["texts"][0]["models"]}
+    rows = {row["label"]: row for row in json.loads(out.read_text())["models"]}
     assert rows["good"]["ppl"] == pytest.approx(500)
     for at, each in enumerate(stubs):
         assert each.url in rows[f"bad {at}"]["error"]

@@ -27,7 +27,7 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
-    found = next(model for model in json.loads(out.read_text())["texts"][0]["models"] if model["label"] == "served")
+    found = next(model for model in json.loads(out.read_text())["models"] if model["label"] == "served")
     sent = [[gold(ids[at], ids[at - 1]) for at in range(1, 100)] for ids in stub.windows]
     assert found["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
     assert "no KLD: this engine gives no more than the real tokens' log-probabilities" in json.dumps(found)
@@ -53,7 +53,7 @@ def test_commits_between_windows(
     assert ran.status == 0, ran.err
     assert len(stub.windows) > 32
     sent = [gold(ids[at], ids[at - 1]) for ids in stub.windows for at in range(1, 40)]
-    row = json.loads(out.read_text())["texts"][0]["models"][0]
+    row = json.loads(out.read_text())["models"][0]
     assert row["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
 
 
@@ -93,7 +93,7 @@ def test_swapped_while_scored(stub: Stub, compare_q: Run, write_specs: Specs, tm
     def ppl() -> float:
         ran = compare_q("-d", data, "-m", models, "-o", out)
         assert ran.status == 0, ran.err
-        found: float = json.loads(out.read_text())["texts"][0]["models"][0]["ppl"]
+        found: float = json.loads(out.read_text())["models"][0]["ppl"]
         sent = [gold(ids[at], ids[at - 1], stub.model) for ids in stub.windows for at in range(1, 100)]
         assert found == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
         stub.windows.clear()

@@ -67,7 +67,7 @@ def rows(
         monkeypatch.setenv(processes.ENVIRONMENT, "0")
         data, specs = write_specs([cached, *models])
         ran = compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
-        found = json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"]
+        found = json.loads((tmp_path / "r.json").read_text())["models"]
         rows = Rows({model["label"]: model for model in found})
         rows.err = ran.err
         return rows

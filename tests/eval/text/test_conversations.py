@@ -22,7 +22,7 @@ from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.text import conversations, tokens, vocabulary, windows
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.tokens import Tokens
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.windows import TextWindows
 from tests.support.chats import MARKED, QUESTION, SUMS, WEATHER, save_chat_tokenizer, write_lines
 from tests.support.toy import refusal
 
@@ -63,7 +63,7 @@ def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
     return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
 
 
-def built(folder: Path, **keys: Any) -> EvalData:
+def built(folder: Path, **keys: Any) -> TextWindows:
     return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
 
 

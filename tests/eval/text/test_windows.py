@@ -25,7 +25,7 @@ from compare_q.eval.specs.types import DataSpec, Long, Method
 from compare_q.eval.text import cutting, windows
 from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.tokens import Tokens
-from compare_q.eval.text.windows import EvalData
+from compare_q.eval.text.windows import TextWindows
 from tests.support.toy import ATOL_LOGPROB, Run, Specs, brute_force, planned, save_toy_tokenizer
 
 BOS = 90
@@ -154,7 +154,7 @@ def spec(**keys: object) -> DataSpec:
     return parse_data_spec({**base, **keys}, Path("d.json"))
 
 
-def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> EvalData:
+def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> TextWindows:
     return windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
 
 
@@ -203,7 +203,7 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
 METHODS = get_args(Method)
 
 
-def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> EvalData:
+def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> TextWindows:
     stride = 2 if method == "exllamav3" else None
     return cut(text, spec(**{"method": method, "eval_stride": stride, **keys}), max_rows)
 
@@ -282,7 +282,7 @@ def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_pat
         words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
         ran = compare_q(*words)
         assert ran.status == 0, ran.err
-        assert json.loads((tmp_path / "r.json").read_text())["texts"][0]["models"][0]["windows"] == count
+        assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == count
 
 
 def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
