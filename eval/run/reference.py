@@ -191,12 +191,13 @@ def forget(config: RunConfig, reference: Reference, windows: Collection[str]) ->
         store.forget(reference.path, windows)
 
 
-def abandon(reference: Reference, windows: Collection[str], error: InputError | ModelError) -> str:
+def abandon(config: RunConfig, reference: Reference, windows: Collection[str], error: InputError | ModelError) -> str:
     """Delete what a run has recorded of these windows, which cannot be kept; return the reason, with sizes."""
     needed = store.abandon(reference.path, windows) * len(windows)
     free = 0
     with suppress(OSError):
         free = shutil.disk_usage(reference.path).free
+    tidy(config, reference)
     sizes = ""
     if needed:
         sizes = f"; it takes about {bytes_in_words(needed)}, and {bytes_in_words(free)} are free"

@@ -74,7 +74,7 @@ class Replicas:
                 if self.work.store is None or storage.NOT_KEPT not in str(error) or not to_record:
                     raise
                 self.end()  # without a store there may be room for the scores
-                self.work.unkept = reference.abandon(self.work.store, to_record, error)
+                self.work.unkept = reference.abandon(self.config, self.work.store, to_record, error)
                 self.config.progress.say(f"{self.model.label}: {self.work.unkept}; it is scored without")
                 to_record = ()
                 missing = set(missing) - self.committed()
