@@ -18,16 +18,19 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import file_names
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import file_bytes
+from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.text.eval_data import EvalData
+from compare_q.eval.text.windows import TextWindows
 from tests.support.checkpoints import write_checkpoint
 from tests.support.comparisons import N_WINDOWS, Compare, fake
-from tests.support.fake_engine import windows_asked
+from tests.support.fake_engine import digests_asked
 from tests.support.toy import planned, refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"
-WINDOWS = [
+WINDOWS = (
     Window.scored_from(0, np.array([7, 8, 9], np.int32)),
-    Window.scored_from(3, np.array([4, 5, 6], np.int32), first=2),
-]
+    Window.scored_from(1, np.array([4, 5, 6], np.int32), first=2),
+)
 FULL: dict[str, list[Any]] = {
     "logprob": [-1.0, -2.0, -3.0], "kld": [0.0, np.inf, np.nan], "same_top": [False, True, True]
 }  # fmt: skip
@@ -39,54 +42,63 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
-    """Return the first two entries of each column for window 0, or the third for window 3, in the contract's types."""
+    """Return the first two entries of each column for window 0, or the third for window 1, in the contract's types."""
     which = slice(0, 2) if window == 0 else slice(2, 3)
     columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
-    return WINDOWS[window == 3], TokenScores(window, **columns)
+    return WINDOWS[window], TokenScores(window, **columns)
 
 
-def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = (0, 3)) -> None:
+def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = (0, 1)) -> None:
     """Write scores of some windows in one segment, which took 2.5 s, and a run's record."""
     folder = cache.path("scores", KEY, "")
     segments.commit(folder, TAG, [scores(window, names) for window in windows], session, 2.5)
     record = {"known": {"engine": "fake"}, "provenance": {"notes": ["of both", f"of {session}"]}}
-    segments.write_record(folder, session, {**record, "load_seconds": 1.5, "reference": None})
+    segments.write_record(folder, session, {**record, "load_seconds": 1.5, "reference": {}})
 
 
-def load(cache: Cache) -> token_scores.StoredScores:
-    stored = token_scores.load(cache, KEY, TAG, WINDOWS)
+@pytest.fixture
+def data(tmp_path: Path) -> EvalData:
+    spec = {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 3, "eval_stride": 3}
+    parsed = parse_data_spec(spec, tmp_path)
+    text = TextWindows("text", parsed, WINDOWS, 6, 9, "", "", "", tmp_path, (0, 3), len(WINDOWS), None)
+    return EvalData.joined([text])
+
+
+def load(cache: Cache, data: EvalData) -> token_scores.StoredScores:
+    stored = token_scores.stored_scores(cache, KEY, TAG, data, {}).stored
     assert stored is not None
     return stored
 
 
-def test_windows_of_several_sessions(cache: Cache) -> None:
+def test_windows_of_several_sessions(cache: Cache, data: EvalData) -> None:
     keep(cache, windows=[0], session="one")
-    assert token_scores.load(cache, KEY, TAG, WINDOWS) is None
-    keep(cache, windows=[3], session="two")
-    stored = load(cache)
+    lookup = token_scores.stored_scores(cache, KEY, TAG, data, {})
+    assert (lookup.stored, lookup.missing) == (None, {WINDOWS[1].digest})
+    keep(cache, windows=[1], session="two")
+    stored = load(cache, data)
     assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
     assert (stored.run_record["provenance"]["engine"], stored.run_record["load_seconds"]) == ("fake", 1.5)
     assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
     cache.clear("scores", KEY)
     keep(cache, windows=[0], session="one")
-    keep(cache, [name for name in FULL if name != "kld"], windows=[3], session="two")
-    with pytest.raises(ModelError, match=r"^window 3: some windows have kld and others do not; run with -cc$"):
-        load(cache)
+    keep(cache, [name for name in FULL if name != "kld"], windows=[1], session="two")
+    with pytest.raises(ModelError, match=r"^window 1: some windows have kld and others do not; run with -cc$"):
+        load(cache, data)
 
 
-def test_the_file_says_which_token_each_line_is_of(cache: Cache, tmp_path: Path) -> None:
+def test_the_file_says_which_token_each_line_is_of(cache: Cache, data: EvalData, tmp_path: Path) -> None:
     keep(cache, ["logprob", "kld"])
     file, nowhere = tmp_path / "out.parquet", tmp_path / "no" / "out.parquet"
     file.write_bytes(b"old")
-    token_scores.write_parquet(load(cache), file)
+    token_scores.write_parquet(load(cache, data), data, file)
     table = parquet.read_table(file)
     names = ["window", "position", "token_id", "logprob", "kld"]
     assert table.schema.names == names
     assert table.schema.types == [pa.int32()] * 3 + [pa.float32()] * 2
-    assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 3], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
+    assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 1], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
     assert table["kld"].null_count == 0  # nan is nan
-    said = refusal(token_scores.write_parquet, load(cache), nowhere)
+    said = refusal(token_scores.write_parquet, load(cache, data), data, nowhere)
     assert said.startswith(f"{nowhere}: the scores could not be written: ")
     assert not nowhere.parent.exists()
 
@@ -97,18 +109,19 @@ def test_what_is_damaged_is_said_and_scored_again(
 ) -> None:
     """Each window is in its own segment, so that only one is scored again; a missing record is written again."""
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
+    asked = digests_asked(monkeypatch)
     first = measured([fake("one", boost=3.0)])
+    digests = [digest for _, digest in asked]
+    asked.clear()
     (folder,) = (own_cache / "scores").iterdir()
     (record,) = folder.glob("record.*")
-    of_windows = {segments.segment_in(file): file for file in folder.glob("alone.*")}
-    assert len(of_windows) == N_WINDOWS
-    (second,) = (file for segment, file in of_windows.items() if segment and segment.indices == {1})
-    damaged = second if what == "a segment" else record
+    file_of = {segment.windows[0].window: segment.file for segment in segments.segments_in(folder)}
+    assert len(file_of) == len(digests) == N_WINDOWS
+    damaged = file_of[digests[1]] if what == "a segment" else record
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
-    scored = windows_asked(monkeypatch)
     again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
-    assert scored == [1 if what == "a segment" else N_WINDOWS - 1]
+    assert asked == [("one", digests[1 if what == "a segment" else -1])]
     said = f"{damaged}: damaged; what it held is made again"
     assert (said in again.err) == (what != "no record")
     assert again.tokens("one") == first.tokens("one")
