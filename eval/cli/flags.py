@@ -213,8 +213,10 @@ OPTIONS: dict[str, list[Option]] = {
         option("--metrics", "flips", "A,B", "compare by these metrics only; each must be 0 or 1", names),
         option("--margin", "flips", "1%", "test whether accuracies differ by less than this", margin),
         option("--results", "flips", "FILE", "show KLDs of this results.json next to rows of the same label", Path),
-        option("-d --dataspec", RUNS, "TEXT", "data specs (JSON); with MODELs also wiki2, code, chat, or a file of "
-               "text", Path, **many),
+        option("-d --dataspec", RUN, "TEXT", "data specs (JSON), whose windows are joined; with MODELs also "
+               "wiki2, code, chat, or a file of text", Path, **many),
+        option("-d --dataspec", "gate pack", "TEXT", "data spec (JSON) of one text; with MODELs also wiki2, code, "
+               "chat, or a file of text", Path, **many),
         option("-m --modelspec", RUNS, "SPEC", "model specs (JSON)", **many),
         option("-mask --mask", SHOWN, "A;B", "only models with one of these words in the label"),
         option("--tokenizer", RUNS, "FOLDER", "tokenizer for MODELs without one, as GGUF files", str),
@@ -225,7 +227,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("--sample", "run check pack", "WHICH",
                f"with MODELs: windows that -r takes: {' or '.join(get_args(Sample))}", one_of(get_args(Sample))),
         on("--no-reference", RUN, "do not compare MODELs with the first one"),
-        option("-r --rows", RUNS, "N", "number of windows, or all", WINDOWS),
+        option("-r --rows", RUNS, "N", "number of windows of each text, or all", WINDOWS),
         option("--sweep", "gate", "KEY=A,B", "a variant for each value of a key of the model spec, as engine.NAME=A,B",
                str, action="append", default=[]),
         option("--variant", "gate", "LABEL:KEY=A", "a variant with these keys, as new:python=~/vllm-new", str,
@@ -233,12 +235,12 @@ OPTIONS: dict[str, list[Option]] = {
         option("--phase", "gate", "PHASE", "prefill or decode alone", one_of(("prefill", "decode"))),
         option("--baseline", "gate", "FILE", "take the first variant's scores of this gate.json from the cache", Path),
         option("--arbiter", "gate", "ENGINE", "report which variant is nearer to float32 in this engine", str),
-        option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05'",
-               conditions.parse, action="append", default=[]),
+        option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05' or "
+               "'kld:SLICE > 0.1'", conditions.parse, action="append", default=[]),
         option("--fail-if", "flips", "CONDITION", "fail if a row fulfils it, as 'lost > 5' or not_equivalent",
                flip_conditions.parse, action="append", default=[]),
         option("-lf --logits_file", RUN, "FILE", "reference store to read, or to make", Path),
-        on("-cc --clear_cache", RUN, "first delete what is cached of text and models"),
+        on("-cc --clear_cache", RUN, "first delete what is cached of this run's windows and models"),
         on("--verify-weights", RUN, "identify models by every byte, not by samples"),
     ],
     "where": [
@@ -254,7 +256,7 @@ OPTIONS: dict[str, list[Option]] = {
         on("-h --help", EVERY, "print this", "help"),
     ],
     "table": [
-        option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report",
+        option("--columns", SHOWN, "A,B,C", "columns of table, Markdown, CSV and report, as label,kld,kld:SLICE",
                lambda given: columns.checked(names(given))),
         option("--sort", SHOWN, "COLUMN", "order rows by a column, as kld or kld:SLICE", sort_by),
         option("--fit", SHOWN, "24GB@32k", "mark rows that need more memory for this context", FIT),

@@ -30,7 +30,7 @@ class RunConfig:
     record_all: bool = False  # the reference's store must have all windows, as a pack needs them
     alone: frozenset[str] = frozenset()  # names of texts whose windows are each computed without any other
     logits_file: Path | None = None  # path of the reference store that the user gave; it is read, or made there
-    clear: bool = False  # first delete the cached tokens, scores and reference store of this text and these models
+    clear: bool = False  # first delete the texts' cached tokens, and the scores and states of their windows
     verbose: bool = False  # engines print on the terminal
     verify_weights: bool = False  # the scores' key holds the hash of every byte of the weight files, not of samples
     check_decode: bool = True  # refuse a model whose decode differs from its prefill; False: the caller compares them
