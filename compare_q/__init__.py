@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 if (CHECKOUT / "pyproject.toml").is_file():
     __path__.append(str(CHECKOUT))
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = ["Comparison", "InputError", "compare", "load", "results_schema", "show"]
 
 
