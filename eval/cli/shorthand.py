@@ -200,6 +200,8 @@ def texts(
             specs += reading.load_data_specs(reading.expand([word]))
         else:
             whole = {**text(word), **common(named, word, tokenizer, keys)}
+            if len(words) > 1 and "path" not in whole:
+                whole["label"] = word  # the slice is called as the user calls the text: kld:wiki2
             specs.append(reading.parse_data_spec(whole, reading.COMMAND_LINE, f"-d {word}: "))
     reading.check_labels(specs)
     return specs, said

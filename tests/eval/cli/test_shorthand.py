@@ -20,6 +20,7 @@ from compare_q.backends.vllm import compat
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
+from compare_q.eval.text import corpus
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
 
 WEIGHTS = "model.safetensors"
@@ -216,6 +217,14 @@ def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path
         paths = {key: str(tmp_path / name) for key, name in saved.items()}
         paths |= {key: [paths[key]] for key in paths.keys() & {"dataset_data_files"}}
         assert shorthand.keys_of(spec, *shorthand.PATHS) == {**common, **keys, **paths}
+
+
+def test_several_texts_are_called_as_the_user_calls_them(toy_model: Path, toy_text: Path) -> None:
+    named = [shorthand.model(str(toy_model), set(), Progress(), reference=False)]
+    data, _ = shorthand.texts(["wiki2", "chat", str(toy_text)], named)
+    assert corpus.names_of(data) == ["wiki2", "chat", toy_text.stem]
+    (alone,), _ = shorthand.texts(["wiki2"], named)
+    assert alone.label is None
 
 
 def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
