@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from compare_q.backends.base import Engine, ScoreRequest, Window
+from compare_q.backends.common import storage
 from compare_q.backends.common.messages import dtype_name
 from compare_q.backends.reference.head import Head
-from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import Reader, begin, key_of, seal
+from compare_q.backends.reference.recorder import Recorder, pieces
+from compare_q.backends.reference.store import Reader, begin, key_of, read_manifest, seal, write_manifest
 
 HEAD = Head(300, "float32")
 IDENTITY = {"model": "abc", "label": "bf16"}
@@ -74,6 +75,22 @@ def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
     list(engine.score(windows, ScoreRequest(record=store)))
     seal(store, {}, [window.digest for window in windows])
     return store
+
+
+def replace_window(folder: Path, window: str, tensors: Mapping[str, torch.Tensor], metadata: Any) -> None:
+    """Replace the numbers of a window in a store by others, in a file that has its right name."""
+    manifest = read_manifest(folder)
+    old = manifest.windows[window]
+    new = storage.keep(folder, f"row.{window}", pieces(tensors, metadata))
+    if new.name != old:
+        (folder / old).unlink()
+    files = {}
+    for name, size in manifest.files.items():
+        if name == old:
+            files[new.name] = new.stat().st_size
+        else:
+            files[name] = size
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
 
 
 def window_of(folder: Path, window: str) -> Path:

@@ -55,12 +55,13 @@ def test_one_pass_and_more_windows_as_the_last_line_says(
     assert first.status == 1, first.err
     assert sorted(loads) == ["broken", "fails", "good", "ref"]
     assert len(asked) == 3 * WINDOWS + 21  # the 21st window of the model that fails has no scores
-    (text,) = json.loads(file.read_text())["texts"]
-    rows = {row["label"]: row for row in text["models"]}
+    results = json.loads(file.read_text())
+    rows = {row["label"]: row for row in results["models"]}
     assert [rows[label]["windows"] for label in ("ref", "good", "broken")] == [WINDOWS] * 3
     assert rows["broken"]["kld_non_finite"] == 1
     assert rows["fails"]["error"]
-    assert text["data"]["windows_of_the_text"] == 624
+    (text,) = results["data"]["texts"]
+    assert text["windows_of_the_text"] == 624
     precision = next(each for each in first.out.splitlines() if "% (good)" in each)
     assert "broken (1 token " in precision
     found = re.search(r"-r (\d+),", first.out)
@@ -87,8 +88,8 @@ def test_a_store_with_fewer_windows_limits_the_run(
     assert made.status == 0, made.err
     ran = compare_q(f"good={model},random=2.0", *line)
     assert ran.status == 0, ran.err
-    (text,) = json.loads((tmp_path / "r.json").read_text())["texts"]
-    assert (text["data"]["windows"], text["reference"]["windows"]) == (20, 20)
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert (results["data"]["windows"], results["reference"]["windows"]) == (20, 20)
     assert "% (good)" in ran.out
     assert not re.search(r"-r \d", ran.out)
     refused = compare_q(f"good={model},random=2.0", *line, "-r", 32)

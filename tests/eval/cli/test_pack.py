@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from compare_q.backends.common import storage
-from compare_q.backends.reference import pack
+from compare_q.backends.reference import pack, store
 from compare_q.eval.cli import main
 from compare_q.eval.text import tokens
+from tests.support.fake_engine import digests_asked
+from tests.support.stores import replace_window
 from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
 
 WINDOWS = 4
@@ -53,8 +56,7 @@ def with_pack(folder: Path, write_specs: Specs, *models: dict[str, Any], **data:
 
 
 def rows_of(file: Path) -> dict[str, dict[str, Any]]:
-    (text,) = json.loads(file.read_text())["texts"]
-    return {row["label"]: row for row in text["models"]}
+    return {row["label"]: row for row in json.loads(file.read_text())["models"]}
 
 
 def digest_of(folder: Path) -> dict[str, pack.File]:
@@ -98,7 +100,7 @@ def test_rows_equal_those_of_the_run_with_the_model(
         assert found["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
     assert rows_of(few)["same"]["kld"] == 0 < rows_of(few)["w4"]["kld"]
     manifest = pack.verified(made)
-    assert (manifest.windows, manifest.scored_tokens) == (WINDOWS, WINDOWS * 99)
+    assert (len(manifest.windows), manifest.scored_tokens) == (WINDOWS, WINDOWS * 99)
     assert manifest.ppl == pytest.approx(rows_of(whole)["ref"]["ppl"], rel=1e-6)
     assert 0 < (manifest.floor_kld or 0) < 1e-3
 
@@ -111,7 +113,7 @@ def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compar
     (tmp_path / "other.txt").write_text("another text " * 100)
     ran = compare_q(made, toy_model, "-d", tmp_path / "other.txt")
     assert ran.status == 2
-    assert "the reference was made of other windows: another text" in ran.err
+    assert "the reference has none of the run's" in ran.err
     alone = compare_q(made)
     assert (alone.status, f"{WINDOWS} windows" in alone.out) == (0, True)
     ran = compare_q("check", made, toy_model)
@@ -120,7 +122,7 @@ def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compar
     assert (ran.status, "perplexity" in ran.out, "nothing wrong found" in ran.out) == (0, True, True)
 
 
-FILES = ("pack.json", "states/reference.json", "states/row.000001.*", "states/head.*", "tokens.safetensors",
+FILES = ("pack.json", "states/reference.json", "states/row.*", "states/head.*", "tokens.safetensors",
          "scores.safetensors", "tokenizer/tokenizer.json", "README.md")  # fmt: skip
 
 
@@ -129,7 +131,7 @@ FILES = ("pack.json", "states/reference.json", "states/row.000001.*", "states/he
 def test_a_damaged_file_is_named_before_a_model_loads(
     copy: Path, compare_q: Run, write_specs: Specs, pattern: str, damage: str
 ) -> None:
-    (file,) = copy.glob(pattern)
+    file = sorted(copy.glob(pattern))[0]
     words = with_pack(copy, write_specs, {**FAKE, "engine": {"failure": "abort", "fail": 0}})
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -160,12 +162,9 @@ def escape(folder: Path) -> None:
 
 
 def without_head(folder: Path) -> None:
-    """Leave the head out, as compare_q 0.3 did with --no-head: the manifest has the header of the head's file."""
     (file,) = (folder / pack.STATES).glob("head.*")
     file.unlink()
     resealed(folder)
-    header = {"weight": {"dtype": "BF16", "shape": [320, 64], "data_offsets": [0, 40960]}}
-    rewritten(folder, heads={file.name: json.dumps(header)})
 
 
 def huge(folder: Path) -> None:
@@ -182,10 +181,30 @@ def huge_head(folder: Path) -> None:
 
 
 def other_states(folder: Path) -> None:
+    """The states of a window are those of another one, under a right name."""
+    manifest = store.read_manifest(folder / pack.STATES)
+    first, second, *_ = sorted(manifest.windows)
+    with safe_open(folder / pack.STATES / manifest.windows[second], "pt") as file:
+        states = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    replace_window(folder / pack.STATES, first, states, metadata)
+    resealed(folder)
+
+
+def other_vocabulary(folder: Path) -> None:
     found = storage.load((folder / "states/reference.json").read_bytes())
-    found["identity"]["series"] = "0" * 64
+    found["identity"]["vocabulary"] = "0" * 64
     (folder / "states/reference.json").write_bytes(storage.dump(found))
     resealed(folder)
+
+
+def more_windows(folder: Path) -> None:
+    """The manifest lists a window that the store does not have."""
+    rewritten(folder, windows=[*pack.read(folder).windows, "0" * 32])
+
+
+def fewer_windows(folder: Path) -> None:
+    rewritten(folder, windows=pack.read(folder).windows[1:])
 
 
 def other_scores(folder: Path) -> None:
@@ -203,14 +222,17 @@ def short_scores(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "gold"),
     [
-        (lambda folder: rewritten(folder, format=2), "format 2, this compare_q reads 1; update compare_q"),
+        (lambda folder: rewritten(folder, format=3), "format 3, this compare_q reads 2; update compare_q"),
+        (lambda folder: rewritten(folder, format=1), "format 1, this compare_q reads 2; record it again"),
         (escape, "pack.json"),
-        (without_head, "the pack was made without its head (--no-head)"),
+        (without_head, "states: lacks states/head.000000"),
         (huge, "tokens.safetensors: damaged"),
         (huge_head, "states: its files are not of one form, or have other shapes"),
-        (other_states, "states: was made of another text or tokenizer"),
-        (lambda folder: rewritten(folder, windows=5), "has 4 windows, pack.json says 5"),
-        (lambda folder: rewritten(folder, windows="4"), "pack.json"),
+        (other_states, "the stored states do not give what transformers "),
+        (other_vocabulary, "states: the reference was made with another tokenizer"),
+        (more_windows, "states: lacks 1 of the 5 windows in pack.json"),
+        (fewer_windows, "states: has 4 windows, pack.json lists 3"),
+        (lambda folder: rewritten(folder, windows=4), "pack.json"),
         (short_scores, "scores.safetensors: damaged"),
         (other_scores, "scored token 7: logprob"),
     ],
@@ -229,13 +251,6 @@ def test_a_pack_that_lies_is_refused(
     assert digest_of(copy) == before
 
 
-def test_a_pack_of_0_3_with_its_head_is_read(copy: Path) -> None:
-    """Its manifest has an empty entry for the files of a head that was left out."""
-    manifest = pack.verified(copy)
-    rewritten(copy, heads={})
-    assert pack.verified(copy) == manifest
-
-
 def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     made: Path, toy_model: Path, compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
@@ -246,10 +261,10 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     assert_refused(compare_q(*words), "other", "tokenizer_dir: is not this model's tokenizer")
     small = {**FAKE, "engine": {"vocab_size": 300}}
     words = with_pack(made, write_specs, small, eval_len=50)
-    assert "made of other windows" in compare_q(*words).err
+    assert_refused(compare_q(*words), "the reference has none of the run's")
     words = with_pack(made, write_specs, small)
     ran = compare_q(*words, "-r", 9)
-    assert (ran.status, "window 4 of 9 is missing; use -r 4" in ran.err) == (2, True)
+    assert_refused(ran, "has 4 of the run's 9 windows, window 4 is missing; use -r 4")
     data, models = write_specs([{"load_fn": "pack", "model_dir": str(made), "out_logits": "store"}])
     assert_refused(compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already")
     words = with_pack(made, write_specs, small)
@@ -264,12 +279,12 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     ran = compare_q(*words, "-r", 2)
     assert (ran.status, "--logits makes it" in ran.err, target.exists()) == (2, True, False)
     assert compare_q(*words, "-r", 2, "--logits").status == 0
-    assert (pack.verified(target).windows, pack.read(target).floor_kld) == (2, None)
+    assert (len(pack.verified(target).windows), pack.read(target).floor_kld) == (2, None)
     assert compare_q(*words, "-r", 3, "--logits").status == 0
-    assert pack.verified(target).windows == 3
+    assert len(pack.verified(target).windows) == 3
     before, fewer = digest_of(target), tmp_path / "fewer.pack"
     assert compare_q(*words[:6], fewer, "--no-floor", "--logits", "-r", 2).status == 0
-    assert pack.verified(fewer).windows == 2
+    assert len(pack.verified(fewer).windows) == 2
     ran = compare_q(*words, "-r", 2, "--logits")
     assert (ran.status, "is a pack with 3 windows already" in ran.err) == (2, True)
     data, _ = write_specs([{**FAKE, "engine": {"vocab_size": 400}}], eval_len=50, eval_stride=50)
@@ -282,3 +297,69 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     answer = compare_q(*with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}}))
     assert answer.status == 0, answer.err
+
+
+def fake_pack(compare_q: Run, write_specs: Specs, target: Path, count: int) -> Path:
+    """Return a pack of a model whose logits differ between recordings; nothing else of two packs differs."""
+    data, models = write_specs([{**FAKE, "engine": {"vocab_size": 400, "random": 0.5}}])
+    cache = target.with_name(f"cache of {target.name}")
+    words = ["pack", "-d", data, "-m", models, "-o", target, "--no-floor", "--logits", "-r", count]
+    ran = compare_q(*words, "--cache-dir", cache)
+    assert ran.status == 0, ran.err
+    shutil.rmtree(cache)
+    return target
+
+
+def test_a_pack_of_other_numbers_is_another_recording(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that were compared with the first pack are scored again, for all windows: numbers are never mixed."""
+    one = fake_pack(compare_q, write_specs, tmp_path / "one.pack", 2)
+    two = fake_pack(compare_q, write_specs, tmp_path / "two.pack", 3)
+    windows = pack.read(two).windows
+    assert pack.read(one).windows == windows[:2]
+    first, second = ({**FAKE, "label": label, "engine": {"vocab_size": 400, "boost": 1.0, "shift": shift}}
+                     for label, shift in (("first", 0.0), ("second", 0.5)))  # fmt: skip
+    asked = digests_asked(monkeypatch)
+
+    def run(folder: Path, *models: dict[str, Any]) -> dict[str, list[float]]:
+        """Return each row's log-probabilities of the reference [N]; ``asked`` then has what was scored."""
+        asked.clear()
+        scores = tmp_path / "scores"
+        shutil.rmtree(scores, ignore_errors=True)
+        ran = compare_q(*with_pack(folder, write_specs, *models), "--tokens-out", scores)
+        assert ran.status == 0, ran.err
+        return {
+            model["label"]: parquet.read_table(scores / f"{model['label']}.parquet")["ref_logprob"].to_pylist()
+            for model in models
+        }
+
+    (before,) = run(one, first).values()
+    assert asked == [("first", window) for window in windows[:2]]
+    both = run(two, first, second)
+    assert asked == [(label, window) for label in ("first", "second") for window in windows]
+    assert both["first"] == both["second"]
+    assert not set(before) & set(both["first"])
+    assert run(two, first, second) == both
+    assert asked == []
+    assert run(one, first) == {"first": before}
+    assert asked == [("first", window) for window in windows[:2]]
+
+
+def test_a_pack_that_lacks_windows_of_the_run_is_refused(
+    made: Path, compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that is not the pack's, next to the pack's or alone; nothing is scored."""
+    asked = digests_asked(monkeypatch)
+    small = {**FAKE, "engine": {"vocab_size": 300}}
+    _, _, _, models = with_pack(made, write_specs, small)
+    text = tmp_path / "other.txt"
+    text.write_text("hgfedcba\n" * 50)
+    (tmp_path / "pack.json").write_text(json.dumps({"pack": str(made)}))
+    other = {"tokenizer_dir": str(made / pack.TOKENIZER), "dataset": "text", "path": str(text)}
+    (tmp_path / "other.json").write_text(json.dumps({**other, "eval_len": 100, "eval_stride": 100, "max_rows": 2}))
+    joined = compare_q("-d", tmp_path / "pack.json", tmp_path / "other.json", "-m", models)
+    assert_refused(joined, str(made), "has 4 of the run's 6 windows, window 4 is missing")
+    alone = compare_q("-d", tmp_path / "other.json", "-m", models)
+    assert_refused(alone, str(made), "has none of the run's 2 windows")
+    assert asked == []

@@ -34,7 +34,9 @@ def test_results_json_says_what_ran(
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
     assert written["data"]["windows"] == 9
     assert written["data"]["scored_tokens"] == 891
-    assert written["data"]["spec"]["dataset_display_name"] == "letters"
+    (text,) = written["data"]["texts"]
+    assert (text["windows"], text["scored_tokens"]) == (9, 891)
+    assert text["spec"]["dataset_display_name"] == "letters"
     assert len(written["models"][0]["spec_sha256"]) == 64
     assert written["models"][0]["bpw_layer"] is None
     assert written["models"][0]["storage_note"] == "this model has no files"

@@ -166,12 +166,12 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     refused = compare_q(*line, "--save-specs", specs)  # these specs may have been edited
     assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (2, True)
     assert "loading" not in again.err
-    first, second = (
-        [(each["data"]["windows_sha256"], [(model["ppl"], model["kld"], model["blocks"]) for model in each["models"]])
-         for each in json.loads((tmp_path / name).read_text())["texts"]]
-        for name in ("first.json", "again.json")
-    )  # fmt: skip
-    assert first == second
+    numbers = []
+    for name in ("first.json", "again.json"):
+        results = json.loads((tmp_path / name).read_text())
+        rows = [(row["ppl"], row["kld"], row["blocks"], row["slices"]) for row in results["models"]]
+        numbers.append((results["data"]["windows_sha256"], rows))
+    assert numbers[0] == numbers[1]
 
 
 def test_saved_specs_repeat_every_choice_of_the_line(
@@ -191,11 +191,14 @@ def test_saved_specs_repeat_every_choice_of_the_line(
         command = next(each for each in ran.err.splitlines() if "compare-q -d" in each)
         again = compare_q(*shlex.split(command.partition("compare-q ")[2]), "-o", files[1])
         assert (ran.status, again.status) == (0, 0), again.err
-        first, second = (json.loads(file.read_text())["texts"][0] for file in files)
+        first, second = (
+            {key: results[key] for key in ("data", "reference", "models")}
+            for results in (json.loads(file.read_text()) for file in files)
+        )
         assert all(model.pop("from_cache") for model in second["models"])
         assert not any(model.pop("from_cache") for model in first["models"])
-        for text in (first, second):
-            for each in (text["data"], *text["models"]):  # the paths of the second are absolute
+        for results in (first, second):
+            for each in (*results["data"]["texts"], *results["models"]):  # the paths of the second are absolute
                 del each["spec"], each["spec_sha256"]
         assert first == second
         assert [model["label"] for model in first["models"]] == ["ref", f"{toy_model.name} vocab_size=500 kernel=a b"]

@@ -16,9 +16,6 @@ import pytest
 from safetensors import safe_open
 
 from compare_q.backends.base import ModelFacts, ModelFiles, Window
-from compare_q.backends.common import storage
-from compare_q.backends.reference import store
-from compare_q.backends.reference.recorder import pieces
 from compare_q.backends.reference.store import Reader
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import worker
@@ -39,6 +36,7 @@ from tests.support.comparisons import (
 )
 from tests.support.fake_engine import FakeEngine, digests_asked
 from tests.support.processes import wait_until, workers_of
+from tests.support.stores import replace_window, window_of
 from tests.support.threaded import Told
 from tests.support.toy import Ran, assert_refused, swap_letters
 from tests.support.two_runs import TOGETHER_S, Run, together
@@ -238,15 +236,11 @@ def test_without_the_store_nothing_is_scored_but_new_windows(texts: Texts, own_c
 
 
 def replace_numbers(folder: Path, window: str) -> None:
-    """Replace the logits of a window in a store by others, in a file that has its right name."""
-    manifest = store.read_manifest(folder)
-    old = manifest.windows[window]
-    with safe_open(folder / old, "pt") as file:
-        logits, metadata = file.get_tensor("logits"), file.metadata()
-    new = storage.keep(folder, f"row.{window}", pieces({"logits": logits * 0.5}, metadata))
-    (folder / old).unlink()
-    files = {new.name if name == old else name: size for name, size in manifest.files.items()}
-    store.write_manifest(folder, manifest.model_copy(update={"files": files}))
+    """Halve the logits of a window in a store."""
+    with safe_open(window_of(folder, window), "pt") as file:
+        logits = file.get_tensor("logits")
+        metadata = file.metadata()
+    replace_window(folder, window, {"logits": logits * 0.5}, metadata)
 
 
 def assert_one_recording(ran: Measured, *labels: str) -> None:
