@@ -28,7 +28,7 @@ __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 RESULTS = HERE / "results"
 SPECS = "eval/spec"
 MODEL_SPECS = [f"{SPECS}/demo_{name}.json" for name in ("vllm_bf16", "transformers", "vllm")]
-"""The models by format: the reference, the same weights in another engine, and the quantized ones."""
+"""The models by engine: the reference, those that Transformers runs, and the quantized ones that vLLM runs."""
 OWN_MODELS = """
 Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file or a server's address.
 $ source {environment}/bin/activate
