@@ -141,7 +141,9 @@ def test_vocabularies_are_cut_to_what_both_have(measured: Compare, own_cache: Pa
     ran = measured([UNIFORM[0], fake("uniform", vocab_size=vocab_size)])
     assert ran.status == 0, ran.out
     assert "ref: float32 logits are kept, not states: this engine does not show its head" in ran.err
-    assert Reader(store_of(own_cache)).window(0).dtype == torch.float32
+    opened = Reader(store_of(own_cache))
+    assert len(opened.windows) == N_WINDOWS
+    assert {opened.window(window).dtype for window in opened.windows} == {torch.float32}
     entries, model = min(vocab_size, 500), ran.models["uniform"]
     assert model["kld"] == pytest.approx(cut_divergence(3.0, entries), abs=1e-5)
     assert model["ppl"] == pytest.approx(entries, rel=1e-5)
