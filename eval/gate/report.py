@@ -26,7 +26,7 @@ MODES: dict[bool | None, str] = {True: "eager", False: "compiled"}
 class GateResult(Stored):
     """A gate, as gate.json holds it.  KLDs are in nats per token."""
 
-    gate: Literal[1] = Field(default=1, description="version of this layout")
+    gate: Literal[2] = Field(default=2, description="version of this layout; compare_q 0.3 wrote 1")
     created: str = ""
     command: tuple[Text, ...] = ()
     versions: dict[str, str] = Field(default={})
@@ -50,9 +50,13 @@ class GateResult(Stored):
 
     @classmethod
     def read(cls, file: Path) -> GateResult:
-        """Return the gate of a gate.json; InputError in one line for another file, or damage."""
+        """Return the gate of a gate.json; InputError in one line for another file or layout, or damage."""
+        content = json_files.read_bytes(file)
+        raw = json_files.parsed(content, printable(file))
+        if isinstance(raw, dict) and raw.get("gate") == 1:
+            raise InputError(f"{printable(file)}: was written by an older compare_q; make it again: gate ... -o FILE")
         try:
-            return cls.model_validate_json(json_files.read_bytes(file))
+            return cls.model_validate_json(content)
         except ValidationError as error:
             raise InputError(f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}") from None
 

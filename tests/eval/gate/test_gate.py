@@ -187,6 +187,13 @@ def test_bad_words_are_refused_in_a_line(gate: Any, words: Sequence[str], parts:
     assert_refused(ran, *parts)
 
 
+def test_a_baseline_of_an_older_layout_is_refused(gate: Any, tmp_path: Path) -> None:
+    """Layout 1 kept the digest of a row in another form, so comparing with it would be refused for a wrong reason."""
+    old = tmp_path / "old.json"
+    old.write_text('{"gate": 1}')
+    assert_refused(gate("--baseline", str(old))[0], "old.json", "older")
+
+
 def test_keys_of_the_gate_cannot_be_set(gate: Any) -> None:
     assert_refused(gate(phase="decode")[0], "fake", "phase")
 

@@ -13,6 +13,7 @@ from compare_q.eval.stats.uncertainty import (
     mean_with_errors,
     places_of,
     sampling_error,
+    shares_of,
     student_t,
 )
 
@@ -32,6 +33,21 @@ def test_a_conversation_is_in_one_block() -> None:
     assert places.length == 10
     places = places_of(np.arange(2, 302), np.repeat([2, 102, 202], 100))
     assert places.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100
+
+
+def test_no_block_spans_two_texts() -> None:
+    """400 tokens have 4 blocks: 3 of the text of 300 tokens, and 1 of the text of 100."""
+    index = np.concatenate([np.arange(300), np.arange(100)])
+    places = places_of(index, text=np.repeat([0, 1], [300, 100]))
+    assert places.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100 + [3] * 100
+    assert places.length == 400
+
+
+def test_texts_share_the_blocks_by_their_lengths() -> None:
+    """10 blocks of 7, 2 and 1 tokens: 7, 2, 1; of 5, 3 and 3: 4.5, 2.7, 2.7, so the remainders .7 and .7 get two."""
+    assert shares_of([7, 2, 1], 10) == [7, 2, 1]
+    assert shares_of([5, 3, 3], 10) == [4, 3, 3]
+    assert shares_of([1000, 1], 10) == [9, 1]
 
 
 def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
