@@ -42,7 +42,7 @@ def test_one_pass_and_more_windows_as_the_last_line_says(
     KLD of 32 windows of 8 tokens is known to about 6 %.
     """
     asked = windows_asked(monkeypatch)
-    model = f"{toy_model}@fake:vocab_size=500,boost=6.0"
+    model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
     models = [
         f"ref={model}",
         f"good={model},random=2.0",
@@ -81,7 +81,7 @@ def test_a_store_with_fewer_windows_limits_the_run(
     compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
 ) -> None:
     """A store of 20 windows, which no model of the run can extend: 20 windows are scored, and no more are proposed."""
-    model = f"{toy_model}@fake:vocab_size=500,boost=6.0"
+    model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
     store = tmp_path / "store"
     line = ["-d", long_text, "--eval-len", 8, "-lf", store, "-o", tmp_path / "r.json"]
     made = compare_q(f"ref={model}", f"other={model},random=0.1", *line, "-r", 20)

@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import BlockSums, Estimates, paired_difference, summarize
-from compare_q.eval.stats.uncertainty import Mean, Value
+from compare_q.eval.stats.uncertainty import Mean, Value, places_of
 
 LN2 = math.log(2)
 QUARTERS = np.arange(1, 5)
@@ -46,7 +46,7 @@ def near(found: Mean | Value | Any, value: float, stderr: float | None, independ
 @pytest.fixture
 def four() -> Estimates:
     """The estimates of the four tokens, as a text of 16 bytes and 2 words."""
-    return summarize(four_tokens(), QUARTERS, QUARTERS, (16.0, 2.0))
+    return summarize(four_tokens(), places_of(QUARTERS), QUARTERS, (16.0, 2.0))
 
 
 def test_perplexity(four: Estimates) -> None:
@@ -105,7 +105,7 @@ def test_difference_of_two_models() -> None:
     ],
 )
 def test_short_texts_have_a_caution(four: Estimates, text: int | None, part: str, advice: str) -> None:
-    longer = summarize({"logprob": np.full(2, -1, np.float32)}, np.array([1, 20_000]), np.array([1, 2]))
+    longer = summarize({"logprob": np.full(2, -1, np.float32)}, places_of(np.array([1, 20_000])), np.array([1, 2]))
     assert estimates.short_text_cautions([four.blocks, longer.blocks, four.blocks], text) == [
         f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; {advice}"
     ]
@@ -125,7 +125,7 @@ def test_non_finite_scores() -> None:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = summarize(columns, np.arange(5), np.arange(1, 6))
+        found = summarize(columns, places_of(np.arange(5)), np.arange(1, 6))
     assert (found.ppl.value, found.ppl.tokens, found.ppl.non_finite) == (pytest.approx(math.exp(2)), 3, 2)
     for of, value, tokens, left in (
         (found.against.kld, 0.25, 3, 2), (found.entropy, 1.25, 4, 1), (found.top1, 2 / 3, 3, 2),
@@ -143,7 +143,7 @@ def test_same_top_needs_both_models() -> None:
     """If the reference is NaN, its most probable token is not known; top1 does not need the reference."""
     columns = four_tokens()
     columns["ref_logprob"][0] = np.nan
-    found = summarize(columns, QUARTERS, QUARTERS)
+    found = summarize(columns, places_of(QUARTERS), QUARTERS)
     same = found.against.same_top
     assert (same.value, same.tokens, same.non_finite) == (pytest.approx(2 / 3), 3, 1)
     assert (found.top1.value, found.top1.tokens) == (0.5, 4)

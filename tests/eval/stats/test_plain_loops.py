@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from compare_q.eval.stats.estimates import summarize
+from compare_q.eval.stats.uncertainty import places_of
 
 
 def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, float]:
@@ -60,11 +61,13 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
 
 def test_everything_against_plain_loops() -> None:
     """20 windows of 100 tokens start every 30 tokens, from token 7 on; the blocks are sixths of 669 tokens."""
-    places = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
-    n = len(places)
+    tokens = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
+    n = len(tokens)
     columns = noisy_columns(n)
-    found = summarize(columns, np.array([i for i, _ in places]), np.array([p for _, p in places], np.int32))
-    block = [(i - 8) * 6 // 669 for i, _ in places]
+    index = np.array([i for i, _ in tokens])
+    position = np.array([p for _, p in tokens], np.int32)
+    found = summarize(columns, places_of(index), position)
+    block = [(i - 8) * 6 // 669 for i, _ in tokens]
     given = {name: [float(v) for v in column] for name, column in columns.items()}
     a, b = ([-v for v in given[name]] for name in ("logprob", "ref_logprob"))
     both = [math.isfinite(x) and math.isfinite(y) for x, y in zip(a, b, strict=True)]
