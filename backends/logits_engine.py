@@ -4,7 +4,7 @@ The logits at position i predict token i + 1.  All engines share the definitions
 (``backends/scoring/statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
 the recorder of a store (``backends/reference/recorder.py``).
 
-This is a complete engine, in which all tokens of a vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
+This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
 an engine is registered:
 
     import torch

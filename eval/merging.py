@@ -71,7 +71,7 @@ class Identity(NamedTuple):
 
 
 def identities(run: RunResult) -> tuple[Identity, ...]:
-    """What the rows of a table share.  The digest of the windows includes the methods and the scored positions."""
+    """Properties of all rows of a table.  The digest of the windows includes the methods and the scored positions."""
     data = run.data
     reference = run.reference or {}
     methods = " and ".join(dict.fromkeys(str(text.method) for text in run.texts))

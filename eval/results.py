@@ -2,7 +2,7 @@
 
 ``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
 schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.  A row's numbers are over all
-scored tokens; those of a part of the tokens, such as one text, are in the row's ``slices``.
+scored tokens; the estimates of a part of the tokens, such as one text, are in the row's ``slices``.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def is_abandoned(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """True if a process holds a temporary file; False also on a file system without locks, where nobody can know."""
+    """True if a process holds a temporary file; False also on a file system without locks, where it is unknown."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -29,7 +29,7 @@ SCALE = 2.0**-9
 VERSION = 2
 """Version of the numbers that follow from a seed; part of the key of a noise floor's token scores."""
 TABLE = 1 << 22
-"""How many random numbers are drawn from a seed; they are drawn on the CPU, whatever the device.
+"""How many random numbers are drawn from a seed; they are drawn on the CPU for every device.
 
 The noise of a token in a layer is a consecutive part of these numbers.  Of the pairs of parts with 4,096 numbers, one
 in 512 overlaps; a number in the overlap is the noise of two different elements.

@@ -20,7 +20,7 @@ A store is created and extended in its final place.  ``begin`` writes its identi
 write files (``backends/reference/recorder.py``); after a kill, ``recorded`` returns the windows that are complete;
 ``seal`` writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only
 old files.  Two runs may record different windows at once: ``begin``, ``seal``, ``forget`` and ``discard`` are called
-with the store's lock (``eval/run/claims.py``), and nobody holds it while windows are scored.
+with the store's lock (``eval/run/claims.py``), and no run holds it while windows are scored.
 """
 
 from __future__ import annotations

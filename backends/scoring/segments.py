@@ -327,7 +327,7 @@ def read_segment(file: Path) -> Segment | None:
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:
-    """Delete the scores of the windows with these digests, damaged files, and records that no segment needs any more.
+    """Delete the scores of the windows with these digests, damaged files, and records that no segment needs now.
 
     InputError, without deleting, if the folder is a link.
     """
@@ -348,7 +348,7 @@ def forget_outdated(folder: Path, tag: str, windows: Collection[str], recordings
 
 
 def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> None:
-    """Delete the scores of some windows, damaged files, and records that no segment needs any more.
+    """Delete the scores of some windows, damaged files, and records that no segment needs now.
 
     Scores of other windows in the same segments are written again before the segments are deleted.  Files of another
     key or version are kept.  InputError, without deleting, if the folder is a link.
@@ -379,7 +379,7 @@ def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> Non
 
 
 def write_part(folder: Path, segment: Segment, parts: Sequence[tuple[Entry, Mapping[str, NDArray[Any]]]]) -> None:
-    """Write some windows of a segment into a segment of their own, with their share of its seconds."""
+    """Write some windows of a segment into a new segment, with their share of its seconds."""
     entries = [entry for entry, _ in parts]
     names = parts[0][1].keys()
     columns = {name: np.concatenate([part[name] for _, part in parts]) for name in names}

@@ -414,7 +414,7 @@ class VllmServerEngine(Engine):
     def check_unchanged(self) -> None:
         """ModelError if the server's model is no longer the one that was loaded.
 
-        It is called between two windows of ``score``, which has a connection of its own.
+        It is called between two windows of ``score``, which has its own connection.
         """
         sample = self.served.connected(lambda connection: self.served.sample(connection, self.seen.served))
         if not self.seen.sample.agrees(sample):

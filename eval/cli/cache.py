@@ -103,7 +103,7 @@ def label_of(section: str, path: Path) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """What is deleted together: a segment of a folder of scores, or a whole entry of another section."""
+    """Files that are deleted together: a segment of a folder of scores, or a whole entry of another section."""
 
     entry: Entry
     files: tuple[Path, ...]

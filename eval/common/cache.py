@@ -8,7 +8,7 @@ and texts, not their paths.  In ``runs`` every running run lists the entries tha
 ``format`` names the versions of segments and stores; a run of another version says once that older ones are not used.
 
 A cache that cannot be written is still read, without locks.  Only files with the names that compare_q gives are
-deleted.  Links are neither followed nor deleted.
+deleted.  Links are not followed or deleted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Cache:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
 
     def note_on_older(self) -> str:
-        """Return a line if the cache has scores or references of an older compare_q; empty if it has none.
+        """Return a line if the cache has scores or references of an older compare_q; empty if it does not.
 
         It is returned the first time that this version opens the cache, and always if the cache may only be read.
         """

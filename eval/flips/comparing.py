@@ -14,14 +14,14 @@ from compare_q.eval.stats import flips
 from compare_q.eval.stats.flips import Accuracy, Equivalence, Flips
 
 PARTS = {"doc_hash": "documents", "prompt_hash": "prompts", "target_hash": "right answers"}
-"""What a hash identifies."""
+"""The object that a hash identifies."""
 WHY = {
     "doc_hash": "the versions of the task or of its data differ",
     "prompt_hash": "the examples, the chat template or the system prompt differ",
     "target_hash": "the versions of the task differ",
 }
 OUTCOMES = {"equivalent": "yes", "undecided": "not shown", "different": "no"}
-"""Whether two accuracies are equal within the margin, in words."""
+"""The result of the test of equality within the margin, in words."""
 RIGHT = (0, 1)
 """Values of a metric that counts right answers."""
 
@@ -181,7 +181,7 @@ def metrics_of(
 
 
 def fault_of(metric: str, documents: Mapping[int, Sample], name: str) -> str:
-    """Return where a metric is neither 0 nor 1; empty if it is 0 or 1 for every document."""
+    """Return where a metric has another value than 0 or 1; empty if no document has one."""
     for at, sample in documents.items():
         value = sample.values[metric]
         if not isinstance(value, int | float) or value not in RIGHT:

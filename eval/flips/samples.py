@@ -7,7 +7,7 @@ A line is an object with the answer to one document, filtered in one way:
   examples, and of the right answer;
 - ``arguments``: what the model was asked, with possible answers or options of generation;
 - ``filtered_resps``: [log-probability, is greedy] of each possible answer, or the texts that were generated;
-- ``metrics``: names of the metrics, each of which is a further key with its value.
+- ``metrics``: names of the metrics; each is a further key with its value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compare_q.backends.common.json_files import open_regular, parsed
 from compare_q.backends.common.messages import CONTROL, amount, printable, shortened
 
 UNCONDITIONAL = "acc_mutual_info"
-"""The metric for which lm-eval also scores each answer without its context."""
+"""The metric whose answers lm-eval also scores without their contexts."""
 HASHES = ("doc_hash", "prompt_hash", "target_hash")
 KEYS = ("doc_id", *HASHES, "filter", "metrics", "filtered_resps")
 """Keys of every sample."""
@@ -84,7 +84,7 @@ def read(task: str, file: Path) -> TaskSamples:
 
 
 def check_keys(keys: Any, where: str) -> None:
-    """Raise InputError for a line that is no sample of lm-eval."""
+    """Raise InputError for a line that is not a sample of lm-eval."""
     if not isinstance(keys, dict):
         raise InputError(f"{where}: is no object; expected the samples of lm_eval --log_samples")
     if missing := [key for key in KEYS if key not in keys]:

@@ -50,7 +50,7 @@ def origin_of(results: RunResult) -> str:
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
-    """Write all pictures of a run into a folder, and say which models and pictures are missing, and why."""
+    """Write all pictures of a run into a folder, and print the missing models and pictures with the reasons."""
     lines = []
     for size, measure in SCATTER.values():
         points, left_out = points_of(results, size, measure)

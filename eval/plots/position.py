@@ -18,7 +18,7 @@ from compare_q.eval.results import ModelResult, RunResult
 HEIGHT, MORE = 7.8, 0.06
 """Height (inches), and its increase for each line beyond the first ``MOST``."""
 LARGEST, PITCH, NAME_WIDTH = 10.5, 0.7, 3.5
-"""Of the names: largest font (points), its share of a name's height, largest width (inches)."""
+"""Bounds of the names: largest font (points), its share of a name's height, largest width (inches)."""
 MOST = 12
 """Maximum number of coloured lines."""
 X_LABEL = "Position in the window (tokens before it)"

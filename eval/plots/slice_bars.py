@@ -114,7 +114,7 @@ def models_of(run: RunResult) -> list[ModelResult]:
 
 
 def names_of(run: RunResult, models: Sequence[ModelResult]) -> list[str]:
-    """Return the names of the slices of which one of the models has the KLD, in the order of their groups."""
+    """Return the names of the slices that have a KLD in one of the models, in the order of their groups."""
     known = []
     for name in run.slices:
         if any(name in model.slices and model.slices[name].kld is not None for model in models):
@@ -153,7 +153,7 @@ def shown_of(rows: Sequence[Row], names: Sequence[str]) -> list[Bar]:
 
 
 def left_out(models: Sequence[ModelResult]) -> list[str]:
-    """Return the line that says which models have no bars; nothing if all have them."""
+    """Return a line that names the models without bars; nothing if all have bars."""
     if not models:
         return []
     if len(models) > MOST_NAMED:
@@ -197,7 +197,7 @@ def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
 
 
 def draw_bar(axes: Axes, y: float, height: float, row: Row, place: int, found: Slice | None, theme: Theme) -> None:
-    """Draw a bar with its error, or the number or n/a where there is no bar; ``place``: the slice's number."""
+    """Draw a bar with its error, or the number or n/a instead of a bar; ``place``: the slice's number."""
     gid = f"-{row.number}.{place}"
     left, _ = axes.get_xlim()
     kld = None if found is None else found.kld

@@ -103,9 +103,9 @@ def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
 
 
 def columns_of_slices(results: RunResult) -> list[Filled]:
-    """Return the columns of the small table of slices: the KLD in each, or the PPL if there is no reference.
+    """Return the columns of the small table of slices: the KLD in each, or the PPL without a reference.
 
-    Empty if the run has none.
+    Empty without slices.
     """
     models = [model for model in results.models if model.slices]
     if not models:

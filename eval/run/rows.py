@@ -1,4 +1,4 @@
-"""The rows of a run: one for each model, with its scores or with the reason why it has none."""
+"""The rows of a run: one for each model, with its scores or with the reason why they are missing."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ TAG_DIGITS = 16
 
 @dataclass(frozen=True)
 class Scored:
-    """What a model's thread returns: its complete scores, or the error that its row shows."""
+    """Result of a model's thread: its complete scores, or the error that its row shows."""
 
     model: PlannedModel
     work: Work | None = None
@@ -254,7 +254,7 @@ def key_of(rows: Rows, model: PlannedModel) -> str | None:
 def lacking_scores(
     rows: Rows, model: PlannedModel, against: Reference, recordings: Mapping[str, str]
 ) -> frozenset[str]:
-    """Return the windows of which a compared model has no scores yet; all of them if that is not known."""
+    """Return the windows that a compared model still has to score; all of them if this is not known."""
     digests = rows.data.digests
     tag = tag_of(model, against)
     if tag == segments.ALONE:
@@ -268,7 +268,7 @@ def lacking_scores(
 def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
     """Return which numbers of the reference each window is compared with in this run.
 
-    Those of the store; for windows that are no longer in the store, those that most models were compared with.
+    The recordings in the store; for windows that are no longer in the store, those that most models were compared with.
     """
     digests = rows.data.digests
     counts = defaultdict[str, Counter[str]](Counter)

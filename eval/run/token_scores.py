@@ -47,7 +47,7 @@ LAST = ("loaded", "last_window")
 
 @dataclass
 class Work:
-    """The scores of one model: where they are, and what they depend on besides the windows."""
+    """The scores of one model: where they are, and what they depend on, except the windows."""
 
     model: PlannedModel
     key: str  # of the folder of scores, as ``tag`` (``backends/scoring/segments.py``)
@@ -73,7 +73,7 @@ class StoredScores:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What the cache has of a model's scores."""
+    """The part of a model's scores that the cache has."""
 
     stored: StoredScores | None  # of all windows; None if one is missing
     missing: frozenset[str]  # digests of the windows that must be scored
@@ -135,7 +135,7 @@ def report_damage(folder: Path, loaded: Loaded, progress: Progress) -> None:
 
 
 def has_record(loaded: Loaded, session: str, tag: str) -> bool:
-    """Return True if a session has a record that says what ran; with the reference, if the scores are compared."""
+    """Return True if a session has a record of the kernels that ran; with the reference, if the scores are compared."""
     record = loaded.records.get(session)
     return record is not None and (tag == segments.ALONE or record["reference"] is not None)
 
@@ -210,7 +210,7 @@ def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
 
 
 def index_of(stored: StoredScores, data: EvalData) -> dict[str, Any]:
-    """Return the columns [N] that say which token each score is of; the text's name only if there are several."""
+    """Return the columns [N] that locate the token of each score; the text's name only if there are several."""
     index = {name: getattr(stored, name) for name in INDEX}
     if len(data.texts) > 1:
         names = np.array([text.name for text in data.texts], dtype=object)

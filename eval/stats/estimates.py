@@ -42,7 +42,7 @@ PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
 CURVE_BINS = 32
 MOST_TEXTS = 1000
-"""Of a run: each has a block of its own at least."""
+"""Largest number of texts of a run: each has at least one block."""
 LEAST_BLOCKS = FEWEST_WAVES + 1
 """Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 % or better."""
 

@@ -1,11 +1,11 @@
 """Statistics of two models' answers to the same questions: flips, McNemar's test, equivalence within a margin.
 
-Of n questions, ``lost`` are right only in the reference and ``gained`` only in the new model.  All others say nothing
+``lost`` of n questions are right only in the reference, and ``gained`` only in the new model.  All others say nothing
 about which of the two is better.  The difference of the accuracies is (gained - lost) / n.
 
 **McNemar's exact test** (for language models: Kübler et al., arXiv 2602.10144) asks whether the two differ at all.  If
 neither is better, each of the lost + gained answers goes either way like a coin toss; p is the probability of counts at
-least as far apart, on both sides.  A large p is no evidence that the two are equal: few answers give a large p, too.
+least as far apart, on both sides.  A large p does not show that the two are equal: few answers give a large p, too.
 
 **Equivalence** asks whether the accuracies differ by less than a margin m, with two one-sided tests (Schuirmann,
 Journal of Pharmacokinetics and Biopharmaceutics 15, 1987): one of the difference <= -m, one of the difference >= m.  If
@@ -29,7 +29,7 @@ LEVEL = 0.05
 Z = 1.6448536269514722
 """The standard normal distribution's quantile of 1 - LEVEL."""
 CORRECTION = 0.5
-"""Answers by which the difference is moved towards the margin that is tested."""
+"""Number of answers that moves the difference towards the tested margin."""
 STEPS = 60
 """Bisections of an end of the interval; the last ones are below a float's precision."""
 Outcome = Literal["equivalent", "undecided", "different"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 WINDOWS = 32
-"""Windows of each text in a run that names models and texts without spec files, and gives no number of windows."""
+"""Windows of each text in a run that names models and texts without spec files, and without a number of windows."""
 TARGET = 0.02
 """The precision whose cost a run prints: a standard error of 2 % of the KLD."""
 LEAST_WINDOWS = 5

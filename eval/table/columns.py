@@ -70,7 +70,7 @@ class Column:
         return self.attribute(model, "")
 
     def stderr(self, model: ModelResult) -> float | None:
-        """The standard error of a row's value; None if it is not known, or if the column has none."""
+        """The standard error of a row's value; None if it is not known, or if the column does not have one."""
         if not self.error:
             return None
         stderr: float | None = self.attribute(model, "_stderr")
@@ -146,7 +146,7 @@ MEMORY = Column(
     digits=2,
     parameter="context",
 )
-"""``memory:N``; without a number of tokens it is no column."""
+"""``memory:N``; without a number of tokens it is not a column."""
 CONTEXT = re.compile(r"0*([1-9]\d{0,8})(k?)")
 SLICES = {
     SPECIAL: "special tokens of the tokenizer",

@@ -1,6 +1,6 @@
 """The closing lines on precision: how well the KLDs of a part of a text are known, and what a better precision costs.
 
-Only windows that are spread over a text say how far their mean KLD is from that of the whole text.
+Only windows that are spread over a text show how far their mean KLD is from the whole text's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def advice(run: RunResult) -> list[str]:
 
 
 def windows_of_each_text(texts: Sequence[UsedText], needed: int) -> int:
-    """Return the smallest N with which ``-r N`` scores as many windows as ``needed``, or all of them."""
+    """Return the smallest N such that ``-r N`` scores as many windows as ``needed``, or all of them."""
     number = 1
     most = max(available_of(text) for text in texts)
     while number < most and windows_with(texts, number) < needed:
@@ -144,7 +144,7 @@ def deciding_rows(run: RunResult) -> list[ModelResult]:
 
 
 def stored_windows(run: RunResult, available: int) -> int:
-    """Return how many windows can be compared: those of a finished reference store or pack, or all of the texts."""
+    """Return how many windows can be compared: all of a finished reference store or pack, or all of the texts."""
     stored = (run.reference or {}).get("windows")
     return stored if isinstance(stored, int) else available
 

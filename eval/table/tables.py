@@ -1,6 +1,6 @@
 """The table of a run, which terminal, Markdown, report and notebooks show: its columns, cells and footnotes.
 
-A run of several texts has columns for the KLD and PPL of each text beside those of all tokens.
+A run of several texts has columns for the KLD and PPL of each text, next to the columns for all tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compare_q.eval.table.numbers import error_text, number_text
 EARLIER = "*"
 """After seconds that an earlier run measured."""
 FEW_TEXTS = 3
-"""The largest number of texts whose PPLs, beside their KLDs, are in the table by default."""
+"""The largest number of texts whose PPLs are, next to their KLDs, in the table by default."""
 LABEL, STDERR = "label", "_stderr"
 """The column that a narrow terminal keeps whole, and what follows a column's name in the name of its errors."""
 LAST_SPARE = (

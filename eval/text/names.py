@@ -44,7 +44,7 @@ def slices_of(specs: Sequence[DataSpec], names: Sequence[str], *, reference: boo
 def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
     """Raise InputError if the name of a text or of a role has another meaning.
 
-    ``names``: of the texts, one per spec.  The only text of a run is no slice, so that it may have any name.
+    ``names``: of the texts, one per spec.  The only text of a run is not a slice, so that it may have any name.
     """
     for spec in specs:
         for role in roles_of(spec):
