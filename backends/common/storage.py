@@ -106,32 +106,34 @@ def is_abandoned(path: Path) -> bool:
     if not TEMPORARY.fullmatch(path.name):
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        locked = _is_locked(path)
+        if locked is None:
+            return time.time() - path.lstat().st_mtime > UNLOCKABLE_S
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return time.time() - os.fstat(descriptor).st_mtime > UNLOCKABLE_S
-    finally:
-        os.close(descriptor)
-    return True
+    return not locked
 
 
 def is_held(path: Path) -> bool:
     """True if a process holds a temporary file; False also on a file system without locks, where it is unknown."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        return _is_locked(path) is True
     except OSError:
         return False
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Return True if a process has locked a path; None on a file system without locks.
+
+    The check locks the path for a moment.  OSError if the path cannot be opened, or is a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)
     return False
