@@ -1,4 +1,4 @@
-"""A finished run for ``show``, and the rows of a run of the command line."""
+"""A finished run for ``show``, the rows of a run of the command line, and a text of many windows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.made import FAILED, QUANT, REF, run_of
@@ -32,3 +33,11 @@ def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
         return ran, rows
 
     return run
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A text of 624 windows of 8 tokens."""
+    file = tmp_path / "letters.txt"
+    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
+    return file

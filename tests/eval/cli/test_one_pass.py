@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from compare_q.eval.cli.shorthand import with_default_windows
@@ -15,14 +14,6 @@ from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.precision import WINDOWS
 from tests.support.fake_engine import FakeEngine, windows_asked
 from tests.support.toy import Run
-
-
-@pytest.fixture
-def long_text(tmp_path: Path) -> Path:
-    """A text of 624 windows of 8 tokens."""
-    file = tmp_path / "letters.txt"
-    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
-    return file
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,13 +23,6 @@ from compare_q.eval.text import corpus
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
 
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def long_text(tmp_path: Path) -> Path:
-    file = tmp_path / "letters.txt"
-    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
-    return file
 
 
 @pytest.fixture
