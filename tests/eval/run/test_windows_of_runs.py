@@ -386,11 +386,8 @@ def test_scores_without_their_record_are_made_usable_by_one_window(texts: Texts,
 def test_two_runs_on_two_texts_do_not_wait_for_each_other(make: Make, told: Told, own_cache: Path) -> None:
     """Both models of both runs are being scored at the same time, and both references grow the same store."""
     runs = (make(UNIFORM, "prose"), make(UNIFORM, "code"))
-
-    def both_are_scoring() -> bool:
-        return all(told.of(label).count("score") in (0, 2) for label in ("ref", "uniform"))
-
-    told.may_score = both_are_scoring
+    both_score = threading.Barrier(2)
+    told.may_score = lambda: both_score.wait(TOGETHER_S) >= 0
     together(*runs)
     for run in runs:
         assert run.of("uniform").kld == pytest.approx(KLD, rel=1e-5)
