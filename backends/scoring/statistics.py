@@ -218,13 +218,18 @@ def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float
         )  # fmt: skip
 
 
+def check_targets(window: int, targets: NDArray[Any], entries: int) -> None:
+    """ModelError if a target has no logit: it is outside the ``entries`` vocabulary entries that are scored."""
+    outside = targets[(targets < 0) | (targets >= entries)]
+    if len(outside):
+        raise ModelError(f"window {window}: token {int(outside[0])} is outside the {entries} logits")
+
+
 def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
     """Targets as int64 [T] on the device of the logits [T, V]; ModelError if a target has no logit."""
     import torch
 
-    outside = targets[(targets < 0) | (targets >= logits.shape[1])]
-    if len(outside):
-        raise ModelError(f"window {window}: token {int(outside[0])} is outside the {logits.shape[1]} logits")
+    check_targets(window, targets, logits.shape[1])
     return torch.from_numpy(np.asarray(targets, np.int64)).to(logits.device)
 
 

@@ -158,7 +158,7 @@ class VllmDriver:
                 self.n_steps += 1
                 done = [output for output in engine.step() if output.finished and output.request_id in waiting]
                 finished = [waiting.pop(output.request_id) for output in done]
-                shards = self.collect([window.index for window in finished]) if plan is not None and finished else {}
+                shards = self.collect(finished) if plan is not None and finished else {}
                 for window, output in zip(finished, done, strict=True):
                     yield window, shards.get(window.index, []), output
         finally:
@@ -171,11 +171,15 @@ class VllmDriver:
             first = min(window.index for window in waiting.values())
             raise ModelError(f"vLLM returned no result for {len(waiting)} windows, the first is window {first}")
 
-    def collect(self, indices: Sequence[int]) -> dict[int, list[NDArray[np.float32]]]:
-        """Return window -> partial statistics [T, F] per vocabulary shard; ModelError if any position is missing."""
+    def collect(self, windows: Sequence[Window]) -> dict[int, list[NDArray[np.float32]]]:
+        """Return window -> partial statistics [T, F] per vocabulary shard.
+
+        ModelError if any position is missing, or if a target is outside the vocabulary that is scored.
+        """
+        indices = [window.index for window in windows]
         shards: dict[tuple[int, int], dict[int, NDArray[np.float32]]] = {}
         entries = 0
-        for header_text, data in self.call("compare_q_collect", list(indices)):
+        for header_text, data in self.call("compare_q_collect", indices):
             header = without_error(header_text)
             if header["counts"]:
                 flat = np.frombuffer(data, np.float32).reshape(sum(header["counts"]), -1)
@@ -187,6 +191,8 @@ class VllmDriver:
             raise ModelError(
                 f"vLLM's ranks scored the vocabulary entries {held}, which are not all {entries}, each once"
             )
+        for window in windows:
+            statistics.check_targets(window.index, window.targets, entries)
         return {index: [shards[shard][index] for shard in held] for index in indices}
 
     def end(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 import compare_q_vllm
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf.engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import engine as vllm_score
@@ -114,14 +115,26 @@ def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmE
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
-    from compare_q.backends.hf.engine import TransformersEngine
-
     backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
     backend.load()
     store = recorded(backend, WINDOWS, tmp_path)
     backend.close()
     found = scores_of(noisy_engine, WINDOWS, against(store))
     assert_same(found, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
+
+
+def test_a_target_outside_the_shared_vocabulary_is_refused_as_by_engines_of_logits(
+    toy_model: Path, toy_engine: VllmEngine, toy_store: Path
+) -> None:
+    window = WINDOWS[0]
+    largest = int(window.targets.max())
+    other = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    other.load()
+    for backend in (toy_engine, other):
+        with pytest.raises(ModelError, match=rf"^window 0: token {largest} is outside the {largest} logits$"):
+            list(backend.score([window], against(toy_store, vocab_size=largest)))
+        assert len(list(backend.score([window], against(toy_store, vocab_size=largest + 1)))) == 1
+    other.close()
 
 
 def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
