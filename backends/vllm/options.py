@@ -22,6 +22,7 @@ from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.layers import noise
 from compare_q.backends.layers.schemes import ROUTED, declared, number_format
 from compare_q.backends.vllm import compat
+from compare_q.backends.vllm.kv_cache import BATCHED_TOKENS_GPU, cache_arguments
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 TRIMS = "swa_bounded_replay"
@@ -38,24 +39,15 @@ BREAKS_STATES = {
 OWN_OPTIONS = set(noise.OPTIONS)
 """Options of the ``engine`` object that belong to compare_q, not vLLM."""
 PICKLED = ("pt", "npcache")
-BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
-"""Upper bounds of vLLM's own max_num_batched_tokens, used to compute the size of the KV cache."""
 LOSES_CHUNKS = ("turboquant", "ultraquant")
 """Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step of prefill holds the rest of a window and a
 whole window of the same length, vLLM forgets the first window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
-CHOOSES_CACHE = (
-    "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
-)  # fmt: skip
-"""Options that decide the size of the KV cache, or let a step hold all windows; without these, the windows decide."""
-LEAST_FREE = 0.01
 SET_IN_DECODE = {
     "long_prefill_token_threshold": "step", "max_num_seqs": "batch", "enable_prefix_caching": "",
     "long_prefill_token_threshold_adaptive": "", "enable_chunked_prefill": "", "max_num_partial_prefills": "",
     "max_long_partial_prefills": "",
 }  # fmt: skip
 """Options that compare_q sets in decode because they decide a step's tokens -> the spec's key that replaces them."""
-BLOCK = 256
-"""Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
 
 
 class CheckedOptions(BaseModel):
@@ -210,24 +202,6 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
 def loses_chunks(model: PlannedModel) -> bool:
     """Return True if vLLM wrongly scores windows that are split over two steps of prefill."""
     return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
-
-
-def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if the spec decides it.
-
-    A window that is longer than a step takes several steps, and only the next window may begin in the last step.
-    Therefore one window and two steps are enough.  The cache has at least 256 MiB, or 4 GiB if a token's size is
-    unknown.  ``gpu_memory_utilization`` is then only the memory that must be free when vLLM starts.
-    """
-    options, numbers, longest = model.options, CheckpointConfig(config).kv_numbers, model.max_tokens + 1
-    if not cpu and (numbers is None or any(name in options for name in CHOOSES_CACHE)):
-        return {}
-    batched = options.get("max_num_batched_tokens", BATCHED_TOKENS_CPU if cpu else BATCHED_TOKENS_GPU)
-    tokens = max(2 * batched, min(4 * longest, longest + 2 * batched))
-    if model.decode is not None:
-        tokens = max(tokens, model.decode.batch * (longest + BLOCK))
-    size = 4 << 30 if numbers is None else max(2 * numbers * tokens, 256 << 20)  # 16 bits per number
-    return {"kv_cache_memory_bytes": size} | ({} if cpu else {"gpu_memory_utilization": LEAST_FREE})
 
 
 def ranks(options: Mapping[str, Any]) -> int:

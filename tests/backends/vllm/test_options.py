@@ -87,6 +87,42 @@ def test_steps_of_decode(toy_model: Path) -> None:
     assert whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2  # 2 layers, heads, k and v
 
 
+LLAMA_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+GEMMA_4 = LLAMA_8B | {"num_global_key_value_heads": 4, "global_head_dim": 512}
+DEEPSEEK_V2 = LLAMA_8B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+ROOM = 65_537 + 2 * 8192
+"""Tokens of a window of 65,536, the token that vLLM generates, and two steps on a CPU."""
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "gold"),
+    [
+        (LLAMA_8B, {}, ROOM * 32 * 2 * 8 * 128 * 2),
+        (LLAMA_8B, {"dtype": "float32"}, ROOM * 32 * 2 * 8 * 128 * 4),
+        (LLAMA_8B, {"dtype": "float", "kv_cache_dtype": "auto"}, ROOM * 32 * 2 * 8 * 128 * 4),
+        (LLAMA_8B, {"dtype": "float32", "kv_cache_dtype": "bfloat16"}, ROOM * 32 * 2 * 8 * 128 * 2),
+        (LLAMA_8B, {"dtype": "float32", "kv_cache_dtype": "fp8"}, ROOM * 32 * 2 * 8 * 128),
+        (LLAMA_8B, {"kv_cache_dtype": "fp8_e5m2"}, ROOM * 32 * 2 * 8 * 128),
+        (LLAMA_8B, {"kv_cache_dtype": "int8_per_token_head"}, ROOM * 32 * 2 * 8 * 128 * 2),  # 8 bits and scales
+        (LLAMA_8B, {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, ROOM * 32 * 2 * 8 * 128 * 2),
+        (GEMMA_4, {}, ROOM * 32 * 2 * 4 * 512 * 2),
+        (DEEPSEEK_V2, {"dtype": "float32"}, ROOM * 32 * (512 + 64) * 4),
+        (DEEPSEEK_V2, {"kv_cache_dtype": "fp8"}, 4 << 30),
+        ({}, {"dtype": "float32"}, 4 << 30),
+    ],
+)
+def test_bytes_of_long_windows(config: dict[str, Any], options: dict[str, Any], gold: int) -> None:
+    """vLLM refuses to start if a window does not fit; a cache that is too small halves the width of decode."""
+    request = planned("x", "vllm_score", "x", 65_536, options)
+    assert engine_arguments(request, config, cpu=True)["kv_cache_memory_bytes"] == gold
+
+
+def test_a_decode_batch_in_float32() -> None:
+    request = planned("x", "vllm_score", "x", 4096, {"dtype": "float32"}, decode=Decode(1, 32))
+    gold = 32 * (4096 + 1 + 256) * (32 * 2 * 8 * 128) * 4
+    assert engine_arguments(request, LLAMA_8B, cpu=False)["kv_cache_memory_bytes"] == gold
+
+
 SET = 'set by compare_q with "phase": "decode";'
 
 

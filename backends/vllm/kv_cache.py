@@ -1,0 +1,111 @@
+"""The size of vLLM's KV cache: enough for the windows of two steps, or for a decode batch.
+
+vLLM itself would claim 90 % of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compare_q.backends.base import PlannedModel
+from compare_q.backends.checkpoint.config import CheckpointConfig
+
+BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
+"""Upper bounds of vLLM's own max_num_batched_tokens."""
+CHOOSES_CACHE = (
+    "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
+)  # fmt: skip
+"""Options that decide the size of the KV cache, or let a step hold all windows; without these, the windows decide."""
+LEAST_FREE = 0.01
+BLOCK = 256
+"""Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
+ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
+"""Values of ``kv_cache_dtype`` that store each number in 8 bits, and nothing else."""
+LEAST_BYTES = 256 << 20
+UNKNOWN_BYTES = 4 << 30
+"""Size of the KV cache on a CPU, at least, if the bytes of a token are unknown or only a lower bound is known."""
+
+
+def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if the spec decides it.
+
+    On a GPU, the size is also left to vLLM if the bytes of a token are unknown.  ``gpu_memory_utilization`` is
+    otherwise only the memory that must be free when vLLM starts.
+    """
+    stated = CheckpointConfig(config)
+    numbers = numbers_per_token(stated)
+    if cpu:
+        return {"kv_cache_memory_bytes": cpu_bytes(model, stated, numbers)}
+    if numbers is None or any(name in model.options for name in CHOOSES_CACHE):
+        return {}
+    size = cache_bytes(model, numbers, BATCHED_TOKENS_GPU)
+    return {"kv_cache_memory_bytes": size, "gpu_memory_utilization": LEAST_FREE}
+
+
+def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None) -> int:
+    """Return the size of the KV cache on a CPU, with ``numbers`` per token, if their number is known."""
+    if numbers is not None:
+        return cache_bytes(model, numbers, BATCHED_TOKENS_CPU)
+    latent = latent_numbers_per_token(config)
+    return max(cache_bytes(model, latent, BATCHED_TOKENS_CPU), UNKNOWN_BYTES)
+
+
+def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
+    """Return the bytes of a KV cache with ``numbers`` per token; a step has at most ``most_batched`` tokens.
+
+    A window that is longer than a step takes several steps, and only the next window may begin in the last step.
+    Therefore one window and two steps are enough.
+    """
+    longest = model.max_tokens + 1
+    batched = model.options.get("max_num_batched_tokens", most_batched)
+    tokens = max(2 * batched, min(4 * longest, longest + 2 * batched))
+    if model.decode is not None:
+        tokens = max(tokens, model.decode.batch * (longest + BLOCK))
+    return max(number_bytes(model.options) * numbers * tokens, LEAST_BYTES)
+
+
+def number_bytes(options: Mapping[str, Any]) -> int:
+    """Return the bytes of one number in the KV cache, or an upper bound for formats with scales or fewer than 8 bits.
+
+    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint asks for it.  vLLM runs
+    a model in float32 only if the spec asks for it.
+    """
+    dtype = options.get("kv_cache_dtype") or "auto"
+    model_bytes = 4 if options.get("dtype") in ("float", "float32") else 2
+    if dtype == "auto" or options.get("kv_cache_dtype_skip_layers"):  # the skipped layers have the model's dtype
+        return model_bytes
+    return 1 if dtype in ONE_BYTE else 2
+
+
+def numbers_per_token(config: CheckpointConfig) -> int | None:
+    """Return how many numbers the KV cache holds per token, at most; None if unknown.
+
+    Gemma 4's full attention has caches of another size than its sliding windows; all layers count as the larger one.
+    """
+    numbers = config.kv_numbers
+    if numbers is None:
+        return None
+    heads = (
+        size_of(config, "num_global_key_value_heads")
+        or size_of(config, "num_key_value_heads")
+        or size_of(config, "num_attention_heads")
+    )
+    return max(numbers, 2 * size_of(config, "num_hidden_layers") * heads * size_of(config, "global_head_dim"))
+
+
+def latent_numbers_per_token(config: CheckpointConfig) -> int:
+    """Return the size of latent attention's vector and its rotary part, for all layers; 0 without these.
+
+    This is no upper bound: some models cache more (DeepSeek-V3.2's indexer), and vLLM computes others with keys and
+    values (MiniCPM3).
+    """
+    rank = size_of(config, "kv_lora_rank")
+    rotary = size_of(config, "qk_rope_head_dim") if rank else 0
+    return size_of(config, "num_hidden_layers") * (rank + rotary)
+
+
+def size_of(config: CheckpointConfig, key: str) -> int:
+    """Return a size that the language model's config states; 0 if it states none."""
+    value = config.text.get(key)
+    return value if type(value) is int and value > 0 else 0
