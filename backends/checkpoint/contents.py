@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compare_q.backends.base import ModelFiles
-from compare_q.backends.checkpoint import formats, zeros
+from compare_q.backends.checkpoint import formats, largest_weights, stored_sizes, zeros
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.files import Tensor
 from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
@@ -98,6 +98,7 @@ def checked(files: ModelFiles) -> list[str]:
     notes = list[str]()
     if isinstance(files, HuggingFaceFolder):
         found, where = compare(files.headers), files.folder
+        check_stored_numbers(files, {module for module, *_ in found.shapes})
         missing = [name for name in found.missing if not is_outside(name)]
         if missing and not files.other_config:
             raise ModelError(f"{where}: no {missing[0]}{and_more(missing)}, which the model of its config has")
@@ -120,6 +121,20 @@ def checked(files: ModelFiles) -> list[str]:
     if wrong := [each for each in of_zeros if each.wrong]:
         raise ModelError(f"{wrong[0].file}: {wrong[0].name}: {wrong[0]}{and_more(wrong)}; download the file again")
     return notes + [f"{each.name}: {each}{and_more(of_zeros)}" for each in of_zeros[:1]]
+
+
+def check_stored_numbers(files: HuggingFaceFolder, misshapen: set[str]) -> None:
+    """ModelError if stored shapes contradict the config, or if scales allow weights that no model has.
+
+    ``misshapen``: modules whose weights do not have the size that the config requires, which says more.
+    """
+    faults, fix = list(largest_weights.impossible(files.headers)), largest_weights.CAUSE
+    sizes = [] if files.other_config else list(stored_sizes.contradictions(files.headers))
+    sizes = [fault for fault in sizes if module_and_part(fault.tensor)[0] not in misshapen]
+    if sizes:
+        faults, fix = sizes, stored_sizes.REQUANTIZE
+    if faults:
+        raise ModelError(f"{files.folder}: {faults[0].tensor}: {faults[0].what}{and_more(faults)}; {fix}")
 
 
 def compare(checkpoint: Checkpoint) -> Contents:
@@ -153,6 +168,8 @@ def lacking_parts(checkpoint: Checkpoint) -> list[str]:
                 unreadable[module] = f"{module}: scales of its {words}, next to {', '.join(sorted(parts))}"
             bits = FORMATS[main][1].split()
             missing += [f"{module}.{name}" for name in bits if name in promised and name not in parts]
+            if main != "qweight" and scheme and scheme.zero_points and "weight_zero_point" not in parts:
+                missing.append(f"{module}.weight_zero_point")
             if asked and INPUT_SCALES.isdisjoint(parts) and (not scheme or scheme.activations):
                 missing.append(f"{module}.input_scale")
         elif not (parts.keys() & KV_SCALES - aside or (main and parts.keys() - {main, *aside})):

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import zeros
+from compare_q.backends.checkpoint import largest_weights, stored_sizes, zeros
 from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
 from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, read_model
+from compare_q.backends.checkpoint.stored_sizes import Fault
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.checkpoint.zeros import Zeros
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
 from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.names import NUMBER
-from compare_q.backends.layers.schemes import asks_for_input_scales, declared, is_static, kv_cache, part
+from compare_q.backends.layers.names import NUMBER, is_left_by_quantizer, module_and_part
+from compare_q.backends.layers.schemes import (
+    asks_for_input_scales,
+    declared,
+    ignored_names,
+    is_ignored,
+    is_static,
+    kv_cache,
+    part,
+)
 
 Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""
@@ -41,8 +47,6 @@ COPY = "copy the reference's tokenizer files into the model's folder"
 RULES_DIFFER = "give tokenizer_config.json a tokenizer_class that reads the file as it is, PreTrainedTokenizerFast"
 PADDING = ("pad_token", "unk_token")
 OTHER_CONFIG = "give the config.json that belongs to these files"
-IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
-"""Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
 KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
@@ -359,9 +363,7 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Find a quantized head or embedding, and quantized layers that the config lists as not quantized."""
-    places = (checkpoint.config.quantization, part(checkpoint.config.quantization, "quantization"))
-    lists = [place.get(key) for place in places for key in IGNORED]
-    patterns = [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
+    patterns = ignored_names(checkpoint.config.quantization)
     against = [module for module in checkpoint.quantized if is_ignored(module, patterns)]
     yield from one_finding(
         "wrong", map(checkpoint.where, against),
@@ -377,6 +379,32 @@ def unexpected_quantization(checkpoint: Checkpoint) -> Iterator[Finding]:
         }.get(checkpoint.role(module))
         if what:
             yield Finding("warning", checkpoint.where(module), what, "consider it when you compare models")
+
+
+def contradicted_sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Stored shapes that contradict the sizes in the config."""
+    yield from of_faults(checkpoint, stored_sizes.contradictions(checkpoint), stored_sizes.REQUANTIZE)
+
+
+def impossible_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Scales that allow weights which no model has."""
+    yield from of_faults(checkpoint, largest_weights.impossible(checkpoint), largest_weights.CAUSE)
+
+
+def of_faults(checkpoint: Checkpoint, faults: Iterable[Fault], fix: str) -> Iterator[Finding]:
+    """Yield one finding for each kind of fault, with the text of the first."""
+    kinds: dict[str, list[Fault]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    for first, *others in kinds.values():
+        yield Finding("wrong", checkpoint.where(first.tensor), first.what, fix, len(others))
+
+
+def left_by_quantizers(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Numbers that a quantizer used while it worked (ModelOpt's ``weight_quantizer._scale``)."""
+    places = [checkpoint.where(name) for name in checkpoint.tensors if is_left_by_quantizer(module_and_part(name)[0])]
+    what = "left over from the quantizer: no engine reads it next to the layer's own scales"
+    yield from one_finding("warning", places, what, "export the model again, without the quantizer's state")
 
 
 def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -434,7 +462,10 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-CHECKS = (fused_scales, input_scales, kv_scales, unexpected_quantization, strays_and_pickles, index, dtypes)
+CHECKS = (
+    contradicted_sizes, impossible_scales, fused_scales, input_scales, kv_scales, unexpected_quantization,
+    left_by_quantizers, strays_and_pickles, index, dtypes,
+)  # fmt: skip
 """The checks of a Hugging Face folder alone."""
 
 
@@ -451,12 +482,3 @@ def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
         if fault := next((fault for fault, has_it in faults.items() if has_it), ""):
             bad.setdefault(fault, []).append(f"{tensor.file.name}: {name}")
     return bad
-
-
-def is_ignored(module: str, patterns: list[str]) -> bool:
-    """True if a pattern matches a module: its whole name, a regular expression after ``re:``, or a name with ``*``."""
-    for pattern in patterns:
-        with suppress(re.error):
-            if re.match(pattern[3:], module) if pattern.startswith("re:") else fnmatchcase(module, pattern):
-                return True
-    return False

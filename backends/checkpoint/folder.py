@@ -36,7 +36,14 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
 from compare_q.backends.common.messages import printable
 from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.names import IN_LAYER, Role, by_module, outside_text_model, role_of
+from compare_q.backends.layers.names import (
+    IN_LAYER,
+    Role,
+    by_module,
+    is_left_by_quantizer,
+    outside_text_model,
+    role_of,
+)
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 Modules = dict[str, Parts]
@@ -118,12 +125,13 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     modules, config = checkpoint.modules, checkpoint.config
     by_role: dict[Role, Modules] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
     for name, parts in modules.items():
-        by_role[checkpoint.role(name)][name] = parts
+        if not is_beside_a_whole_layer(name, checkpoint):
+            by_role[checkpoint.role(name)][name] = parts
     if name := unexplained(by_role, config):
         return Storage(note=f"{name}: {formats.UNEXPLAINED}")
     sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
     for name in outside_text_model(sizes, config.hidden_layers):
-        by_role[checkpoint.role(name)].pop(name)
+        by_role[checkpoint.role(name)].pop(name, None)
     try:
         layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
         head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
@@ -132,6 +140,14 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     if not layer[1] or not head[1]:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
     return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
+
+
+def is_beside_a_whole_layer(module: str, checkpoint: Checkpoint) -> bool:
+    """True for left-over numbers of a quantizer whose layer is stored in a known format without them."""
+    layer = checkpoint.modules.get(module.rpartition(".")[0], {})
+    if not is_left_by_quantizer(module) or main_part(layer) is None:
+        return False
+    return bool(formats.layout_of(layer, checkpoint.config).words)
 
 
 def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int]:

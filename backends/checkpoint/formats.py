@@ -29,6 +29,8 @@ PADDED = "padded, and config.json does not say from which size"
 UNEXPLAINED = "has the vocabulary's size, but its name does not identify it as head or embedding"
 LONGEST_LIST = 1024
 """Largest number of integers in one row that do not count as weights."""
+SMALL = 4096
+"""Bytes of a tensor that is read at once."""
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """dtype in a header -> its name, for unquantized weights."""
 EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
@@ -69,23 +71,28 @@ NOT_KNOWN = Layout("", UNKNOWN)
 
 
 def stored(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as stored, in its shape, mapped into memory; ValueError for an unknown dtype."""
+    """A tensor as stored, in its shape, mapped into memory if it is not small; ValueError for an unknown dtype."""
     if tensor.dtype not in NUMBERS:
         raise ValueError(f"its dtype {tensor.dtype} is not known")
-    if not tensor.numel:
-        return np.empty(tensor.shape, NUMBERS[tensor.dtype])
+    if tensor.nbytes <= SMALL:  # a map takes three times as long, and models of many experts have 100,000 of them
+        found = np.fromfile(tensor.file, NUMBERS[tensor.dtype], tensor.numel, offset=tensor.start)
+        return found.reshape(tensor.shape)
     return np.memmap(tensor.file, NUMBERS[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
 def values(tensor: Tensor) -> NDArray[np.float32]:
     """A whole tensor as float32; ValueError for an unknown dtype."""
-    found: Any = stored(tensor)
-    if tensor.dtype == "BF16":
+    return as_float32(stored(tensor), tensor.dtype)
+
+
+def as_float32(found: Any, dtype: str) -> NDArray[np.float32]:
+    """Numbers that ``stored`` returned for this dtype, or some of them, as float32."""
+    if dtype == "BF16":
         found = np.left_shift(found, 16, dtype=np.uint32).view(np.float32)
-    elif tensor.dtype in TORCH_NAMES:
+    elif dtype in TORCH_NAMES:
         import torch  # numpy has no floats of 8 bits
 
-        found = torch.from_numpy(np.array(found)).view(getattr(torch, TORCH_NAMES[tensor.dtype])).float().numpy()
+        found = torch.from_numpy(np.array(found)).view(getattr(torch, TORCH_NAMES[dtype])).float().numpy()
     return np.asarray(found, np.float32)
 
 
@@ -94,6 +101,8 @@ def values(tensor: Tensor) -> NDArray[np.float32]:
 
 def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
     """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one scale per row or part of a row."""
+    if len(scale.shape) == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's FP8 in blocks
+        return scale.shape[0], scale.shape[2]
     if len(scale.shape) > 1:
         return math.prod(scale.shape[:-1]), scale.shape[-1]
     return (scale.numel, 1) if rows % max(scale.numel, 1) == 0 else (1, scale.numel)

@@ -51,6 +51,8 @@ FUSED = (
     ("w1", "w3"), ("wq", "wk", "wv"), ("query", "key", "value"), ("c_fc_0", "c_fc_1"),
 )  # fmt: skip
 """Layers with the same input that are fused, from packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
+QUANTIZER = re.compile(r"(weight|bias|input|output)_quantizer")
+"""Modules with the numbers that ModelOpt used while it quantized a layer."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
 """Prefixes of engines and checkpoints before a language model's layers."""
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
@@ -98,6 +100,11 @@ def role_of(module: str, hidden_layers: int | None) -> Role:
 def is_outside(module: str) -> bool:
     """True if a name is one of another modality's modules or of multi-token prediction."""
     return any(OTHER_TOWERS.fullmatch(step) or step.startswith("mtp") for step in module.split("."))
+
+
+def is_left_by_quantizer(module: str) -> bool:
+    """True for the name of a quantizer below a layer: ``model.layers.0.mlp.up_proj.weight_quantizer``."""
+    return bool(QUANTIZER.fullmatch(module.rpartition(".")[2]))
 
 
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:

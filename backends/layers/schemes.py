@@ -12,25 +12,31 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compare_q.backends.layers.names import bare, parts_of, spellings
 
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
+IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
+"""Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and bitsandbytes, ModelOpt, ..."""
 POWERS_OF_TWO = "e8m0"
 """The last word of a scheme whose scales were rounded up to powers of two."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Weights and activations of a quantized layer; ``activations`` is "" if they keep the model's dtype."""
+    """Weights and activations of a quantized layer; ``activations`` is "" if they keep the model's dtype.
+
+    ``zero_points``: whether the weights have zero points; None if the config does not say.
+    """
 
     weights: str
     activations: str = ""
+    zero_points: bool | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,30 @@ def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
     return bool(groups) and all(is_static(group.get("input_activations")) for group in groups)
 
 
+def zero_points(arguments: Any) -> bool | None:
+    """True if compressed-tensors' ``QuantizationArgs``, as JSON, promise zero points, False if they rule them out."""
+    if not isinstance(arguments, Mapping) or arguments.get("type", "int") != "int":
+        return None
+    symmetric = arguments.get("symmetric")
+    return not symmetric if isinstance(symmetric, bool) else None
+
+
+def ignored_names(quantization: Config) -> list[str]:
+    """The names and patterns of layers that a config lists as not quantized."""
+    places = (quantization, part(quantization, "quantization"))
+    lists = [place.get(key) for place in places for key in IGNORED]
+    return [name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)]
+
+
+def is_ignored(module: str, patterns: Sequence[str]) -> bool:
+    """True if a pattern matches a module: its whole name, a regular expression after ``re:``, or a name with ``*``."""
+    for pattern in patterns:
+        with suppress(re.error):
+            if re.match(pattern[3:], module) if pattern.startswith("re:") else fnmatch.fnmatchcase(module, pattern):
+                return True
+    return False
+
+
 def is_static(arguments: Any) -> bool:
     """True if compressed-tensors' ``QuantizationArgs``, as JSON, describe a scale that is stored.
 
@@ -207,8 +237,11 @@ def integers(config: Config) -> Declared:
         bits, group = own.get("bits", own.get("w_bit")), own.get("group_size", own.get("q_group_size"))
         if not isinstance(bits, int) or bits >= 16 or own.get("data_type", "int") != "int":
             return None
-        plain = own.get("act_bits") in (None, 16)
-        return Scheme(with_group_size(f"{'uint' if is_awq else 'int'}{bits}", group)) if plain else None
+        if own.get("act_bits") not in (None, 16):
+            return None
+        symmetric = own.get("sym")
+        points = not symmetric if isinstance(symmetric, bool) else None
+        return Scheme(with_group_size(f"{'uint' if is_awq else 'int'}{bits}", group), zero_points=points)
 
     rules = {
         f"re:{rule.removeprefix('+:').removeprefix('-:')}": None
@@ -230,15 +263,15 @@ def compressed(config: Config) -> Declared:
         if not all(isinstance(args, Mapping) or not args for args in (weights, activations)):
             return Declared()
         targets = entry.get("targets")
-        scheme = Scheme(args_text(weights), args_text(activations))
+        scheme = Scheme(args_text(weights), args_text(activations), zero_points(weights))
         groups.append((map(str, targets if isinstance(targets, list) else []), scheme))
-    schemes = {scheme for _, scheme in groups}
+    schemes = {(scheme, scheme.zero_points): scheme for _, scheme in groups}
     if len(schemes) < 2:
-        return Declared(schemes.pop() if schemes else None)
+        return Declared(next(iter(schemes.values()), None))
     every = [(target, scheme) for targets, scheme in groups for target in targets]
     layers = {name: scheme for name, scheme in every if name.startswith("re:") or "." in name or name.islower()}
-    classes = {scheme for name, scheme in every if name not in layers}
-    return by_name(classes.pop() if len(classes) == 1 else None, layers)
+    classes = {(scheme, scheme.zero_points): scheme for name, scheme in every if name not in layers}
+    return by_name(next(iter(classes.values())) if len(classes) == 1 else None, layers)
 
 
 def fp8(config: Config) -> Declared:
@@ -271,11 +304,18 @@ def bitsandbytes(config: Config) -> Declared:
 def modelopt(config: Config) -> Declared:
     """NVIDIA ModelOpt, which names its scheme; MIXED_PRECISION names one for each layer."""
     nested = part(config, "quantization") or config
-    name = str(nested.get("quant_algo", "")).upper()
-    if name != "MIXED_PRECISION":
-        return Declared(ALGORITHMS.get(name))
+    if str(nested.get("quant_algo", "")).upper() != "MIXED_PRECISION":
+        return Declared(modelopt_scheme(nested))
     layers = part(nested, "quantized_layers")
-    return by_name(None, {path: ALGORITHMS.get(str(part(layers, path).get("quant_algo")).upper()) for path in layers})
+    return by_name(None, {path: modelopt_scheme(part(layers, path)) for path in layers})
+
+
+def modelopt_scheme(stated: Config) -> Scheme | None:
+    """The scheme of ModelOpt's ``quant_algo``; for NVFP4 with the stated ``group_size``, which should be 16."""
+    scheme, group = ALGORITHMS.get(str(stated.get("quant_algo", "")).upper()), stated.get("group_size")
+    if scheme is None or number_format(scheme.weights) != "nvfp4" or not isinstance(group, int) or group <= 0:
+        return scheme
+    return replace(scheme, weights=with_group_size("nvfp4", group))
 
 
 READERS: dict[str, Callable[[Config], Declared]] = {

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from compare_q.backends.checkpoint import contents, files
+from compare_q.backends.checkpoint import contents, files, largest_weights, stored_sizes
 from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.folder import storage_of
+from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support.checkpoints import ENDS, LAYER, Q, finish_gguf, safetensors_bytes
@@ -60,6 +60,9 @@ def look(folder: Path) -> None:
     assert isinstance(kv_cache(config.quantization), str)
     storage_of(folder)
     contents.check_scales(folder, contents.nvfp4_layers(folder))
+    checkpoint = Checkpoint(folder)
+    found = [*stored_sizes.contradictions(checkpoint), *largest_weights.impossible(checkpoint)]
+    assert all(fault.what for fault in found)
     files.stamp(folder)
 
 

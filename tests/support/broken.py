@@ -34,6 +34,16 @@ def missing_input_scale(source: Path, folder: Path) -> Path:
     return changed(source, folder, {}, **{f"{UP}.input_global_scale": None})
 
 
+def half_of_the_scales(source: Path, folder: Path) -> Path:
+    name = f"{UP}.weight_scale"
+    return changed(source, folder, {}, **{name: load_file(source / "model.safetensors")[name][:, ::2].contiguous()})
+
+
+def reciprocal_scale(source: Path, folder: Path) -> Path:
+    name = f"{LAYER}.mlp.down_proj.weight_global_scale"
+    return changed(source, folder, {}, **{name: 1 / load_file(source / "model.safetensors")[name]})
+
+
 def kv_scales_of_one(source: Path, folder: Path) -> Path:
     scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"}
     changed(source, folder, {}, **scales)
@@ -85,6 +95,8 @@ def other_dtype(source: Path, folder: Path) -> Path:
 FAULTS = {
     unequal_global_scales: ("wrong", f"{LAYER}.self_attn: q_proj, k_proj and v_proj have unequal "),
     missing_input_scale: ("wrong", f"{UP}: no scale of its activations"),
+    half_of_the_scales: ("wrong", f"{UP}.weight_scale: 2 groups of 32, and the config says groups of 16"),
+    reciprocal_scale: ("wrong", f"{LAYER}.mlp.down_proj.weight_global_scale: a scale of "),
     kv_scales_of_one: ("warning", "model.layers.0.self_attn.k_scale: every scale of the fp8 KV cache is 1.0"),
     another_tokenizer: ("wrong", "tokenizer.json: token "),
     missing_tensor: ("wrong", f"{LAYER}.input_layernorm.weight: missing"),

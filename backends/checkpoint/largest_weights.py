@@ -1,0 +1,129 @@
+"""Find scales that no weight has: the largest weight that they allow is far above that of any language model.
+
+The usual cause is a scale that is stored as its reciprocal: compressed-tensors divides by ``weight_global_scale``, and
+ModelOpt multiplies by ``weight_scale_2``.  An engine then computes with weights of a million, and its row shows uniform
+predictions without a word, or states that are not finite.
+
+A format's largest code times a scale is a bound, because quantizers choose the scale so that the largest weight gets
+about the largest code.  Only scales are read, for NVFP4 only the global ones.  For very large models a part of each
+tensor is read, at least 4 KiB.  Embeddings are left out: some models multiply them by less than 1 afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.formats import POWERS, Parts, as_float32, layout_of, stored
+from compare_q.backends.checkpoint.stored_sizes import Fault
+from compare_q.backends.layers.names import NUMBER, is_outside
+from compare_q.backends.layers.schemes import number_format
+
+LARGEST_WEIGHT = 1000.0
+"""A layer's weights are below this number.
+
+Weights of language models are below 1 to 20.  Norms that are folded into them, smoothing (SmoothQuant, AWQ) or
+rotations that are not normalized raise that to some hundreds at most.  FP8 weights that were cast without a scale have
+a scale of 1, which allows 448.  Reciprocal scales of 8 bits, and of NVFP4, allow 10,000 to 10,000,000.
+"""
+UNUSUAL_WEIGHT, UNUSUAL_RATIO = 100.0, 1000.0
+"""Weights above the first number are wrong too if they exceed this many times the median of the same layers.
+
+Reciprocal scales of 4 bits allow only some hundreds.
+"""
+LARGEST_CODE = {"nvfp4": 6.0, "mxfp4": 6.0, "mxfp6": 28.0, "mxfp8": 448.0, "fp8": 448.0, "nf4": 1.0, "fp4": 1.0}
+"""Number format -> its largest number.  A scale of 1 may also mean a cast to E5M2, whose largest number is 57,344."""
+LARGEST_FP8 = 448.0
+"""The largest scale of a group of NVFP4."""
+SCALES = (
+    "weight_global_scale", "weight_scale_2", "SCB", "weight.absmax", "weight_scale", "weight_scale_inv", "scale",
+    "scales", "_weight_scale",
+)  # fmt: skip
+"""Names of scales; the first one that a module has bounds its weights."""
+READ = 256 << 20
+"""Bytes of scales that are read in total; at least ``LEAST`` of each tensor."""
+LEAST, PLACES = 4096, 4
+CAUSE = "the scale is probably stored as its reciprocal (1 / scale); convert or quantize the model again"
+
+
+class Bound(NamedTuple):
+    """The largest weight that a module's scales allow: ``scale`` is the scale that decides, in the tensor ``part``."""
+
+    part: str
+    scale: float
+    weight: float
+
+
+def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
+    """Yield the scales of quantized matrices that allow weights which no model has, and scales that are no numbers."""
+    quantized = {module: parts for module, parts in checkpoint.quantized.items()
+                 if checkpoint.role(module) in ("layer", "head") and not is_outside(module)}  # fmt: skip
+    most = max(READ // max(len(quantized), 1), LEAST)
+    bounds: dict[str, Bound] = {}
+    kinds: dict[str, list[float]] = {}
+    for module, parts in quantized.items():
+        try:
+            found = bound_of(parts, checkpoint.config, most)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue  # its parts fit no format; its size is then n/a
+        if found is not None:
+            bounds[module] = found
+            kinds.setdefault(NUMBER.sub("*", module), []).append(found.weight)
+    usual = {kind: statistics.median(weights) for kind, weights in kinds.items()}
+    for module, (part, scale, weight) in bounds.items():
+        name = f"{module}.{part}"
+        if not math.isfinite(weight):
+            yield Fault(name, f"a scale of {scale:g}, so that its weights are no numbers", "no numbers")
+        elif weight > LARGEST_WEIGHT or weight > max(UNUSUAL_WEIGHT, UNUSUAL_RATIO * usual[NUMBER.sub("*", module)]):
+            yield Fault(name, f"a scale of {scale:.4g} allows weights up to {weight:,.0f}, which no layer has", "scale")
+
+
+def bound_of(parts: Parts, config: CheckpointConfig, most: int) -> Bound | None:
+    """The bound of one module, from up to ``most`` bytes of its scales; None if its format is not known."""
+    kind = number_format(layout_of(parts, config).words)
+    part = next((name for name in SCALES if name in parts), "")
+    code = code_of(kind, part)
+    if not part or code is None or not parts[part].numel:
+        return None
+    if part == "weight.absmax" and parts[part].dtype == "U8":  # nested: indices into a table
+        return None
+    scales = numbers_of(parts[part], most)
+    if kind == "nvfp4":
+        if part not in ("weight_global_scale", "weight_scale_2"):
+            return None
+        code *= LARGEST_FP8
+    with np.errstate(divide="ignore"):
+        multipliers = 1 / scales if part == "weight_global_scale" else scales
+    decisive = int(multipliers.argmax())  # of a NaN, if there is one
+    return Bound(part, float(scales[decisive]), code * float(multipliers[decisive]))
+
+
+def code_of(kind: str, part: str) -> float | None:
+    """The largest number of a format, before its scale; None if it is not known."""
+    if part in ("SCB", "weight.absmax"):  # bitsandbytes stores the largest weight itself
+        return 1.0
+    if integers := re.fullmatch(r"(u?)int([2-8])", kind):
+        # Without zero points, codes reach from -2^(bits - 1); with them, up to 2^bits from the zero point.
+        return 2.0 ** (int(integers[2]) - (0 if integers[1] else 1))
+    return LARGEST_CODE.get(kind)
+
+
+def numbers_of(scale: Tensor, most: int) -> NDArray[np.float32]:
+    """The absolute values of a scale; of some places in a tensor that has more than ``most`` bytes."""
+    found: Any = stored(scale).reshape(-1)
+    if scale.nbytes > most:
+        size = max(most // PLACES * scale.numel // scale.nbytes, 1)
+        starts = np.linspace(0, scale.numel - size, PLACES, dtype=int)
+        found = np.concatenate([found[start : start + size] for start in starts])
+    if scale.dtype in POWERS:
+        return np.exp2(np.asarray(found, np.uint8).astype(np.float32) - 127)
+    return np.abs(as_float32(found, scale.dtype))

@@ -1,0 +1,103 @@
+"""The largest weight that scales allow, by hand, in every format; scales that no weight has are found by name."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.largest_weights import bound_of, impossible
+from compare_q.backends.common.errors import ModelError
+from tests.backends.checkpoint.test_weights import notes_of
+from tests.support.checkpoints import ENDS, Entries, Q, write_checkpoint
+from tests.support.stored_formats import CASES
+
+
+def floats(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def bf16(*numbers: float) -> bytes:
+    return b"".join(struct.pack("<f", number)[2:] for number in numbers)
+
+
+def written(folder: Path, entries: Entries, values: dict[str, bytes], config: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(write_checkpoint(folder, {**ENDS, **entries}, config, values))
+
+
+@pytest.mark.parametrize(
+    ("case", "part", "numbers", "weight"),
+    [
+        ("nvfp4 a16", "weight_global_scale", floats(2688), 1.0),  # 448 * 6 / 2688
+        ("nvfp4 a16", "weight_global_scale", floats(1 / 2688), 2688.0**2),
+        ("modelopt nvfp4", "weight_scale_2", floats(1 / 2688), 1.0),
+        ("mxfp4", "weight_scale", bytes([126, 120] * 8), 3.0),  # 6 * 2^(126 - 127)
+        ("mxfp8", "weight_scale", bytes([119, 120]), 3.5),  # 448 * 2^(120 - 127)
+        ("fp8 channel", "weight_scale", bf16(*[0.0078125] * 7, 0.015625), 7.0),  # 448 / 64
+        ("fp8 block inverse", "weight_scale_inv", floats(0.0078125, 0.5), 224.0),
+        ("modelopt fp8", "weight_scale", floats(1), 448.0),
+        ("int8 w8a8", "weight_scale", bf16(*[0.0078125] * 8), 1.0),  # 128 / 128
+        ("int8 packed", "weight_scale", bf16(*[-0.0078125] * 8), 1.0),
+        ("int4 g32", "weight_scale", bf16(*[0.125] * 127, 0.25), 2.0),  # 8 / 4
+        ("int4 asymmetric", "weight_scale", bf16(*[0.125] * 128), 2.0),  # 16 / 8
+        ("gptq 4", "scales", struct.pack("<e", 0.25) * 128, 2.0),
+        ("awq", "scales", struct.pack("<e", 0.25) * 128, 4.0),
+        ("nf4", "weight.absmax", floats(*[0.5] * 29, 2.5), 2.5),
+        ("bitsandbytes int8", "SCB", floats(*[0.5] * 7, 2.5), 2.5),
+        ("torchao fp8", "_weight_scale", floats(*[0.0078125] * 8), 3.5),
+        ("nf4 nested", "weight.absmax", b"\xff" * 30, None),
+        ("exl3", "suh", b"", None),
+    ],
+)
+def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: float | None) -> None:
+    parts, values = CASES[case].parts, CASES[case].values | ({part: numbers} if numbers else {})
+    entries = {f"{Q}.{name}": entry for name, entry in parts.items()}
+    stored = {f"{Q}.{name}": value for name, value in values.items()}
+    config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
+    checkpoint = written(tmp_path, entries, stored, config)
+    found = bound_of(checkpoint.quantized[Q], checkpoint.config, 1 << 20)
+    assert (found and (found.part, found.weight)) == (None if weight is None else (part, pytest.approx(weight)))
+
+
+@pytest.mark.parametrize(
+    ("scales", "wrong"),
+    [
+        ([0.01, 0.02, 0.001, 1.0], {}),  # a cast without a scale allows 448
+        ([0.01, 0.02, 100.0, 0.01], {2: "a scale of 100 allows weights up to 44,800, which no layer has"}),
+        ([100.0, 200.0, 300.0, 400.0], {0: "44,800", 1: "89,600", 2: "134,400", 3: "179,200"}),
+        # 313.6 is more than 1,000 times 0.224, the others' median
+        ([5e-4, 5e-4, 0.7, 5e-4], {2: "a scale of 0.7 allows weights up to 314"}),
+        ([0.01, float("nan"), 0.01, float("inf")], {1: "a scale of nan", 3: "a scale of inf"}),
+    ],
+)
+def test_scales_that_no_weight_has(tmp_path: Path, scales: list[float], wrong: dict[int, str]) -> None:
+    """A fault in one layer is found, and the run refuses the model by the name of the tensor."""
+    modules = [f"model.layers.{at}.mlp.up_proj" for at in range(len(scales))]
+    entries: Entries = {}
+    values = {}
+    for module, scale in zip(modules, scales, strict=True):
+        entries |= {f"{module}.weight": ("F8_E4M3", 8, 4), f"{module}.weight_scale": ("F32", 1)}
+        values |= {f"{module}.weight_scale": floats(scale), f"{module}.weight": bytes(range(32))}
+    found = list(impossible(written(tmp_path, entries, values, {})))
+    assert [each.tensor for each in found] == [f"{modules[at]}.weight_scale" for at in wrong]
+    assert all(text in each.what for each, text in zip(found, wrong.values(), strict=True))
+    if wrong:
+        with pytest.raises(ModelError, match=rf"{modules[min(wrong)]}\.weight_scale: a scale of"):
+            notes_of(tmp_path)
+
+
+def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
+    """Of 4 x 4,096 scales 16 are read, of which the last is the largest; an embedding's scales do not count."""
+    entries: Entries = {f"{Q}.weight": ("I8", 16384, 4), f"{Q}.weight_scale": ("F32", 16384, 1)}
+    embedding = "model.embed_tokens"
+    entries |= {f"{embedding}.weight": ("I8", 8, 4), f"{embedding}.weight_scale": ("F32", 8, 1)}
+    values = {f"{Q}.weight_scale": floats(*[0.5] * 16383, 1.0), f"{embedding}.weight_scale": floats(*[1000.0] * 8)}
+    checkpoint = written(tmp_path, entries, values, {})
+    found = bound_of(checkpoint.modules[Q], CheckpointConfig({}), 64)
+    assert found is not None
+    assert found.weight == 128.0
+    assert list(impossible(checkpoint)) == []
