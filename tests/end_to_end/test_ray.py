@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.processes import processes_of, wait_until
+from tests.support.ray_cluster import SMALL_NODE, ray_cluster
 from tests.support.toy import Specs
 
 NO_RAY = importlib.util.find_spec("ray") is None
@@ -37,20 +38,13 @@ def two_segments(node: Path) -> bool:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster(tmp_path: Path) -> Iterator[Any]:
     """A head node that runs no model, and two nodes, each with its own cache: ``node<number>``."""
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    small = {"object_store_memory": 80_000_000, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    try:
+    with ray_cluster() as made:
         for number in (1, 2):
             environment = {"COMPARE_Q_CACHE": str(tmp_path / f"node{number}"), "COMPARE_Q_IN_PROCESS": "0"}
-            made.add_node(num_cpus=1, resources={f"node{number}": 1}, env_vars=environment, **small)
+            made.add_node(num_cpus=1, resources={f"node{number}": 1}, env_vars=environment, **SMALL_NODE)
         yield made
-    finally:
-        made.shutdown()
 
 
 @pytest.mark.engine

