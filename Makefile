@@ -28,7 +28,7 @@ MASK_avx512 := $(MASKED) ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 MASK := $(if $(filter-out $(shell uname -m),$(CPU)),$(or $(MASK_$(CPU)),$(error CPU=$(CPU): unknown; known: \
   $(patsubst MASK_%,%,$(filter MASK_%,$(.VARIABLES))))))
 
-.PHONY: install llama demo demo-all test quick bench versions fuzz check format schema lock clean
+.PHONY: install llama demo demo-all test quick paths bench versions fuzz check format schema lock clean
 
 install: $(READY)  ## the environment, and compare_q in it
 	@echo "installed; now: source $(BIN)/activate"
@@ -47,7 +47,7 @@ test: $(READY)  ## every test, with real engines: a process for each of two core
 	$(MASK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 quick: check  ## lint, types and every fast test that starts no engine, in a minute
-	$(BIN)/python -m pytest -n 2 -m "not engine and not slow" --durations=3
+	$(BIN)/python -m pytest -n 2 -m "not engine and not slow and not paths" --durations=3
 
 BENCH ?= bench-$(TARGET).json
 bench: $(READY)  ## wall time of a table over its models' prefill, by part, and peers: an 8B shape on a GPU, else a toy
@@ -56,6 +56,10 @@ bench: $(READY)  ## wall time of a table over its models' prefill, by part, and 
 versions: $(READY)  ## gate the oldest and the newest vLLM and Transformers beside the locked ones, on the demo's model
 	test -d demo/models/smollm2-135m || $(MAKE) --no-print-directory demo
 	$(BIN)/python -m benchmarks.versions results/cpu/versions.md demo/models/smollm2-135m
+
+paths: $(READY)  ## every engine with commits, kills, resuming, a second run and interrupts, in every role (half an hour)
+	@$(MAKE) --no-print-directory $(LLAMA) || echo "llama.cpp could not be built (no C++ compiler?): its tests are skipped"
+	$(BIN)/python -m pytest -m "paths or not paths" tests/paths
 
 FUZZ_EXAMPLES ?= 20000
 fuzz: $(READY)  ## damaged files for every reader, other ones each time: FUZZ_EXAMPLES=100000 make fuzz

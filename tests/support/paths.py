@@ -1,0 +1,171 @@
+"""Runs of the command line as a user starts them, in separate processes, and the models of each engine for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.processes import processes_of, wait_until, workers_of
+
+EACH_WINDOW = ROOT / "tests/support/each_window"
+FEW, MANY = 6, 40
+"""Windows of most runs, and of the text."""
+TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "from_cache", "seconds", "timing"}
+"""Keys of results.json whose values depend on the time, or on what was in the cache."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of an engine's runs.
+
+    ``roles``: role -> label, for the roles that the engine can have: "reference", "row" (compared with the reference)
+    and "second" (the model after it).  ``tolerance``: largest relative difference of PPL and KLD between two runs, 0
+    for engines whose scores do not depend on the batch.  ``words``: flags; ``paths``: folders for ``$PYTHONPATH``.
+    ``node``: a folder with the cache and the notes of a node that runs the models; None if the run's machine does.
+    """
+
+    roles: dict[str, str]
+    specs: list[dict[str, Any]]
+    tolerance: float = 0.0
+    words: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    node: Path | None = None
+
+
+@dataclass
+class Run:
+    """One run of the command line: its process, its results, and what it printed."""
+
+    process: subprocess.Popen[bytes]
+    results: Path
+    log: Path
+
+    @property
+    def said(self) -> str:
+        """What the run has printed."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Wait for the end; return the exit status."""
+        return self.process.wait(600)
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Label -> row of results.json, without times."""
+        models = json.loads(self.results.read_text())["models"]
+        return {model["label"]: without_times(model) for model in models}
+
+
+class Runs:
+    """Starts runs of an engine's models on one cache; see ``each_window`` for what their workers note."""
+
+    def __init__(self, models: Models, data: Path, folder: Path) -> None:
+        self.models = models
+        self.data = data
+        self.folder = folder
+        self.worker_folder = models.node or folder
+        self.notes = self.worker_folder / "notes"
+        self.notes.mkdir(exist_ok=True)
+        self.commits = self.notes / "commits"
+        self.commits.write_text("")
+        self.started: list[Run] = []
+        folder.joinpath("models.json").write_text(json.dumps(models.specs))
+
+    def start(self, windows: int, *, each_window: bool = True, held: str = "") -> Run:
+        """Start a run; its workers commit after each window, or as usual.  ``held``: see ``each_window``."""
+        return self.start_command(["-r", str(windows)], each_window=each_window, held=held)
+
+    def start_command(self, words: Sequence[str], out: Path | None = None, *, each_window: bool, held: str = "") -> Run:
+        """Start a command line on the models; ``out``: its results, by default a file of its own."""
+        name = self.folder / f"run{len(self.started)}"
+        out = out or name.with_suffix(".json")
+        log = name.with_suffix(".log")
+        words = [*words, "-d", str(self.data), "-m", str(self.folder / "models.json"), "-o", str(out)]
+        environment = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
+        environment |= {"COMPARE_Q_CACHE": str(self.folder / "cache"), "NOTES": str(self.notes)}
+        (self.notes / "held").write_text(held)
+        paths = [*self.models.paths, str(ROOT)]
+        if each_window:
+            paths.insert(0, str(EACH_WINDOW))
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words, *self.models.words]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        run = Run(process, out, log)
+        self.started.append(run)
+        return run
+
+    def finish(self, windows: int, *, each_window: bool = True) -> Run:
+        """Start a run, wait for its end, and assert that it succeeded."""
+        run = self.start(windows, each_window=each_window)
+        assert run.wait() == 0, run.said
+        return run
+
+    def end_after_one_commit(self, label: str, who: str, number: signal.Signals) -> Run:
+        """Start a run, and send a signal to its "driver" or "worker" after a model's first commit; return it ended."""
+        run = self.start(FEW, held=label)
+        wait_until(lambda: self.committed()[label] or run.process.poll() is not None)
+        assert run.process.poll() is None, run.said
+        if who == "worker":
+            (target,) = workers_of(self.worker_cache)
+        else:
+            target = run.process.pid
+        os.kill(target, number)
+        run.wait()
+        wait_until(lambda: not processes_of(self.worker_cache))
+        return run
+
+    @property
+    def worker_cache(self) -> Path:
+        """The cache that the workers' environment names."""
+        return self.worker_folder / "cache"
+
+    def committed(self) -> Counter[str]:
+        """Label -> number of its windows that workers have committed."""
+        return Counter(line.split()[0] for line in self.commits.read_text().splitlines())
+
+    def committed_twice(self, label: str) -> list[str]:
+        """Digests of a model's windows that workers have committed more than once."""
+        digests = Counter(line for line in self.commits.read_text().splitlines() if line.split()[0] == label)
+        return [digest for digest, count in digests.items() if count > 1]
+
+    def close(self) -> None:
+        """End runs that a failed test has left."""
+        for run in self.started:
+            run.process.kill()
+            run.process.wait()
+
+
+def without_times(value: Any) -> Any:
+    """Results without the keys of ``TIMES``."""
+    if isinstance(value, dict):
+        return {key: without_times(each) for key, each in value.items() if key not in TIMES}
+    if isinstance(value, list):
+        return [without_times(each) for each in value]
+    return value
+
+
+def assert_equal(found: dict[str, Any], gold: dict[str, Any], tolerance: float) -> None:
+    """Assert that rows are equal: all of them, or PPL and KLD within a tolerance."""
+    assert found.keys() == gold.keys()
+    if not tolerance:
+        assert found == gold
+        return
+    for label, row in gold.items():
+        assert found[label]["error"] is None
+        assert found[label]["tokens"] == row["tokens"]
+        assert found[label]["ppl"] == pytest.approx(row["ppl"], rel=tolerance)
+        if row["kld"] is None:
+            assert found[label]["kld"] is None
+        else:
+            assert found[label]["kld"] == pytest.approx(row["kld"], rel=tolerance)
