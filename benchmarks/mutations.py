@@ -1,0 +1,231 @@
+"""Change one place of the code at a time and see whether a test fails.
+
+    python -m benchmarks.mutations OUT.json --count 60 --seed 24
+
+The tests that start no engine run once with coverage.py (``pip install coverage``), which notes the lines that each
+test function executes.  Then places are drawn by the seed from all places of ``FOLDERS`` that a test executes or that
+no test executes; one change after the other is written into a copy of the checkout, and the test functions that
+execute its line run until one fails.  A change that no test executes, or that no test notices, is missed; ``--engines``
+runs all other tests of the missed changes' folders too.  The changes: another comparison, ``and`` for ``or``, a
+condition that is turned around, a number that is one larger, ``True`` for ``False``, ``+`` for ``-``, a call whose
+result nobody uses left out, and None instead of what a function returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("eval/run", "eval/cli", "backends/worker", "backends/vllm_server", "backends/checkpoint")
+FAST = ["-m", "not engine and not paths"]
+TEST_S = 300
+"""Seconds after which the tests of one change count as failed: the change makes them wait."""
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change: the text ``before`` at (line, column) of a file becomes ``after``; lines count from 1."""
+
+    file: str
+    line: int
+    column: int
+    last_line: int
+    last_column: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A change, how many test functions execute its line, and the first one that failed (empty: it was missed)."""
+
+    change: Change
+    tests: int
+    failed: str
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """Return a changed copy of a node; None if no change is known for it."""
+    match node:
+        case ast.Compare(left, [operator], right) if type(operator) in COMPARISONS:
+            return ast.Compare(left, [COMPARISONS[type(operator)]()], right)
+        case ast.BoolOp(ast.And(), values):
+            return ast.BoolOp(ast.Or(), values)
+        case ast.BoolOp(ast.Or(), values):
+            return ast.BoolOp(ast.And(), values)
+        case ast.UnaryOp(ast.Not(), operand):
+            return operand
+        case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
+            return ast.BinOp(left, OPERATORS[type(operator)](), right)
+        case ast.Constant(bool(value)):
+            return ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)):
+            return ast.Constant(value + 1)
+        case ast.Expr(ast.Call()):
+            return ast.Pass()
+        case ast.Return(ast.expr() as value) if not isinstance(value, ast.Constant):
+            return ast.Return(ast.Constant(None))
+    return None
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of functions; annotations, decorators, f-strings and defaults are left out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            waiting: list[ast.AST] = list(node.body)
+            while waiting:
+                inner = waiting.pop()
+                if isinstance(inner, ast.FunctionDef | ast.JoinedStr | ast.Raise):
+                    continue
+                yield inner
+                if isinstance(inner, ast.AnnAssign):
+                    waiting += [inner.value] if inner.value else []
+                else:
+                    waiting += ast.iter_child_nodes(inner)
+
+
+def changes(root: Path) -> list[Change]:
+    """Every change of every file of ``FOLDERS``, in the order of files and lines."""
+    found = []
+    for folder in FOLDERS:
+        for file in sorted((root / folder).glob("*.py")):
+            source = file.read_text(encoding="utf-8")
+            for node in executed(ast.parse(source)):
+                other = changed(node)
+                if other is None:
+                    continue
+                assert isinstance(node, ast.expr | ast.stmt)
+                before = ast.get_source_segment(source, node) or ""
+                after = ast.unparse(other)
+                if isinstance(other, ast.expr):
+                    after = f"({after})"
+                last_line = node.end_lineno or node.lineno
+                last_column = node.end_col_offset or 0
+                name = str(file.relative_to(root))
+                found.append(Change(name, node.lineno, node.col_offset, last_line, last_column, before, after))
+    return sorted(found, key=lambda change: (change.file, change.line, change.column, change.after))
+
+
+def applied(source: str, change: Change) -> str:
+    """Return the source with the change; columns count bytes in UTF-8, as in ``ast``."""
+    lines = source.encode().splitlines(keepends=True)
+    head = lines[change.line - 1][: change.column]
+    tail = lines[change.last_line - 1][change.last_column :]
+    lines[change.line - 1 : change.last_line] = [head + change.after.encode() + tail]
+    return b"".join(lines).decode()
+
+
+def pytest_in(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a checkout; a run that takes too long is a failure."""
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", *words]
+    try:
+        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TEST_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "FAILED: it does not end", "")
+
+
+def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
+    """File -> line -> the test functions that execute the line, from a run of the fast tests with coverage.py."""
+    settings = data.with_suffix(".ini")
+    sources = "\n    ".join(str(root / folder) for folder in FOLDERS)
+    settings.write_text(f"[run]\ndata_file = {data}\ndynamic_context = test_function\nsource =\n    {sources}\n")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *FAST]
+    subprocess.run(command, cwd=root, env=environment, check=True)
+    import coverage
+
+    measured = coverage.CoverageData(str(data))
+    measured.read()
+    found = {}
+    for file in measured.measured_files():
+        by_line = measured.contexts_by_lineno(file)
+        found[str(Path(file).relative_to(root))] = {line: sorted(filter(None, each)) for line, each in by_line.items()}
+    return found
+
+
+def words_of(functions: list[str]) -> list[str]:
+    """Return pytest's arguments for test functions that coverage.py names ``tests.folder.test_file.test_function``."""
+    words = []
+    for function in functions:
+        parts = function.split(".")
+        place = next(at for at, part in enumerate(parts) if part.startswith("test_"))
+        words.append("::".join(["/".join(parts[: place + 1]) + ".py", *parts[place + 1 :]]))
+    return words
+
+
+def outcome_of(root: Path, change: Change, functions: list[str]) -> Outcome:
+    """Write a change into the checkout, run the tests, and restore the file."""
+    file = root / change.file
+    source = file.read_text(encoding="utf-8")
+    tests = [name for name in functions if any(part.startswith("test_") for part in name.split("."))]
+    if not tests:
+        return Outcome(change, 0, "")
+    file.write_text(applied(source, change), encoding="utf-8")
+    try:
+        ran = pytest_in(root, "-x", *FAST, *words_of(tests))
+    finally:
+        file.write_text(source, encoding="utf-8")
+    failures = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = ""
+    if ran.returncode:
+        failed = failures[0] if failures else f"pytest ended with exit status {ran.returncode}"
+    return Outcome(change, len(tests), failed)
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    p.add_argument("out", type=Path)
+    p.add_argument("--count", type=int, default=60)
+    p.add_argument("--seed", type=int, default=0)
+    args = p.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) / "checkout"
+        left_out = shutil.ignore_patterns(".git", ".venv-*", "models", "*_cache")
+        shutil.copytree(ROOT, root, ignore=left_out)
+        lines = lines_of_tests(root, Path(scratch) / "coverage")
+        drawn = random.Random(args.seed).sample(changes(root), args.count)
+        outcomes: list[dict[str, Any]] = []
+        for change in drawn:
+            outcome = outcome_of(root, change, lines.get(change.file, {}).get(change.line, []))
+            outcomes.append(asdict(outcome))
+            print(f"{change.file}:{change.line}: {change.before!r} -> {change.after!r}: ", end="")
+            print(outcome.failed or f"MISSED by {outcome.tests} tests", flush=True)
+            args.out.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    missed = sum(not outcome["failed"] for outcome in outcomes)
+    print(f"{len(outcomes) - missed} of {len(outcomes)} changes were found")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
