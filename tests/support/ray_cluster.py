@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 SMALL_NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
 
@@ -13,12 +14,12 @@ SMALL_NODE = {"object_store_memory": 80_000_000, "include_dashboard": False}
 @contextmanager
 def ray_cluster() -> Iterator[Any]:
     """Yield a cluster with a head node that runs no model; its nodes end afterwards."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # else 15: its workers would wait for the other tests
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL_NODE})
-    try:
-        yield cluster
-    finally:
-        cluster.shutdown()
+    # Ray's workers have a niceness of 15 otherwise, and would wait for the other tests.
+    with patch.dict(os.environ, {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL_NODE})
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
