@@ -327,13 +327,21 @@ def read_model(path: Path) -> GgufModel:
     return GgufModel(files, fields, tensors, digest)
 
 
+def is_hub_file(name: str) -> bool:
+    """True if ``name`` can be a GGUF file of the hub (``owner/model/file.gguf``).
+
+    If a folder here has the owner's name, ``name`` is a path, possibly a mistyped one.
+    """
+    match = HUB_FILE.fullmatch(name)
+    return match is not None and not Path(match[1]).parent.is_dir()
+
+
 class GgufFiles(ModelFiles):
     """The files of a GGUF model, on disk or on the hub."""
 
     @property
     def is_remote(self) -> bool:
-        match = HUB_FILE.fullmatch(self.planned.model_dir)
-        return match is not None and not Path(match[1]).parent.is_dir()  # otherwise it is a path, possibly mistyped
+        return is_hub_file(self.planned.model_dir)
 
     @property
     def model(self) -> GgufModel:

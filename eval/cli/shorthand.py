@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
+from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
@@ -56,6 +57,15 @@ class Named(NamedTuple):
     why: str
     tokenizer: str | None  # folder or hub id of its tokenizer
     context: int | None
+
+
+class Parts(NamedTuple):
+    """The parts of a word that names a model; without an engine it is empty."""
+
+    label: str
+    model: str  # folder, file, hub id or address
+    engine: str  # load_fn, or an unknown word
+    options: dict[str, Any]  # of the engine
 
 
 def specs(
@@ -94,34 +104,84 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
 
 def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
     """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``."""
-    label, name, asked, options = "", word, "", dict[str, Any]()
-    if not exists(expanded(name)) and (found := re.fullmatch(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)", name)):
-        label, name = found[1], found[2]
-    if not exists(expanded(name)) and (found := re.fullmatch(r"(.+)@([\w.-]+)(?::(\w+=.+))?", name)):
-        name, asked = found[1], backends.ENGINE_ALIASES.get(found[2], found[2])
-        pairs = (each.partition("=") for each in re.split(r",(?=\w+=)", found[3] or "") if each)
-        options = {key: reading.json_or_word(text) for key, _, text in pairs}
+    parts = parts_of(word)
+    name = parts.model
     try:
         config = config_of(name, progress)
     except InputError as error:
-        name, config = pack_on_hub(name, progress, error), None
+        name = pack_on_hub(name, progress, error)
+        config = None
     if is_file(expanded(name)) and not backends.reader_of(name):
         raise InputError(NO_MODEL)
-    load_fn, why = (asked, "as asked") if asked else backends.engine_for(name, config, elsewhere)
-    engine, engine_class = backends.resolve(load_fn, None)
-    is_pack = pack.is_pack(expanded(name))
-    own = f"ref (pack: {pack.read(expanded(name)).summary})" if is_pack else short_name(name)
-    own = " ".join([own, *(f"{key}={value}" for key, value in options.items())])
-    keys: dict[str, Any] = {"load_fn": load_fn, "label": unicode(label or own), "model_dir": name}
-    keys |= {"engine": options} if options else {}
-    spec = reading.parse_model_spec({**keys, **({"reference": True} if reference else {})}, reading.COMMAND_LINE)
-    context = None if config is None else config.context
-    if config is None and engine_class.capabilities.here:
-        planned = PlannedModel(engine=engine, max_tokens=LENGTH, **{**keys, "model_dir": spec.located})
-        files = engine_class.files(planned)
-        context = None if files.is_remote else files.facts().context
-    tokenizer = None if config is None else spec.located
-    return Named(spec, why, str(Path(spec.located, pack.TOKENIZER)) if is_pack else tokenizer, context)
+    if parts.engine:
+        load_fn, why = parts.engine, "as asked"
+    else:
+        load_fn, why = backends.engine_for(name, config, elsewhere)
+    backends.resolve(load_fn, None)  # an unknown engine is reported before other faults
+    keys: dict[str, Any] = {
+        "load_fn": load_fn,
+        "label": unicode(parts.label or own_label(name, parts.options)),
+        "model_dir": name,
+    }
+    if parts.options:
+        keys["engine"] = parts.options
+    if reference:
+        keys["reference"] = True
+    spec = reading.parse_model_spec(keys, reading.COMMAND_LINE)
+    if config is not None:
+        return Named(spec, why, spec.located, config.context)
+    tokenizer = str(Path(spec.located, pack.TOKENIZER)) if pack.is_pack(Path(spec.located)) else None
+    return Named(spec, why, tokenizer, context_without_config(spec))
+
+
+def parts_of(word: str) -> Parts:
+    """Return the parts of ``[label=]MODEL[@engine[:option=value,option=value]]``.
+
+    What exists as a file or folder is a model, even if its name has ``=`` or ``@``.
+    """
+    label = ""
+    name = word
+    if not exists(expanded(name)):
+        found = re.fullmatch(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)", name)
+        if found:
+            label, name = found.groups()
+    if exists(expanded(name)):
+        return Parts(label, name, "", {})
+    found = re.fullmatch(r"(.+?)@([\w.-]+):(\w+=.+)", name) or re.fullmatch(r"(.+)@([\w.-]+)()", name)
+    if not found:
+        return Parts(label, name, "", {})
+    name, engine, listed = found.groups()
+    options: dict[str, Any] = {}
+    for pair in re.split(r",(?=\w+=)", listed) if listed else ():
+        key, _, text = pair.partition("=")
+        if key in options:
+            raise InputError(f"engine.{key}: is given twice; give it once")
+        options[key] = reading.json_or_word(text)
+    return Parts(label, name, backends.ENGINE_ALIASES.get(engine, engine), options)
+
+
+def own_label(name: str, options: Mapping[str, Any]) -> str:
+    """Return the label of a model without one: its short name, or the summary of a pack, and its options."""
+    folder = expanded(name)
+    label = f"ref (pack: {pack.read(folder).summary})" if pack.is_pack(folder) else short_name(name)
+    return " ".join([label, *(f"{key}={value}" for key, value in options.items())])
+
+
+def context_without_config(spec: ModelSpec) -> int | None:
+    """Return the context of a model without config.json, from its file; None for a server, or before a download."""
+    engine, engine_class = backends.resolve(spec.load_fn, None)
+    if not engine_class.capabilities.here:
+        return None
+    planned = PlannedModel(
+        label=spec.name,
+        engine=engine,
+        load_fn=spec.load_fn,
+        model_dir=spec.located,
+        max_tokens=LENGTH,
+        options=spec.options,
+    )
+    files = engine_class.files(planned)
+    return None if files.is_remote else files.facts().context
 
 
 def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
@@ -145,9 +205,9 @@ def short_name(name: str) -> str:
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
     """Return a model's config.json, fetched from the hub with the tokenizer; None if the model does not have one."""
     folder = expanded(name)
+    if gguf.is_hub_file(name):
+        return None
     if hub.is_hub_id(name):
-        if backends.reader_of(name):  # owner/model/file
-            return None
         with progress.phase(f"fetching the config of {name}", unit="bytes") as phase:
             folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
     elif urlsplit(name).netloc in HUB_SITES:

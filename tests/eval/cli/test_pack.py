@@ -114,6 +114,8 @@ def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compar
     ran = compare_q(made, toy_model, "-d", tmp_path / "other.txt")
     assert ran.status == 2
     assert "the reference has none of the run's" in ran.err
+    refused = compare_q(f"{made}@pack:dtype=float32", toy_model)
+    assert (refused.status, "engine.dtype: " in refused.err) == (2, True)
     alone = compare_q(made)
     assert (alone.status, f"{WINDOWS} windows" in alone.out) == (0, True)
     ran = compare_q("check", made, toy_model)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import reading
 from compare_q.eval.text import corpus
+from tests.support.checkpoints import finish_gguf
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
 
 WEIGHTS = "model.safetensors"
@@ -121,6 +123,38 @@ def test_options_of_one_model_in_a_word(
     )
     assert_refused(compare_q(*words[:2], "-d", "chat", "--sample", "spread"), "-d chat: sample: cannot go with")
     assert_refused(compare_q(*words, "--sample", "last"), "--sample: 'last' is none of first, spread")
+
+
+def gguf_of(folder: Path, context: int) -> Path:
+    """Write the header of a GGUF file without tensors."""
+    writer = gguf.GGUFWriter(folder / "q8_0.gguf", "llama")
+    writer.add_context_length(context)
+    finish_gguf(writer, tensors=False)
+    return folder / "q8_0.gguf"
+
+
+def test_every_kind_of_model_takes_options(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a GGUF file, a GGUF file of the hub and a server; test_pack.py has a pack.  The toy's context is 256.
+
+    The value of an option may contain @ and commas.
+    """
+    monkeypatch.chdir(tmp_path)
+    gguf_of(tmp_path, 512)
+    for name, engine, options, context in (
+        (str(toy_model), "hf", {"attn_implementation": "eager"}, 256),
+        ("q8_0.gguf", "llamacpp", {"n_threads": 1}, 512),
+        ("q8_0.gguf", "gguf", {"type_k": "q8_0", "type_v": "q8_0"}, 512),
+        ("owner/repo/q8_0.gguf", "llamacpp", {"n_threads": 1}, None),
+        ("http://host:8000", "vllm_server", {"model": "a@b,c"}, None),
+    ):
+        words = ",".join(f"{key}={value}" for key, value in options.items())
+        for before in ("", "mine="):
+            named = shorthand.model(f"{before}{name}@{engine}:{words}", set(), Progress(), reference=False)
+            assert named.spec.engine == options, name
+            assert (named.spec.model_dir, named.context) == (name, context)
+            assert named.spec.load_fn == backends.ENGINE_ALIASES.get(engine, engine)
+    with pytest.raises(InputError, match=r"engine\.n_threads: is given twice"):
+        shorthand.model("q8_0.gguf@llamacpp:n_threads=1,n_threads=2", set(), Progress(), reference=False)
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
