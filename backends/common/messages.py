@@ -119,6 +119,15 @@ def bytes_in_words(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def duration_in_words(seconds: float) -> str:
+    """Return ``40 s``, ``3 min`` or ``2.5 h``."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{float(f'{seconds / 3600:.2g}'):g} h"
+
+
 def dtype_name(dtype: object) -> str:
     """``bfloat16`` for ``torch.bfloat16`` and for ``bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ through Python.  Children that start during the capture keep writing to the log.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import re
 import signal
@@ -27,6 +28,10 @@ TRIAL_S = 10.0
 """Seconds after which a trial fork counts as hanging; it takes some milliseconds."""
 WORKER = "COMPARE_Q_WORKER"
 """Environment variable that is set in a process for one model."""
+GRACE_S = 2.0
+"""Seconds after the limit of a block in which Python may still handle the signal; then the process ends."""
+TIMEOUT = re.compile(r"^Timeout \(([\d:.]+)\)!$", re.MULTILINE)
+"""The first line that ``faulthandler`` writes when a limit ends the process."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
@@ -44,7 +49,8 @@ def in_worker() -> bool:
 def time_limit(what: str, seconds: float) -> Iterator[None]:
     """InputError if a block of the main thread takes longer.
 
-    Python handles signals only between two steps.  An endless step (``10 ** 10 ** 10``) therefore ends the worker.
+    Python handles signals only between two steps.  An endless step (``10 ** 10 ** 10``, or a tokenizer in C or Rust)
+    therefore ends the worker, and ``step_without_end`` finds the reason in its log.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,12 +63,18 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         if in_worker():
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds + 1)
+            faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)
+
+
+def step_without_end(log: str) -> str | None:
+    """Return a sentence if ``time_limit`` has ended the process that wrote this log; else None."""
+    found = TIMEOUT.search(log)
+    return f"one step did not end within {found[1]} (h:min:s)" if found else None
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

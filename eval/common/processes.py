@@ -31,7 +31,7 @@ from compare_q import backends
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
 from compare_q.backends.common.messages import one_line
-from compare_q.backends.common.process import ending, root_cause
+from compare_q.backends.common.process import ending, root_cause, step_without_end
 from compare_q.backends.worker import messages
 from compare_q.backends.worker.engine_process import LEAVE, end_group
 from compare_q.backends.worker.messages import CallCommand, Command, Done, Failed, Message, ScoreCommand
@@ -289,7 +289,7 @@ def most_telling(log: IO[bytes], start: int = 0) -> str:
         text = log.read().decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
-    cause = fatal or root_cause(text) or (lines[-1] if lines else "")
+    cause = step_without_end(text) or fatal or root_cause(text) or (lines[-1] if lines else "")
     return f": {cause[:300]}" if cause else ""
 
 

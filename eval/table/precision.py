@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compare_q.backends.common.messages import amount
+from compare_q.backends.common.messages import amount, duration_in_words
 from compare_q.eval.ranking import candidates_for_best, near_lossless
 from compare_q.eval.results import ModelResult, RunResult, UsedText
 from compare_q.eval.stats.precision import LEAST_WINDOWS, TARGET, seconds_needed, windows_needed
@@ -159,15 +159,6 @@ def seconds_of(models: Sequence[ModelResult], more: int) -> float:
         if not model.error and model.windows and model.score_seconds is not None:
             seconds += seconds_needed(model.load_seconds or 0.0, model.score_seconds, model.windows, more)
     return seconds
-
-
-def duration_in_words(seconds: float) -> str:
-    """Return ``40 s``, ``3 min`` or ``2.5 h``."""
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    if seconds < 90 * 60:
-        return f"{round(seconds / 60)} min"
-    return f"{two_digits(seconds / 3600):g} h"
 
 
 def percent(share: float) -> str:

@@ -150,9 +150,9 @@ def tokenize(
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
     if not tokenizer.is_fast:
         raise InputError("tokenizer_dir: conversations need a tokenizer that says where its tokens stand in the text")
-    notes = follow_file(
-        tokenizer, folder, [text for talk in talks for each in talk.messages for text in texts_in(each)]
-    )
+    contents = [text for talk in talks for each in talk.messages for text in texts_in(each)]
+    with tokens.tokenizing_limit(spec, contents, render_s):
+        notes = follow_file(tokenizer, folder, contents)
     template = Template(tokenizer, spec.chat_template_kwargs, render_s)
     role_names = roles_of(spec)
     ids = []
@@ -165,7 +165,8 @@ def tokenize(
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
         for talk in talks:
             text, turns, way = scored_turns(template, talk, spec)
-            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            with tokens.tokenizing_limit(spec, [text], render_s):
+                encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             role_of_token, crossing = roles_in(turns, encoded["offset_mapping"], role_names)
             ids.append(np.asarray(encoded["input_ids"], np.int32))
             sizes.append(tokens.byte_sizes(text, encoded["offset_mapping"]))

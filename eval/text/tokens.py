@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import duration_in_words, one_line
 from compare_q.backends.common.process import time_limit
 from compare_q.backends.reference import pack
 from compare_q.eval.common.cache import Cache
@@ -31,6 +33,11 @@ TOKENS_VERSION = 8
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
 RENDER_S = 60.0
 """Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
+SECONDS_A_MILLION = 100.0
+"""Maximum seconds to tokenize a million characters, besides ``RENDER_S``; tokenizers in Rust take 1, in Python 10."""
+LONG = 4_000_000
+"""Characters from which a text's time is estimated by its first million, since a text is tokenized in one step."""
+MILLION = 1_000_000
 Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)
 """The date for chat templates, the default of Llama 3.1's; with today's date the tokens would change every day."""
@@ -87,15 +94,23 @@ def tokens_of(tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = 
 def tokenize(
     texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress, render_s: float = RENDER_S
 ) -> Tokens:  # fmt: skip
-    """Tokenize each text as a whole, and the chat prefix if the spec has one.  ``render_s``: for the chat template."""
+    """Tokenize each text as a whole, and the chat prefix if the spec has one.
+
+    ``render_s``: maximum seconds for the chat template, and for a short text.
+    """
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=spec.trust_remote_code)
-    notes = follow_file(tokenizer, folder, texts)
+    with tokenizing_limit(spec, texts, render_s):
+        notes = follow_file(tokenizer, folder, texts)
     lead = lead_of(tokenizer, spec.method)
     ids, sizes = [], []
-    with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="tokens") as phase:
+    title = f"tokenizing {corpus.display_name(spec)}"
+    with progress.phase(title, unit="tokens") as phase:
         for original in texts:
             text = detokenized(original) if spec.detokenize else original
-            encoded = encode(tokenizer, text, spec.method, lead)
+            with tokenizing_limit(spec, [text], render_s):
+                if len(text) >= LONG:
+                    phase.say(f"{title}: {expected_time(tokenizer, text)}")
+                encoded = encode(tokenizer, text, spec.method, lead)
             ids.append(np.asarray(encoded["input_ids"], np.int32))
             if "offset_mapping" in encoded:
                 sizes.append(byte_sizes(text, encoded["offset_mapping"]))
@@ -105,6 +120,21 @@ def tokenize(
         sizes=np.concatenate(sizes) if sizes else None, notes=notes,
         n_bytes=sum(len(text.encode()) for text in texts), n_words=sum(map(n_words, texts)),
     )  # fmt: skip
+
+
+def tokenizing_limit(spec: DataSpec, texts: Sequence[str], least_s: float) -> AbstractContextManager[None]:
+    """Return a block in which the texts must be tokenized, or else InputError; short texts have ``least_s`` seconds."""
+    seconds = least_s + SECONDS_A_MILLION * sum(map(len, texts)) / MILLION
+    return time_limit(f"tokenizer_dir: tokenizing {corpus.display_name(spec)}", seconds)
+
+
+def expected_time(tokenizer: Any, text: str) -> str:
+    """Return the size of a long text, and the time that tokenizing it takes, by that of its first characters."""
+    began = time.perf_counter()
+    tokenizer(text[:MILLION])
+    millions = len(text) / MILLION
+    seconds = (time.perf_counter() - began) * millions
+    return f"{millions:,.1f} million characters, about {duration_in_words(seconds)}, by the time of the first million"
 
 
 def lead_of(tokenizer: Any, method: Method) -> int | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.process import time_limit
 from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 
@@ -43,6 +46,12 @@ def read(file: str) -> str:
 
 def divide() -> float:
     return 1 / 0
+
+
+def hang() -> None:
+    """Never end one step in C, within a limit of 0.1 s."""
+    with time_limit("it", 0.1):
+        deque(itertools.repeat(None), maxlen=0)
 
 
 def die(number: int) -> None:

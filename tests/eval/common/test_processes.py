@@ -52,3 +52,9 @@ def test_a_process_that_dies_is_one_line() -> None:
     ):
         said = refusal(run, functions.die, "tokenizing x", number=int(number))
         assert said == f"tokenizing x: its worker {gold}"
+
+
+def test_one_endless_step_is_ended_by_its_limit() -> None:
+    """The step is in C, where Python handles no signals."""
+    reason = "its worker ended with status 1: one step did not end within "
+    assert refusal(run, functions.hang, "tokenizing x").startswith(f"tokenizing x: {reason}")

@@ -80,6 +80,33 @@ def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
     return folder
 
 
+ENDLESS = """
+from transformers import PreTrainedTokenizer
+
+class Endless(PreTrainedTokenizer):
+    vocab_size = 1
+    def get_vocab(self):
+        return {"a": 0}
+    def _tokenize(self, text):
+        while True:
+            pass
+"""
+
+
+def test_a_tokenizer_without_end_is_stopped(tmp_path: Path) -> None:
+    """A long text has more time than a short one."""
+    folder = tmp_path / "endless"
+    folder.mkdir()
+    (folder / "endless.py").write_text(ENDLESS)
+    config = {"tokenizer_class": "Endless", "auto_map": {"AutoTokenizer": ["endless.Endless", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    data = spec(tmp_path, trust_remote_code=True)
+    for length, limit in ((10, 0.101), (5_000, 0.6)):
+        text = "a" * length
+        said = refusal(tokens.tokenize, [text], folder, data, Progress(quiet=True), 0.1)
+        assert said == f"tokenizer_dir: tokenizing a did not end within {limit:g} s"
+
+
 def metaspace(content: dict[str, Any]) -> None:
     content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True}
 
