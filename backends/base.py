@@ -367,6 +367,14 @@ class Engine(ABC):
         return ""
 
     @classmethod
+    def misreads(cls, model: PlannedModel) -> str:
+        """Return why the engine would compute with other weights than a local model's files hold; "" if it would not.
+
+        Only for faults that the files do not have for every engine.  Headers are read, and no engine is imported.
+        """
+        return ""
+
+    @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Return the format for which this engine has no kernel on this machine; "" if it has all kernels.
 

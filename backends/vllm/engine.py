@@ -46,6 +46,7 @@ from compare_q.backends.base import (
     Window,
 )
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
+from compare_q.backends.checkpoint.contents import and_more
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import ModelError
@@ -56,6 +57,7 @@ from compare_q.backends.hub import local_folder
 from compare_q.backends.layers import groups, noise
 from compare_q.backends.vllm import compat, layers
 from compare_q.backends.vllm.driver import VllmDriver, has_own_process
+from compare_q.backends.vllm.fused_blocks import WRONG_ROWS, misplaced_scales
 from compare_q.backends.vllm.options import (
     check_checkpoint,
     check_options,
@@ -151,6 +153,15 @@ class VllmEngine(Engine):
         except Exception as error:
             return f"vLLM refuses {model.model_dir}: {reason_of(error)}"
         return ""
+
+    @classmethod
+    def misreads(cls, model: PlannedModel) -> str:
+        files, ranks = VllmFolder(model), model.options.get("tensor_parallel_size")
+        if files.is_remote or files.other_config or model.options.get("model_impl") == "transformers":
+            return ""
+        ranks = ranks if type(ranks) is int and ranks > 0 else 1
+        found = list(misplaced_scales(files.headers, ranks))
+        return f"{files.folder}: {found[0]}{and_more(found)}; {WRONG_ROWS}" if found else ""
 
     @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:

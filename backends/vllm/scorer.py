@@ -43,6 +43,11 @@ NO_STATES = -1.0
 A final norm never produces such a row.  The row was not computed: vLLM leaves out prompt tokens whose states are not
 read.  All models would give it the same score, so that a quantized model would have a KL divergence of 0.
 """
+ZEROS = (
+    ": they are all zero there, so that vLLM left these tokens out, or its weights are scaled wrongly and no state "
+    "was finite; compare-q doctor checks the scales in the files"
+)
+"""Continues the message on positions whose states arrived as zeros."""
 WAITING = 4
 """Largest number of windows waiting to be written: 2,048 x 128,256 float16 logits take 525 MB of pinned memory."""
 
@@ -95,7 +100,8 @@ class Buffers:
         buffer = self.windows.pop(window, None)
         if buffer is None or not buffer.written.all():
             missing = "any" if buffer is None else int((~buffer.written).sum())
-            raise ModelError(f"window {window}: vLLM computed no hidden states for {missing} of its positions")
+            cause = ZEROS if buffer is not None and buffer.landed >= len(buffer.written) else ""
+            raise ModelError(f"window {window}: vLLM computed no hidden states for {missing} of its positions{cause}")
         self.recomputed += buffer.landed - len(buffer.written)
         return buffer
 

@@ -160,6 +160,8 @@ class Worker:
             engine_class.import_engine(verbose=model.log_file is None)
         machine.choose_mkl_kernels()
         self.notes = contents.checked(engine_class.files(model))
+        if fault := engine_class.misreads(model):
+            raise ModelError(fault)
         self.engine = engine_class(model)
         self.engine.load()
         self.moments = {"started": self.requested, "loaded": time.time()}

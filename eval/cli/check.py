@@ -106,6 +106,9 @@ def checked_files(
                 said += [f"not checked: {reason}" for reason in report.unchecked]
                 lines += [f"{label}: {each}" for each in (*said, *too_large(config, model))]
                 wrong = wrong or report.is_wrong
+                if fault := backends.engine_class(model.engine).misreads(model):
+                    lines.append(f"{label}: wrong: {fault}")
+                    wrong = True
                 if refusal := config.workers.refusal(model):
                     problems.append(f"{label}: {refusal}")
         except (InputError, ModelError) as error:

@@ -36,11 +36,25 @@ def run(names: Sequence[str]) -> int:
         with progress.phase(f"examining {name}", unit="bytes") as phase:
             report = examine(path, models[0][1] if number else None, found.get(path), phase)
         facts = [f"  {title:11} {text}" for title, text in report.facts]
-        findings = [f"  {finding}" for finding in report.findings] or ["  nothing wrong found"]
+        misread = misreadings(path)
+        findings = [f"  {finding}" for finding in (*misread, *report.findings)] or ["  nothing wrong found"]
         unchecked = [f"  not checked: {reason}" for reason in report.unchecked]
         say(*([""] if number else []), name, *facts, *findings, *unchecked)
-        wrong = wrong or report.is_wrong
+        wrong = wrong or bool(misread) or report.is_wrong
     return int(wrong)
+
+
+def misreadings(path: Path) -> list[str]:
+    """Return a line on each engine that would compute with other weights than a folder holds, on a single GPU."""
+    if is_gguf(path):
+        return []
+    lines = []
+    for name, engine in backends.engines():
+        load_fn = engine.capabilities.load_fns[0]
+        model = PlannedModel(label=name, engine=name, load_fn=load_fn, model_dir=str(path), max_tokens=1)
+        if fault := engine.misreads(model):
+            lines.append(f"wrong in {name}: {fault}")
+    return lines
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:

@@ -1,0 +1,92 @@
+"""Find layers whose FP8 blocks end inside the matrix that vLLM fuses them into.
+
+vLLM fuses q, k and v into one matrix, and computes each row's block from its number in this matrix.  If q has 576 rows
+and a block has 128, the first 64 rows of k get the last scale of q, and the scales of k and v are put on wrong rows:
+a KLD of 0.57 where the same weights have 0.026 (vLLM 0.32, on CPUs).  With ``quant_method: fp8`` it does so without a
+word (``MergedColumnParallelLinear._maybe_allow_fp8_block_shape_mismatch``); for compressed-tensors it refuses the model
+with an error that names no layer.  vLLM itself checks experts.
+
+The last part may end inside a block, unless ranks divide it: each rank then begins a new block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.formats import main_part
+from compare_q.backends.layers.names import FUSED_AS, fused_layers
+from compare_q.backends.layers.schemes import ROUTED, declared
+
+WRONG_ROWS = (
+    'the scales of the other parts fall on wrong rows; use "load_fn": "transformers_auto_bf16", or quantize per channel'
+)
+WHOLE_ON_EACH_RANK = {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv"}
+"""Parts of latent attention, which each rank computes whole."""
+KEYS_AND_VALUES = {"k_proj", "v_proj", "wk", "wv", "key", "value"}
+"""Parts that are divided by heads; if there are fewer heads than ranks, several ranks have the same head."""
+
+
+def misplaced_scales(checkpoint: Checkpoint, ranks: int) -> Iterator[str]:
+    """Yield a clause on each fused group whose scales vLLM would put on wrong rows; ``ranks``: tensor parallel size."""
+    heights = block_heights(checkpoint)
+    for group in fused_groups(heights):
+        parts = [(path, rows) for path in group for rows in parts_of(path, checkpoint)]
+        for number, (path, rows) in enumerate(parts):
+            shares = divided_by(path, checkpoint.config, ranks)
+            is_last = number == len(parts) - 1 and shares == 1
+            own, height = rows // shares, heights[path]
+            if own % height and not is_last:
+                names = ", ".join(name.rpartition(".")[2] for name in group)
+                place = path if len(parts) == len(group) else f"a part of {path}"
+                each = f" ({own:,} on each of {ranks} GPUs)" if shares > 1 else ""
+                yield f"{place} has {rows:,} rows{each}, no multiple of the {height} in a block, and vLLM fuses {names}"
+                break
+
+
+def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
+    """Module -> rows of an FP8 block, for the modules that have blocks and are no routed experts."""
+    stated, heights = declared(checkpoint.config.quantization), dict[str, int]()
+    for module, parts in checkpoint.quantized.items():
+        if ROUTED.match(module) or not parts[main_part(parts) or ""].dtype.startswith("F8_E"):
+            continue
+        scheme = stated.of(module)
+        block = re.fullmatch(r"fp8 block (\d{1,9})x\d{1,9}", scheme.weights if scheme else "")
+        if block and int(block[1]):
+            heights[module] = int(block[1])
+    return heights
+
+
+def fused_groups(modules: dict[str, int]) -> Iterator[tuple[str, ...]]:
+    """Groups of modules that vLLM fuses, also DeepSeek-V4's wq_a and wkv, in their order in the fused matrix."""
+    yield from fused_layers(modules)
+    first, second = FUSED_AS["fused_wqa_wkv"]
+    for path in modules:
+        parent, _, name = path.rpartition(".")
+        if name == first and f"{parent}.{second}" in modules:
+            yield path, f"{parent}.{second}"
+
+
+def parts_of(path: str, checkpoint: Checkpoint) -> list[int]:
+    """Rows of the parts of a stored matrix: one, or queries, keys and values of a delta net's ``in_proj_qkv``."""
+    parts = checkpoint.quantized[path]
+    rows = parts[main_part(parts) or ""].shape[-2]
+    if path.rpartition(".")[2] == "in_proj_qkv":
+        text = checkpoint.config.text
+        heads, size = text.get("linear_num_key_heads"), text.get("linear_key_head_dim")
+        if type(heads) is int and type(size) is int and 0 < 2 * heads * size < rows:
+            return [heads * size, heads * size, rows - 2 * heads * size]
+    return [rows]
+
+
+def divided_by(path: str, config: CheckpointConfig, ranks: int) -> int:
+    """Number of shares into which ranks divide the rows of a layer."""
+    name = path.rpartition(".")[2]
+    if name in WHOLE_ON_EACH_RANK:
+        return 1
+    heads = config.text.get("num_key_value_heads")
+    if name in KEYS_AND_VALUES and type(heads) is int and heads > 0:
+        return min(ranks, heads)
+    return ranks
