@@ -91,9 +91,10 @@ class Connection:
     """Open connections to one server, in one event loop: ``async with Connection(server) as connection``.
 
     Whoever opens it closes it, and nobody else holds it, so that two users of a server cannot close each other's.
+    With ``keep=False`` every request has a new connection: a router may send each connection to another machine.
     """
 
-    def __init__(self, server: Server, connections: int = 1) -> None:
+    def __init__(self, server: Server, connections: int = 1, *, keep: bool = True) -> None:
         import httpx2
 
         self.server = server
@@ -104,7 +105,7 @@ class Connection:
         self.http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(None, connect=min(CONNECT_S, server.timeout_s)),  # ``ask`` limits the rest
-            limits=httpx2.Limits(max_connections=connections),
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections if keep else 0),
         )
 
     async def __aenter__(self) -> Connection:

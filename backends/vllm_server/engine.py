@@ -8,7 +8,8 @@ returned rank does not identify the top token either, because it also counts tok
 Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
 whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
 (``stamp``), because a server may be restarted with other weights under the same name.  It is taken again after loading
-and before scores are kept.  A model that was replaced and restored in between is not noticed.
+and before scores are kept.  Between windows, and before scores are kept, the first tokens of windows are requested
+again over new connections (``Repeats``), so that a second model behind the address is found.
 
 The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -57,6 +59,8 @@ from compare_q.backends.vllm_server.client import (
     ServerError,
     base_url,
 )
+from compare_q.backends.vllm_server.placeholders import placeholder
+from compare_q.backends.vllm_server.repeats import Beginning, Repeats
 
 SAMPLE_IDS = tuple(range(33, 65))
 """Ordinary tokens in every vocabulary: single bytes or characters."""
@@ -73,6 +77,10 @@ MOVED = 0.05
 all 31 values agreed."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
+NO_FINGERPRINT = (
+    "the server sends no system_fingerprint: its model was only sampled, and a second deployment that answers few "
+    "requests may go unnoticed"
+)
 WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
     "JavaScript HttpRequest return lambda function1024 2048 password kilometre Wissenschaft naturellement "
@@ -194,11 +202,14 @@ class ServedModel(ModelFiles):
                 raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
-    def connected(self, question: Callable[[Connection], Awaitable[T]]) -> T:
-        """Return the answer to a question, over a connection that is opened and closed here; ModelError."""
+    def connected(self, question: Callable[[Connection], Awaitable[T]], *, keep: bool = True) -> T:
+        """Return the answer to a question, over a connection that is opened and closed here; ModelError.
+
+        With ``keep=False`` each of its requests has a new connection.
+        """
 
         async def answered() -> T:
-            async with Connection(self.server) as connection:
+            async with Connection(self.server, keep=keep) as connection:
                 return await question(connection)
 
         try:
@@ -236,14 +247,14 @@ class ServedModel(ModelFiles):
         return Served(chosen.model_copy(update={"version": version}), same)
 
     async def completion(
-        self, connection: Connection, served: Served, ids: Sequence[int], top: int, within: float = inf
+        self, connection: Connection, served: Served, ids: Sequence[int], top: int, within: float = inf, **more: int
     ) -> Completion:
         """The answer to a prompt of token ids.  One token is generated, because servers refuse to generate 0 tokens.
 
-        ServerError if another model answers, for example a router's fallback.
+        ``more``: further keys of the request.  ServerError if another model answers, for example a router's fallback.
         """
         model = served.card.model
-        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
+        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top, **more}
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
         answer = await connection.ask("/v1/completions", Completion, body, within, largest)
         if answer.model is not None and answer.model not in served.names:
@@ -251,9 +262,14 @@ class ServedModel(ModelFiles):
         return answer
 
     async def sample(self, connection: Connection, served: Served) -> Sample:
-        """The sample, after a check that its values are log-probabilities."""
+        """The sample, after a check that its values are log-probabilities.
+
+        Each request has another seed, which changes nothing at temperature 0: a proxy that caches answers by the
+        request's body must ask the model again.
+        """
+        seed = random.getrandbits(31)
         try:
-            answer = await self.completion(connection, served, SAMPLE_IDS, TOP, SHORT_S)
+            answer = await self.completion(connection, served, SAMPLE_IDS, TOP, SHORT_S, seed=seed)
         except ServerError as error:
             more = f"; {MORE_LOGPROBS}" if error.status == 400 and "logprobs" in str(error) else ""
             raise ServerError(f"{error}{more}", error.status) from None
@@ -315,15 +331,19 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
         raise ServerError("its answer has no prompt_logprobs; compare_q needs vLLM's own server, `vllm serve`")
     if len(entries) != len(ids) or entries[0] is not None:
         raise ServerError(f"its answer has prompt_logprobs of {len(entries)} positions for {len(ids)} tokens")
-    found = [(entry or {}).get(str(token)) for token, entry in zip(ids, entries, strict=True)]
-    if None in found[1:]:
-        at = found.index(None, 1)
+    scored = [(entry or {}).get(str(token)) for token, entry in zip(ids, entries, strict=True)]
+    if None in scored[1:]:
+        at = scored.index(None, 1)
         raise ServerError(f"its answer does not score token {ids[at]} at position {at}")
-    logprob = np.array([entry.logprob for entry in found if entry is not None])
+    logprob = np.array([entry.logprob for entry in scored if entry is not None])
     if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
         raise ServerError(NO_LOGPROBS)
     logprob[logprob == CLAMPED] = -np.inf
-    return logprob.astype(np.float32)
+    found = logprob.astype(np.float32)
+    problem = placeholder(found)
+    if problem:
+        raise ServerError(problem)
+    return found
 
 
 def check_normalized(answer: Completion) -> None:
@@ -364,6 +384,7 @@ class VllmServerEngine(Engine):
         self.served = ServedModel(model)
         self.options = self.served.options
         self.retries = 0  # requests of the last run that had to be sent again
+        self.repeats = Repeats()
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -390,33 +411,54 @@ class VllmServerEngine(Engine):
                 raise ModelError(f"{url}: the server's model changed before it was scored; run again")
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed."""
+        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed.
+
+        Repetitions count as requests in flight, so that never more of them run than the user allows.
+        """
         queue = iter(windows)
         most = self.options.concurrency
-        connection = Connection(self.served.server, most)
-        flying: set[asyncio.Task[TokenScores]] = set()
+        kept = Connection(self.served.server, most)
+        fresh = Connection(self.served.server, most, keep=False)
+        flying: set[asyncio.Task[TokenScores | None]] = set()
         with asyncio.Runner() as runner:
             try:
                 while True:
                     loop = runner.get_loop()
                     for window in islice(queue, most - len(flying)):
-                        flying.add(loop.create_task(self.window(connection, window)))
+                        flying.add(loop.create_task(self.window(kept, window)))
+                    if not flying:  # all windows are answered
+                        for _ in range(min(self.repeats.owed, most)):
+                            flying.add(loop.create_task(self.repeat(fresh, self.repeats.next())))
                     if not flying:
                         return
                     landed, _ = runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))
                     for task in landed:
                         flying.remove(task)
-                        yield task.result()
+                        scores = task.result()
+                        if scores is None:  # a repetition
+                            continue
+                        while len(flying) < most and self.repeats.is_due():
+                            flying.add(loop.create_task(self.repeat(fresh, self.repeats.next())))
+                        yield scores
             finally:
-                self.retries = connection.retried
-                runner.run(abandon(flying, connection))  # vLLM drops the requests of cancelled tasks
+                self.retries = kept.retried + fresh.retried
+                runner.run(abandon(flying, kept, fresh))  # vLLM drops the requests of cancelled tasks
 
     def check_unchanged(self) -> None:
-        """ModelError if the server's model is no longer the one that was loaded.
+        """ModelError if the server's model is no longer the one that was loaded, or not the only one.
 
-        It is called between two windows of ``score``, which has its own connection.
+        It is called between two windows of ``score``, which has its own connections.
         """
-        sample = self.served.connected(lambda connection: self.served.sample(connection, self.seen.served))
+        if self.repeats.problem:  # an error of ``score`` leads to a last commit
+            raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
+
+        async def question(connection: Connection) -> Sample:
+            window = self.repeats.at_commit()
+            if window is not None:
+                await self.repeat(connection, window)
+            return await self.served.sample(connection, self.seen.served)
+
+        sample = self.served.connected(question, keep=False)
         if not self.seen.sample.agrees(sample):
             raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
@@ -424,18 +466,34 @@ class VllmServerEngine(Engine):
         """Scores of one window; ModelError with the index of the window."""
         ids = window.token_ids.tolist()
         try:
-            answer = await self.served.completion(connection, self.seen.served, ids, 0)
-            logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
-            if fingerprint != self.seen.sample.fingerprint:
-                raise ServerError(
-                    f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
-                )
+            logprob = await self.logprobs(connection, ids)
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
+        self.repeats.add(window.token_ids, logprob)
         return TokenScores(window.index, logprob[window.positions - 1])
+
+    async def repeat(self, connection: Connection, before: Beginning) -> None:
+        """Request the first tokens of a window again; ModelError if another model answers."""
+        try:
+            self.repeats.compare(before, await self.logprobs(connection, before.ids.tolist()))
+        except ServerError as error:
+            raise ModelError(f"{self.served.server.url}: {error}") from None
+
+    async def logprobs(self, connection: Connection, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities float32 [L - 1] of a prompt's tokens except the first; ServerError."""
+        answer = await self.served.completion(connection, self.seen.served, ids, 0)
+        logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
+        if fingerprint != self.seen.sample.fingerprint:
+            raise ServerError(
+                f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
+            )
+        return logprob
 
     def provenance(self) -> dict[str, Any]:
         tokens = self.seen.tokens
+        notes = self.repeats.notes()
+        if self.seen.sample.fingerprint is None:
+            notes.append(NO_FINGERPRINT)
         return {
             "url": self.served.server.url,
             "server": self.seen.served.card.model_dump(),
@@ -443,15 +501,18 @@ class VllmServerEngine(Engine):
             "probe": self.seen.sample.rounded,  # results.json has always called the sample "probe"
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.retries,
+            "repeats": self.repeats.provenance(),
+            "notes": notes,
             "tokenizer": f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared",
             "hardware": "unknown: a server does not report it",
             "kernels": "unknown: a server does not report its kernels",
         }
 
 
-async def abandon(tasks: set[asyncio.Task[TokenScores]], connection: Connection) -> None:
+async def abandon(tasks: set[asyncio.Task[TokenScores | None]], *connections: Connection) -> None:
     """Cancel the tasks and close the connections."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await connection.close()
+    for connection in connections:
+        await connection.close()

@@ -36,7 +36,8 @@ def gold(token: int, before: int, model: int = 0) -> float:
 class Stub(ThreadingHTTPServer):
     """A vLLM server with closed-form scores; ``faults``: answers to the next windows; ``edit`` changes answers.
 
-    ``bad`` may answer a request itself, as no real server should; it then returns True.
+    ``bad`` may answer a request itself, as no real server should; it then returns True.  ``route`` chooses the model
+    that answers a prompt, as a router of several deployments does, by the client's port and the prompt.
     """
 
     daemon_threads = True
@@ -46,12 +47,14 @@ class Stub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.cards = [{"id": "toy", "root": "/models/toy", "parent": None, "max_model_len": 256}]
         self.model = 0
+        self.route: Callable[[int, list[int]], int] = lambda port, prompt: self.model
         self.faults: list[tuple[int, dict[str, str], str]] = []
         self.edit: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda body, answer: None
         self.hold: Callable[[list[int]], None] = lambda prompt: None
         self.key: str | None = None
         self.tokens: dict[str, Any] | None = None
         self.windows: list[list[int]] = []
+        self.repeats: list[list[int]] = []  # prompts that are the beginning of an earlier window
         self.answered = 0
         self.bad: Callable[[Handler], bool] = lambda handler: False
 
@@ -62,11 +65,12 @@ class Stub(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors: in some tests the client closes the connection."""
 
-    def completion(self, body: dict[str, Any]) -> dict[str, Any]:
+    def completion(self, body: dict[str, Any], port: int) -> dict[str, Any]:
         prompt, top = body["prompt"], body["prompt_logprobs"]
+        model = self.route(port, prompt)
         entries: list[Any] = [None]
         for before, token in pairwise(prompt):
-            scores = {other: gold(other, before, self.model) for other in (range(VOCAB) if top else [token])}
+            scores = {other: gold(other, before, model) for other in (range(VOCAB) if top else [token])}
             chosen = {token, *sorted(scores, key=lambda other: -scores[other])[:top]}
             entries.append({str(other): {"logprob": scores[other], "rank": 1} for other in chosen})
         choice = {"index": 0, "text": "", "prompt_logprobs": entries}
@@ -112,7 +116,11 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"detail": "Not Found"})
 
     def complete(self, body: dict[str, Any]) -> None:
-        is_window = body["prompt_logprobs"] == 0
+        prompt = body["prompt"]
+        is_repeat = any(len(window) > len(prompt) and window[: len(prompt)] == prompt for window in self.server.windows)
+        is_window = body["prompt_logprobs"] == 0 and not is_repeat
+        if is_repeat:
+            self.server.repeats.append(prompt)
         if is_window:
             self.server.windows.append(body["prompt"])
             self.server.hold(body["prompt"])
@@ -123,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             self.reply(status, {"error": {"message": text}}, headers)
             return
-        answer = self.server.completion(body)
+        answer = self.server.completion(body, self.client_address[1])
         replaced = self.server.edit(body, answer)
         self.server.answered += is_window
         if replaced == 400:
@@ -142,12 +150,16 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
     return worker.inspect(request_for(stub.url, **options))
 
 
-def scores_of(engine: VllmServerEngine, windows: list[Window]) -> dict[int, TokenScores]:
-    """Return window -> scores, as a worker keeps them: each commit checks that the model has not changed."""
+def scores_of(engine: VllmServerEngine, windows: list[Window], commits: int = 1) -> dict[int, TokenScores]:
+    """Return window -> scores, as a worker keeps them: each commit checks that the model has not changed.
+
+    ``commits``: number of windows of a commit.
+    """
     by_window = {}
     for scores in engine.score(windows, ScoreRequest()):
         by_window[scores.window] = scores
-        engine.check_unchanged()
+        if len(by_window) % commits == 0:
+            engine.check_unchanged()
     return by_window
 
 

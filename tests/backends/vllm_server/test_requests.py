@@ -159,9 +159,33 @@ def positive(body: dict[str, Any], answer: dict[str, Any]) -> None:
     next(iter(choice(answer)["prompt_logprobs"][-1].values()))["logprob"] = 0.5
 
 
+def constant(value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """Return an edit that replaces all log-probabilities by one value."""
+
+    def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
+        for entry in choice(answer)["prompt_logprobs"][1:]:
+            for found in entry.values():
+                found["logprob"] = value
+
+    return edit
+
+
+def zeros_after_the_first(body: dict[str, Any], answer: dict[str, Any]) -> None:
+    entries = choice(answer)["prompt_logprobs"][1:]
+    for entry in entries[1:]:
+        for found in entry.values():
+            found["logprob"] = 0.0
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
+        (constant(0.0), "99 log-probabilities of its answer are 0: placeholders"),
+        (constant(-1.0), "are -1: placeholders"),
+        (constant(-9999.0), "are -inf: placeholders"),
+        (zeros_after_the_first, "or 0: placeholders"),
+        (constant("NaN"), "another shape than vLLM's"),
+        (constant(float("nan")), "nan is not a number in JSON"),
         (shift, "does not score token"),
         (cut, "prompt_logprobs of 99 positions for 100 tokens"),
         (hole, "at position 3"),

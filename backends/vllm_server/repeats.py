@@ -1,0 +1,173 @@
+"""Repeated requests, which find servers whose answers do not all come from one model.
+
+One address may stand for several deployments: a router spreads requests over them, or an update replaces one of them.
+The log-probabilities of a window's first tokens do not depend on later tokens.  A request for the first tokens of a
+window must therefore give the same log-probabilities as the window itself, up to rounding.
+
+The first ``ALWAYS`` windows are repeated, and as many later ones as ``SHARE`` allows, in random order, so that windows
+and repetitions do not alternate as a router's answers may.  Each commit repeats one of the first ``ALWAYS`` windows
+again, which finds a model that was replaced.  These repetitions have one token more each time, so that no cache of a
+proxy has the answer.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.vllm_server.client import ServerError
+
+FIRST_TOKENS = 32
+"""Number of tokens of the first repetition of a window."""
+FEWEST_TOKENS = 9
+"""Number of tokens of the shortest windows that are repeated: the rounding of a few tokens may look like a model's."""
+MORE_TOKENS = 32
+"""Number of further tokens that later repetitions of a window may have."""
+ALWAYS = 32
+"""Number of windows that are repeated in every run, however short its windows are."""
+SHARE = 1 / 32
+"""Largest number of repeated tokens per token of the run, if it has more than ``ALWAYS`` windows."""
+NOW = 0.75
+"""Probability that a repetition follows a window at once, while more of them are allowed."""
+WAITING = 1024
+"""Largest number of windows that wait for their repetition."""
+ENOUGH = 4
+"""Number of repetitions from which one of them can differ from the others."""
+OTHER_MODEL = 0.15
+"""Largest mean difference in nats per token that rounding may cause.
+
+``vllm serve`` 0.32 on a CPU computed the same bits with 1 and 8 requests in flight, for whole windows and for their
+first 32 tokens (SmolLM2-135M in bfloat16 and W8A8).  On an H200, other kernels for the same bfloat16 weights give a
+KLD of 0.0014 to 0.0016 (docs/measurements.md), which is 0.04 nats per token.  SmolLM2-135M in W8A8 differs from
+bfloat16 by 0.36 to 0.62 in 8 windows.
+"""
+RATIO = 4.0
+"""A repetition that differs by so much more than the lower quartile of all is another model's.
+
+The quartile is a server's own rounding, also if every second request is answered by another model.
+"""
+CERTAIN = 0.5
+"""Mean difference in nats per token that shows another model without a comparison with other repetitions."""
+NOTED = 0.1
+"""Mean difference in nats per token from which a row has a note."""
+LARGEST = 1.0
+"""A token's difference counts at most this many nats: one very improbable token must not decide."""
+
+
+@dataclass
+class Beginning:
+    """The first tokens of a window that was answered, and their log-probabilities."""
+
+    ids: NDArray[np.int32]  # [n]
+    logprob: NDArray[np.float32]  # [n - 1]: of each token except the first
+
+    def cut(self, length: int) -> Beginning:
+        """Return the first tokens of these."""
+        return Beginning(self.ids[:length], self.logprob[: length - 1])
+
+
+class Repeats:
+    """Chooses what is requested again, and compares the answers."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(0)  # the order must be unrelated to a router's, not unknown
+        self.waiting: list[Beginning] = []  # windows that may be repeated
+        self.first: list[Beginning] = []  # the first windows, with ``MORE_TOKENS`` more tokens each
+        self.windows = 0  # that may be repeated
+        self.tokens = 0  # of these windows
+        self.repeated = 0  # of the windows
+        self.commits = 0
+        self.differences: list[float] = []
+        self.problem = ""  # why the answers cannot come from one model
+
+    def add(self, ids: NDArray[np.int32], logprob: NDArray[np.float32]) -> None:
+        """Add a window and its answer; windows of fewer than ``FEWEST_TOKENS`` are not repeated."""
+        if len(ids) < FEWEST_TOKENS:
+            return
+        window = Beginning(ids, logprob).cut(FIRST_TOKENS + MORE_TOKENS)
+        self.windows += 1
+        self.tokens += len(ids)
+        if len(self.first) < ALWAYS:
+            self.first.append(window)
+        if len(self.waiting) == WAITING:
+            self.take()
+        self.waiting.append(window.cut(FIRST_TOKENS))
+
+    def take(self) -> Beginning:
+        """Remove a random one of the windows that wait, and return it."""
+        at = self.random.randrange(len(self.waiting))
+        self.waiting[at], self.waiting[-1] = self.waiting[-1], self.waiting[at]
+        return self.waiting.pop()
+
+    @property
+    def owed(self) -> int:
+        """Number of windows that should have been repeated by now, but were not."""
+        allowed = max(min(ALWAYS, self.windows), int(SHARE * self.tokens / FIRST_TOKENS))
+        return min(allowed - self.repeated, len(self.waiting))
+
+    def is_due(self) -> bool:
+        """Return True if a window should be repeated now; it is random, until none is owed."""
+        return self.owed > 0 and self.random.random() < NOW
+
+    def next(self) -> Beginning:
+        """Return a window that is repeated now; one must be owed."""
+        self.repeated += 1
+        return self.take()
+
+    def at_commit(self) -> Beginning | None:
+        """Return one of the first windows, one token longer each time; None before any window."""
+        if not self.first:
+            return None
+        turn, at = divmod(self.commits, len(self.first))
+        self.commits += 1
+        return self.first[at].cut(FIRST_TOKENS + 1 + turn % MORE_TOKENS)
+
+    def compare(self, before: Beginning, again: NDArray[np.float32]) -> None:
+        """Compare two answers; ServerError if they cannot come from one model, also if others were found before."""
+        self.differences.append(difference(before.logprob, again))
+        self.problem = self.problem or self.verdict()
+        if self.problem:
+            raise ServerError(self.problem)
+
+    def verdict(self) -> str:
+        """Return why the answers cannot come from one model; "" if they can."""
+        largest = max(self.differences)
+        usual = float(np.quantile(self.differences, 0.25))
+        stands_out = len(self.differences) >= ENOUGH and largest > max(OTHER_MODEL, RATIO * usual)
+        if not (stands_out or largest > CERTAIN):
+            return ""
+        return (
+            f"the first tokens of a window, requested again, had log-probabilities that differ by {largest:.2g} nats "
+            "per token: more than one model answers here; give the URL of a single deployment, and run again with -cc"
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        """Return how many repetitions were compared, and their differences in nats per token, as JSON types."""
+        if not self.differences:
+            return {"windows": 0}
+        return {
+            "windows": len(self.differences),
+            "median": round(float(np.median(self.differences)), 6),
+            "largest": round(max(self.differences), 6),
+        }
+
+    def notes(self) -> list[str]:
+        """Return a note if answers to the same tokens differ by more than rounding usually explains."""
+        largest = max(self.differences, default=0.0)
+        if largest <= NOTED:
+            return []
+        return [
+            f"the same tokens, requested again, had log-probabilities that differ by up to {largest:.2g} nats per "
+            "token: rounding in other batches, or more than one deployment at this URL"
+        ]
+
+
+def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, equal infinities nothing."""
+    with np.errstate(invalid="ignore"):  # the difference of two infinities
+        each = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))
+    return float(np.minimum(each, LARGEST).mean())
