@@ -17,6 +17,7 @@ from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.masks import slices_of
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.run.token_scores import StoredScores, Work, of_scores, row_of
+from compare_q.eval.stats.temperature import scale_note
 from compare_q.eval.text.eval_data import EvalData
 
 
@@ -37,6 +38,7 @@ class Rows:
         self.rows: dict[str, ModelResult] = {}
         self.reference: Reference | None = None
         self.recordings: Mapping[str, str] = {}
+        self.reference_scores: StoredScores | None = None
         self.cleared: set[str] = set()  # keys of scores that this run has deleted (``-cc``); two models may share one
         self.lock = threading.Lock()  # rows are added by the main thread, failures by any thread
 
@@ -63,13 +65,23 @@ class Rows:
         try:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
             row = row.updated(slices=slices_of(stored, self.data, is_reference=work.model.is_reference))
+            row = row.updated(notes=(*row.notes, *self.scale_notes(stored)))
         except Exception as error:
             self.fail(work.model, error)
             return
         if work.store is not None and not work.unkept:
             self.reference = work.store
             self.recordings = {**recordings, **work.store.recordings(self.data.digests)}
+        if work.model.is_reference:
+            self.reference_scores = stored
         self.put(row)
+
+    def scale_notes(self, stored: StoredScores) -> list[str]:
+        """Return a note if a server's scores, which have no KLD, look like the reference's at another temperature."""
+        if self.reference_scores is None or "kld" in stored.columns:
+            return []
+        note = scale_note(self.reference_scores.columns, stored.columns["logprob"])
+        return [note] if note else []
 
     def fail(self, model: PlannedModel, error: Exception) -> None:
         """Add a row with the error, so that one failure does not affect the other rows.

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
 from compare_q.backends.worker import worker
 from tests.support.toy import Run, Specs
-from tests.support.vllm_server import VOCAB, Stub, another, gold, moved, request_for
+from tests.support.vllm_server import VOCAB, Stub, another, choice, gold, moved, request_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,34 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     stub.model = 1
     assert compare_q("-d", data, "-m", models).status == 0
     assert stub.windows  # other weights
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_scores_at_another_temperature(
+    stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path, temperature: float
+) -> None:
+    """A row has a note if its scores are the reference's at another temperature, and none if they only round."""
+    boost = 5.0
+    fake = {"load_fn": "fake", "label": "sure", "model_dir": "none", "engine": {"vocab_size": VOCAB, "boost": boost}}
+    served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
+    logit = boost / temperature
+    exact = logit - math.log(math.exp(logit) + VOCAB - 1)
+
+    def scaled(body: dict[str, Any], answer: dict[str, Any]) -> None:
+        if body["prompt_logprobs"] == 0:
+            for at, entry in enumerate(choice(answer)["prompt_logprobs"][1:]):
+                for found in entry.values():
+                    found["logprob"] = exact - 1e-3 * (at % 7)
+
+    stub.edit = scaled
+    data, models = write_specs([{**fake, "reference": True}, served])
+    out = tmp_path / "out.json"
+    ran = compare_q("-d", data, "-m", models, "-o", out)
+    assert ran.status == 0, ran.err
+    rows = {row["label"]: row for row in json.loads(out.read_text())["models"]}
+    noted = " ".join(rows["served"]["notes"])
+    assert ("temperature of about 0.7" in noted) == (temperature == 0.7)
+    assert not any("temperature" in note for note in rows["sure"].get("notes", ()))
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 32])
