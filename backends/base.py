@@ -196,6 +196,8 @@ class Capabilities:
     eager: Mapping[str, Any] = field(default_factory=dict)  # options that turn compilation off, as noise needs
     arithmetic: Mapping[str, Any] = field(default_factory=dict)  # options that decide roundings, and their defaults:
     # None if the engine chooses
+    one_line: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # load_fn -> options in one-line calls,
+    # unless the call gives them
 
     def installed(self) -> tuple[str, str] | None:
         """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""

@@ -2,8 +2,9 @@
 
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
 the same in bf16; ``transformers_mm``: fp16, the language model of an image-text model.  Without a GPU the device is the
-CPU.  ``dtype`` in ``engine`` overrides the dtype.  ``streaming`` keeps one decoder layer on the device at a time
-(``backends/hf/streaming.py``); ``noise`` adds the noise of the noise floor (``backends/layers/noise.py``).
+CPU.  ``dtype`` in ``engine`` overrides the dtype; one-line calls set it to "auto", the checkpoint's own dtype.
+``streaming`` keeps one decoder layer on the device at a time (``backends/hf/streaming.py``); ``noise`` adds the noise
+of the noise floor (``backends/layers/noise.py``).
 
 Quantized checkpoints run as Transformers runs them; most are decompressed to the dtype.  ``quantization_config`` in
 ``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
@@ -103,6 +104,7 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         noise=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
+        one_line={load_fn: {"dtype": "auto"} for load_fn in ("transformers", "transformers_auto", "transformers_mm")},
     )
     files = TransformersFolder
     options_type = TransformersOptions
@@ -125,7 +127,10 @@ class TransformersEngine(LogitsEngine):
         check_packages("model_dir", stored)
         if stored.get("quant_method") == "compressed-tensors":
             check_experts(found)
-        groups, dtype = stored.get("config_groups") or {}, options.dtype or DTYPES[model.load_fn]
+        groups = stored.get("config_groups") or {}
+        dtype = options.dtype or DTYPES[model.load_fn]
+        if dtype == "auto" and not found.is_remote:
+            dtype = found.config.dtype or dtype
         formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
         if dtype in ("float16", "float32") and (unpacked := BF16_ONLY.search(formats)):
             raise InputError(
@@ -252,10 +257,15 @@ class TransformersEngine(LogitsEngine):
         return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
 
     def dtype_notes(self) -> list[str]:
-        """Return a note if the weights were stored in another 16-bit dtype, or in float32, and lost digits."""
-        stored, ran = self.checkpoint.config.dtype, dtype_name(self.model.dtype)
-        lost = not self.checkpoint.config.quantization and stored not in (None, ran) and ran != "float32"
-        return [f"stored in {stored}, and ran in {ran}, as load_fn or engine.dtype says"] if lost else []
+        """Return a note if the model ran in another dtype than its config states, and lost digits or range."""
+        stated = self.checkpoint.config.dtype
+        ran = dtype_name(self.model.dtype)
+        if stated in (None, ran) or ran == "float32":
+            return []
+        chosen = "engine.dtype says" if self.options.dtype else f"load_fn {self.planned.load_fn} does"
+        if self.checkpoint.config.quantization:
+            return [f"its config says {stated}, and it ran in {ran}, as {chosen}"]
+        return [f"stored in {stated}, and ran in {ran}, as {chosen}"]
 
     def provenance(self) -> dict[str, Any]:
         floor = provenance_of(seed_of(self.planned.options))

@@ -117,14 +117,15 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         load_fn, why = parts.engine, "as asked"
     else:
         load_fn, why = backends.engine_for(name, config, elsewhere)
-    backends.resolve(load_fn, None)  # an unknown engine is reported before other faults
+    _, engine_class = backends.resolve(load_fn, None)  # an unknown engine is reported before other faults
+    options = {**engine_class.capabilities.one_line.get(load_fn, {}), **parts.options}
     keys: dict[str, Any] = {
         "load_fn": load_fn,
         "label": unicode(parts.label or own_label(name, parts.options)),
         "model_dir": name,
     }
-    if parts.options:
-        keys["engine"] = parts.options
+    if options:
+        keys["engine"] = options
     if reference:
         keys["reference"] = True
     spec = reading.parse_model_spec(keys, reading.COMMAND_LINE)

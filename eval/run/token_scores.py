@@ -246,7 +246,8 @@ def of_scores(
     record = stored.run_record
     row_estimates = estimates.summarize(stored.columns, places_in(data, stored), stored.position, data.text_size)
     if not row_estimates.ppl.tokens:
-        raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite")
+        why = "; ".join(["", *overflow(model, record["provenance"]), *record["provenance"].get("notes", ())])
+        raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite{why}")
     row_estimates = replace(row_estimates, sampled=sampled(data, stored))
     overrides = {}
     for name in ("bpw_layer", "bpw_head", "vram_bits"):
@@ -255,6 +256,8 @@ def of_scores(
             overrides[name] = value
     size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **overrides)
     notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
+    if row_estimates.ppl.non_finite:
+        notes = (*notes, *overflow(model, record["provenance"]))
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
     return row_of(
         model,
@@ -272,6 +275,16 @@ def of_scores(
         from_cache=from_cache,
         **speed,
     )
+
+
+def overflow(model: PlannedModel, provenance: Mapping[str, Any]) -> list[str]:
+    """Return the probable reason why scores of a model are not finite, and what to do; empty if none is known."""
+    if provenance.get("dtype") != "float16":
+        return []
+    remedy = ""
+    if "dtype" in backends.engine_class(model.engine).capabilities.arithmetic:
+        remedy = ': give "dtype": "bfloat16" in "engine"'
+    return [f"it ran in float16, in which numbers above 65,504 overflow{remedy}"]
 
 
 def row_on(row: ModelResult, stored: StoredScores, data: EvalData) -> ModelResult:

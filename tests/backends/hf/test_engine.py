@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,18 @@ def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
+def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path, stored: str) -> None:
+    assert loaded(save_llama(tmp_path, dtype=stored), dtype="auto").provenance()["dtype"] == stored
+
+
+def test_auto_is_the_dtype_that_a_quantized_checkpoint_states(quantized: Callable[[str], Path]) -> None:
+    assert loaded(quantized("W8A8"), dtype="auto").provenance()["dtype"] == "bfloat16"
+    (note,) = loaded(quantized("W8A8")).provenance()["notes"]
+    assert " bfloat16" in note
+    assert " float16" in note
+
+
 def test_a_dtype_that_loses_digits_is_said(toy_model: Path) -> None:
     """The toy is stored in bfloat16, and float16 loses digits."""
     notes = {dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", []) for dtype in ("float16", "float32")}

@@ -23,6 +23,7 @@ from compare_q.eval.specs import reading
 from compare_q.eval.text import corpus
 from tests.support.checkpoints import finish_gguf
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
+from tests.support.transformers_models import changed
 
 WEIGHTS = "model.safetensors"
 
@@ -109,8 +110,9 @@ def test_options_of_one_model_in_a_word(
     monkeypatch.chdir(toy_model.parent)
     for before, label in (("", f"{toy_model.name} noise_seed=2"), ("mine=", "mine")):
         found = shorthand.model(f"{before}{toy_model.name}@hf:noise_seed=2", set(), Progress(), reference=False).spec
-        assert (found.name, found.model_dir, found.engine) == (label, toy_model.name, {"noise_seed": 2})
-    plain = shorthand.model(f"a={toy_model}@hf", set(), Progress(), reference=False).spec
+        assert (found.name, found.model_dir) == (label, toy_model.name)
+        assert found.engine == {"dtype": "auto", "noise_seed": 2}
+    plain = shorthand.model(f"a={toy_model}@vllm", set(), Progress(), reference=False).spec
     assert "engine" not in plain.model_fields_set
     (tmp_path / "t.txt").write_text("abc de " * 60)
     words = ("check", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--eval-len", 64, "--eval-stride", 32)
@@ -141,7 +143,7 @@ def test_every_kind_of_model_takes_options(toy_model: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     gguf_of(tmp_path, 512)
     for name, engine, options, context in (
-        (str(toy_model), "hf", {"attn_implementation": "eager"}, 256),
+        (str(toy_model), "hf", {"attn_implementation": "eager", "dtype": "float32"}, 256),
         ("q8_0.gguf", "llamacpp", {"n_threads": 1}, 512),
         ("q8_0.gguf", "gguf", {"type_k": "q8_0", "type_v": "q8_0"}, 512),
         ("owner/repo/q8_0.gguf", "llamacpp", {"n_threads": 1}, None),
@@ -155,6 +157,36 @@ def test_every_kind_of_model_takes_options(toy_model: Path, tmp_path: Path, monk
             assert named.spec.load_fn == backends.ENGINE_ALIASES.get(engine, engine)
     with pytest.raises(InputError, match=r"engine\.n_threads: is given twice"):
         shorthand.model("q8_0.gguf@llamacpp:n_threads=1,n_threads=2", set(), Progress(), reference=False)
+
+
+def test_one_line_runs_the_dtype_of_the_checkpoint(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spec with these load_fns runs in float16, as upstream does."""
+    monkeypatch.setattr(backends, "GENERAL", ("transformers_auto",))
+    for engine, options in (
+        ("", {"dtype": "auto"}),
+        ("@hf", {"dtype": "auto"}),
+        ("@transformers_auto", {"dtype": "auto"}),
+        ("@hf:dtype=float16", {"dtype": "float16"}),
+        ("@transformers_auto_bf16", {}),
+    ):
+        spec = shorthand.model(f"{toy_model}{engine}", set(), Progress(), reference=False).spec
+        assert spec.options == options, engine
+    written = reading.parse_model_spec(in_transformers(toy_model), tmp_path / "models.json")
+    assert written.options == {}
+
+
+@needs_accelerate
+def test_an_overflow_in_float16_is_named(compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path) -> None:
+    """Embeddings above 65,504: bfloat16 represents them, float16 does not."""
+    embeddings = load_file(toy_model / "model.safetensors")["model.embed_tokens.weight"]
+    big = changed(toy_model, tmp_path / "big", {}, **{"model.embed_tokens.weight": embeddings * 1e6})
+    ran = compare_q(f"{big}@hf", f"half={big}@hf:dtype=float16", "-d", long_text, "-r", 2, "--eval-len", 64)
+    (failure,) = [line for line in ran.out.splitlines() if line.startswith("half: failed")]
+    assert "it ran in float16" in failure
+    assert "bfloat16" in failure
+    assert not any(line.startswith("big: failed") for line in ran.out.splitlines())
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
