@@ -202,14 +202,16 @@ class ServedModel(ModelFiles):
                 raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
         return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
 
-    def connected(self, question: Callable[[Connection], Awaitable[T]], *, keep: bool = True) -> T:
-        """Return the answer to a question, over a connection that is opened and closed here; ModelError.
+    def connected(
+        self, question: Callable[[Connection], Awaitable[T]], connections: int = 1, *, keep: bool = True
+    ) -> T:
+        """Return the answer to a question, over connections that are opened and closed here; ModelError.
 
-        With ``keep=False`` each of its requests has a new connection.
+        ``connections`` and ``keep``: see ``Connection``.
         """
 
         async def answered() -> T:
-            async with Connection(self.server, keep=keep) as connection:
+            async with Connection(self.server, connections, keep=keep) as connection:
                 return await question(connection)
 
         try:
@@ -453,12 +455,14 @@ class VllmServerEngine(Engine):
             raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
 
         async def question(connection: Connection) -> Sample:
+            asked = self.served.sample(connection, self.seen.served)
             window = self.repeats.at_commit()
-            if window is not None:
-                await self.repeat(connection, window)
-            return await self.served.sample(connection, self.seen.served)
+            if window is None:
+                return await asked
+            sample, _ = await asyncio.gather(asked, self.repeat(connection, window))
+            return sample
 
-        sample = self.served.connected(question, keep=False)
+        sample = self.served.connected(question, connections=2, keep=False)
         if not self.seen.sample.agrees(sample):
             raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
 
