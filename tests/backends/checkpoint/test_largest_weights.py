@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.largest_weights import bound_of, impossible
+from compare_q.backends.checkpoint.largest_weights import Bound, bound_of, impossible, numbers_of
 from compare_q.backends.common.errors import ModelError
 from tests.backends.checkpoint.test_weights import notes_of
 from tests.support.checkpoints import ENDS, Entries, Q, write_checkpoint
@@ -27,6 +26,12 @@ def bf16(*numbers: float) -> bytes:
 
 def written(folder: Path, entries: Entries, values: dict[str, bytes], config: dict[str, Any]) -> Checkpoint:
     return Checkpoint(write_checkpoint(folder, {**ENDS, **entries}, config, values))
+
+
+def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
+    """Return the bound of the module ``Q``, from up to ``most`` bytes of its scales."""
+    with checkpoint.files[0].open("rb", buffering=0) as file:
+        return bound_of(checkpoint.modules[Q], checkpoint.config, lambda scale: numbers_of(scale, file, most))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
     stored = {f"{Q}.{name}": value for name, value in values.items()}
     config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
     checkpoint = written(tmp_path, entries, stored, config)
-    found = bound_of(checkpoint.quantized[Q], checkpoint.config, 1 << 20)
+    found = bound(checkpoint, 1 << 20)
     assert (found and (found.part, found.weight)) == (None if weight is None else (part, pytest.approx(weight)))
 
 
@@ -97,7 +102,7 @@ def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
     entries |= {f"{embedding}.weight": ("I8", 8, 4), f"{embedding}.weight_scale": ("F32", 8, 1)}
     values = {f"{Q}.weight_scale": floats(*[0.5] * 16383, 1.0), f"{embedding}.weight_scale": floats(*[1000.0] * 8)}
     checkpoint = written(tmp_path, entries, values, {})
-    found = bound_of(checkpoint.modules[Q], CheckpointConfig({}), 64)
+    found = bound(checkpoint, 64)
     assert found is not None
     assert found.weight == 128.0
     assert list(impossible(checkpoint)) == []
