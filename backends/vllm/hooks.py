@@ -78,7 +78,7 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
     if named != expected:
         raise RuntimeError(
             f"{method.__name__} takes {named}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST}, whose "
-            "hidden states compare_q knows how to read"
+            "hidden states and logits compare_q knows how to read"
         )
 
 

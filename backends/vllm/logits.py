@@ -16,12 +16,15 @@ import torch
 
 from compare_q.backends.reference.comparison import LoadedHead
 from compare_q.backends.reference.head import Head, head_difference, largest_difference
-from compare_q.backends.vllm.hooks import RequestRows, Tokens
+from compare_q.backends.vllm.hooks import RequestRows, Tokens, check_signature
 
 if TYPE_CHECKING:
     from compare_q.backends.reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
+CALL = ("lm_head", "hidden_states", "embedding_bias")
+GATHER = ("logits",)
+"""The first parameters of a LogitsProcessor, and of its method that collects the logits of all ranks."""
 
 
 class LogitsSource:
@@ -42,11 +45,13 @@ class LogitsSource:
         self.reference_head: LoadedHead | None = None
         self.beside: Any = None
         for processor in self.processors:
+            check_signature(processor.forward, CALL)
+            check_signature(processor._gather_logits, GATHER)
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keep the arguments of the LogitsProcessor; if other states are set, append them to its states."""
-        given = dict(zip(("lm_head", "hidden_states", "embedding_bias"), args, strict=False)) | kwargs
+        given = dict(zip(CALL, args, strict=False)) | kwargs
         self.processor, self.lm_head = processor, given["lm_head"]
         self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
         if self.beside is None:
