@@ -229,11 +229,12 @@ def settings() -> dict[str, str]:
 
 def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -> dict[str, str]:
     """Environment variables with these prefixes, except harmless ones and secrets; files in a value add a digest."""
-    return {
-        name: " ".join([value, *named_files(re.split(r"[:\s]", value)).values()])
-        for name, value in sorted({**DEFAULTS, **os.environ}.items())
-        if name.startswith(prefixes) and not harmless.search(name) and not is_secret(name, value)
-    }
+    found = {}
+    for name, value in sorted({**DEFAULTS, **os.environ}.items()):
+        if name.startswith(prefixes) and not harmless.search(name) and not is_secret(name, value):
+            digests = named_files({name: re.split(r"[:\s]", value)}).values()
+            found[name] = " ".join([value, *digests])
+    return found
 
 
 def cpu_build_of_torch() -> bool:

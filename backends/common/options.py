@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,10 @@ TAGS = ("str", "list[any]", "list[str]", "dict[str,any]")
 """Parts of a path in pydantic's errors that name a type instead of a key, if an option may have several types."""
 WRITTEN = ("offload_folder", "download_dir")
 """Options that name a folder for output."""
+NAMES_PATHS = re.compile(r"(path|file|filename|folder|dir|model|tokenizer|adapter)s?$", re.IGNORECASE)
+"""Ends of the names of options and variables whose values are paths."""
+HAS_SUFFIX = re.compile(r"[^.]\.[A-Za-z]\w*$")
+"""A name of a file: ``weights.json``, but not ``1.5``."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -68,12 +73,35 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
             raise InputError(f"engine.{printable(name)}: {owner} has no such argument{nearest(name, names)}")
 
 
-def named_files(value: Any) -> dict[str, str]:
+def named_files(options: Mapping[str, Any]) -> dict[str, str]:
     """Path -> digest of the content, for every local file and folder that the value of an option names.
 
     InputError for a folder of more than ``MOST_FILES`` files.
     """
-    return {name: content_of(Path(name)) for name in sorted(set(strings_in(value))) if name and exists(Path(name))}
+    return {name: content_of(Path(name)) for name in sorted(set(paths_in(options))) if exists(name)}
+
+
+def paths_in(value: Any, key: str = "") -> Iterator[str]:
+    """All strings in the value of the option ``key`` that are meant as paths, except folders for output."""
+    if isinstance(value, str):
+        if is_meant_as_path(value, key):
+            yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            if name not in WRITTEN:
+                yield from paths_in(each, str(name))
+    elif isinstance(value, Iterable):
+        for each in value:
+            yield from paths_in(each, key)
+
+
+def is_meant_as_path(value: str, key: str) -> bool:
+    """True if the value of an option ``key`` can be a path.
+
+    Other values, such as ``fp8``, are words of the engine, even if the current folder has a file of that name.
+    """
+    has_separator = os.sep in value
+    return bool(has_separator or NAMES_PATHS.search(key) or HAS_SUFFIX.search(value))
 
 
 def strings_in(value: Any) -> Iterator[str]:

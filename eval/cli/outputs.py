@@ -15,7 +15,7 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
-from compare_q.backends.common.options import strings_in
+from compare_q.backends.common.options import paths_in
 from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
@@ -96,7 +96,7 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
 
     read: list[str | Path] = [*args.source, *reading.expand([*map(str, args.dataspec or []), *(args.modelspec or [])])]
     for model in models:
-        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, strings_in(model.options)))]
+        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, paths_in(model.options)))]
         read += [model.locate(model.python)] if model.python else []
     for spec in texts.values():
         read.append(spec.locate(spec.tokenizer_dir))

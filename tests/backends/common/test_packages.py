@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.common import options, packages
+from compare_q.backends.common import machine, options, packages
 from tests.support.toy import refusal
 
 
@@ -122,3 +122,27 @@ def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> Non
     for number in range(options.MOST_FILES + 1):
         (folder / str(number)).touch()
     assert "more than 1,000 files" in refusal(options.named_files, given)
+
+
+def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People who quantize have folders named fp8; these change no key, and paths of the current folder still count."""
+    monkeypatch.chdir(tmp_path)
+    words = ["fp8", "auto", "2", "bfloat16", "nvfp4"]
+    for name in (*words, "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("1")
+    (tmp_path / "rows.csv").write_text("1")
+    chosen = {
+        "kv_cache_dtype": "fp8",
+        "dtype": "auto",
+        "hf_overrides": {"torch_dtype": "bfloat16", "quantization_config": {"formats": ["nvfp4"]}},
+    }
+    assert options.named_files(chosen) == {}
+    named = {"table": "rows.csv", "speculative_config": {"model": "draft", "method": "fp8"}, "places": ["./fp8"]}
+    assert set(options.named_files({**chosen, **named})) == {"rows.csv", "draft", "./fp8"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("OMP_PLACES", "auto")
+    monkeypatch.setenv("OMP_TABLE_FILE", "draft")
+    found = machine.variables(("OMP_",))
+    assert (found["OMP_NUM_THREADS"], found["OMP_PLACES"]) == ("2", "auto")
+    assert found["OMP_TABLE_FILE"] != "draft"  # with a digest of its content
