@@ -7,7 +7,7 @@ for more than 130 s if nothing answers.  If the hub does not answer, the files i
 
 from __future__ import annotations
 
-import fnmatch
+import glob
 import math
 import os
 import re
@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_file, is_folder
 from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
+from compare_q.backends.hub_files import INDEX, WEIGHTS, expected, matching
 
 REMEMBERED_S = 60.0
 """Seconds before another request to an endpoint that did not answer."""
@@ -28,7 +30,7 @@ SIGN_IN = "`hf auth login` or HF_TOKEN"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "tokenizer*"]
 """Patterns of all files that AutoTokenizer may read; code runs only if a spec trusts it."""
-MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
+MODEL_FILES = [*TOKENIZER_FILES, WEIGHTS]
 """Patterns of the model files to fetch; pickled weights are never fetched."""
 AWAY: dict[str, tuple[float, str]] = {}
 """Endpoint that did not answer -> (time on the monotonic clock in seconds, reason)."""
@@ -98,7 +100,7 @@ def would_fetch(
 
     Raises InputError with the reason in one line if the files are not available.
     """
-    missing = missing_bytes(repo_type, name, revision, patterns, SILENT)
+    missing = bytes_of(missing_files(repo_type, name, revision, patterns, SILENT))
     return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
 
 
@@ -107,14 +109,23 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
 
     Raises InputError with the reason in one line.
     """
-    from huggingface_hub import snapshot_download
-
-    missing = missing_bytes(repo_type, name, revision, patterns, watch)
-    if missing is None:
+    found = missing_files(repo_type, name, revision, patterns, watch)
+    if found is None:
         return cached(repo_type, name, revision, patterns)
+    if found.lacks_index:
+        download(repo_type, name, revision, [INDEX], SILENT)
+        found = missing_files(repo_type, name, revision, patterns, SILENT) or found
+    missing = bytes_of(found)
     watch.expect(missing)
     if missing:
         watch.say(f"{name}: {bytes_in_words(missing)} to download")
+    return download(repo_type, name, revision, found.patterns, watch)
+
+
+def download(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch) -> Path:
+    """Folder with a repository's files that match ``patterns``, from the hub; InputError with the reason."""
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(
             name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), tqdm_class=bar_for(watch)
@@ -123,10 +134,28 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
         raise InputError(f"{name}: {failure_reason(error, repo_type, name, revision)}") from None
 
 
-def missing_bytes(
+@dataclass(frozen=True)
+class Wanted:
+    """The files of a repository that are needed.
+
+    ``patterns``: of all these files; ``missing``: bytes of each file that is not in the local cache.  ``lacks_index``:
+    the index of the weights is one of these, so that weights may be included that it does not name.
+    """
+
+    patterns: list[str]
+    missing: dict[str, int]
+    lacks_index: bool
+
+
+def bytes_of(files: Wanted | None) -> int:
+    """Bytes to download; none if the hub does not answer."""
+    return sum(files.missing.values()) if files is not None else 0
+
+
+def missing_files(
     repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch
-) -> int | None:
-    """Bytes of the files that match ``patterns`` and are not in the local cache; InputError if the hub lacks a file.
+) -> Wanted | None:
+    """The files that match ``patterns``; InputError if the hub lacks a file.
 
     None if the hub does not answer and the local cache has all files.  ``watch`` receives a note if the repository has
     a new name.
@@ -141,17 +170,25 @@ def missing_bytes(
     if found.id != name:
         watch.say(f"{name}: is {found.id} on the hub now")
     sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
-    matching = {pattern: fnmatch.filter(sizes, pattern) for pattern in patterns}
-    wanted = {file for files in matching.values() for file in files}
-    if not matching.get("*.safetensors", True):
+
+    def in_cache(file: str) -> Path | None:
+        """The path of a file in the local cache; None if it is not there."""
+        path = try_to_load_from_cache(name, file, None, found.sha, repo_type)
+        return Path(path) if isinstance(path, str) else None
+
+    files = matching(sizes, patterns, in_cache(INDEX))
+    wanted = sorted({file for matched in files.values() for file in matched})
+    if not files.get(WEIGHTS, True):
         file = next((file for file in sizes if file.lower().endswith(".gguf")), "")
         hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured' if file else ""
         raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
     for pattern in patterns:
-        if not wanted or ("*" not in pattern and not matching[pattern]):
+        if not wanted or ("*" not in pattern and not files[pattern]):
             raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, sizes)}")
-    here = {file: try_to_load_from_cache(name, file, None, found.sha, repo_type) for file in wanted}
-    return sum(sizes[file] for file, path in here.items() if not isinstance(path, str))
+    missing = {file: sizes[file] for file in wanted if in_cache(file) is None}
+    exact = [pattern for pattern in patterns if pattern != WEIGHTS]
+    exact += [glob.escape(file) for file in files.get(WEIGHTS, ())]
+    return Wanted(exact, missing, lacks_index=WEIGHTS in patterns and INDEX in missing)
 
 
 def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = "") -> Path:
@@ -159,12 +196,20 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
     from huggingface_hub import snapshot_download
 
     how_much = "only partly"
-    try:
-        folder = Path(snapshot_download(
-            name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), local_files_only=True
+
+    def in_cache(allowed: Sequence[str], ignored: Sequence[str] = ()) -> Path:
+        """The folder; an error of the client if a file that it knows of is missing."""
+        return Path(snapshot_download(
+            name, repo_type=repo_type, revision=revision, allow_patterns=list(allowed), ignore_patterns=list(ignored),
+            local_files_only=True,
         ))  # fmt: skip
+
+    try:
+        folder = in_cache([pattern for pattern in patterns if pattern != WEIGHTS])
+        if WEIGHTS in patterns:
+            in_cache(*expected(folder))
         lacking = [pattern for pattern in patterns if not any(folder.glob(pattern))]
-        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == "*.safetensors"]
+        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == WEIGHTS]
         if not needed and len(lacking) < len(patterns):
             return folder
     except Exception as error:  # also for a name that the client refuses

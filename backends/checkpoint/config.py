@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import ServingFacts
-from compare_q.backends.checkpoint.files import ADAPTER, INDEX, SINGLE
+from compare_q.backends.checkpoint.files import ADAPTER
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, read_object
 from compare_q.backends.common.messages import printable, shortened
+from compare_q.backends.hub_files import INDEX, SINGLE
 from compare_q.backends.layers.schemes import objects_in, part
 
 QUANTIZATION = ("quantization_config", "compression_config")

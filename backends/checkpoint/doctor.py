@@ -13,7 +13,7 @@ import numpy as np
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint import largest_weights, stored_sizes, zeros
 from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
-from compare_q.backends.checkpoint.files import INDEX, Tensor, read_headers, strays
+from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, read_model
@@ -24,6 +24,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
 from compare_q.backends.common.messages import bytes_in_words, printable, shortened
 from compare_q.backends.hub import SILENT, Watch
+from compare_q.backends.hub_files import INDEX
 from compare_q.backends.layers.names import NUMBER, is_left_by_quantizer, module_and_part
 from compare_q.backends.layers.schemes import (
     asks_for_input_scales,

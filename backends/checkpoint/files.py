@@ -17,8 +17,9 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
 from compare_q.backends.common.messages import one_line, printable
 from compare_q.backends.common.storage import times_of
+from compare_q.backends.hub_files import INDEX, SINGLE
 
-SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+ADAPTER = "adapter_config.json"
 STAMPED = (
     "*config.json", "*.index.json", "*quant*.json", "params.json", "*.py", "*/*.py",
     "*.safetensors", "*.bin", "*.pt", "*.pth",

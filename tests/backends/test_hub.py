@@ -95,6 +95,44 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert client.said.read_text() == ""
 
 
+ONE = {"config.json": "{}", "tokenizer.json": "{}"}
+TWO_COPIES = {
+    **MODEL,
+    "consolidated.safetensors": WEIGHTS[0] * 2,
+    "onnx/model.safetensors": WEIGHTS[1],
+    "onnx/a.json": "{}",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "gold"),
+    [
+        (TWO_COPIES, SHARDS),
+        ({**ONE, "model.safetensors": b"a", "consolidated.safetensors": b"b"}, ["model.safetensors"]),
+        ({**ONE, "consolidated-00001-of-00001.safetensors": b"a", "x/b.safetensors": b"b"},
+         ["consolidated-00001-of-00001.safetensors"]),
+        ({**ONE, "weights.safetensors": b"a", "fp16/weights.safetensors": b"b"}, ["weights.safetensors"]),
+        ({**MODEL, "model.safetensors.index.json": json.dumps({"weight_map": {"a": SHARDS[0], "b": "mtp.safetensors"}}),
+          "mtp.safetensors": b"a"}, [SHARDS[0], "mtp.safetensors"]),
+    ],
+)  # fmt: skip
+def test_one_copy_of_the_weights(
+    files: dict[str, bytes | str], gold: list[str], server: Hub, client: Client, home: Path
+) -> None:
+    """Of Mistral's repositories, half of the bytes are fetched; then the model is complete without the hub."""
+    name = f"org/copies-{len(server.repos)}"
+    server.add("models", name, files)
+    folder, total, _, _ = fetch(client, name)
+    assert sorted(file.name for file in Path(folder).rglob("*.safetensors")) == sorted(gold)
+    small = sum(len(files[file]) for file in files if file.endswith(".json") and not file.endswith("index.json"))
+    assert total == sum(len(files[file]) for file in gold) + small
+    assert client.run(f"value = hub.would_fetch({name!r})") == "in the local cache"
+    assert client.run(f"value = str(hub.resolve({name!r}, None, download=False))") == folder
+    next(Path(folder).rglob(gold[0])).unlink()
+    said = client.refusal(f"hub.resolve({name!r}, None, download=False)")
+    assert said == f"{name}: only partly in the local cache"
+
+
 def test_a_cut_download_goes_on_where_it_was(server: Hub, client: Client) -> None:
     weights = bytes([7]) * 25_000_000
     server.add("models", "org/cut", {**MODEL, SHARDS[0]: weights})
