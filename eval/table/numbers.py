@@ -41,7 +41,10 @@ def error_text(stderr: float | None) -> str:
 
 def decimals_of_error(stderr: float) -> int:
     """Return how many decimals give a number >= 0 two significant digits; 0 for 0 and infinity."""
-    return max(0, 1 - math.floor(math.log10(two_digits(stderr)))) if stderr and math.isfinite(stderr) else 0
+    rounded = two_digits(stderr)  # infinity also for a number just below the largest one
+    if not rounded or not math.isfinite(rounded):
+        return 0
+    return max(0, 1 - math.floor(math.log10(rounded)))
 
 
 def two_digits(stderr: float) -> float:
