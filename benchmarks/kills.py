@@ -2,19 +2,22 @@
 
     python -m benchmarks.kills OUT.json --kills 200
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
+    python -m benchmarks.kills OUT.json --kills 20 --engines pack gate "vLLM's server"
 
 A table of two toy models (a reference and a model compared with it) is measured once undisturbed, and then in new
-caches, where the driver, an engine process, a worker or vLLM's engine core is killed at a random moment and the run is
-started again.  Final results must be equal except for times; for vLLM, whose batches differ, the largest difference is
-reported.  No process and no extra file may be left.  "two runs": two runs use one cache at the same time, with
-closed-form models on two texts in different orders; each run's reference is a model of the other run.  ``--pairs``:
-pairs of signals within a second, after which the driver must show its finished rows.  ``--seconds``: after this time,
-nothing is disturbed.
+caches, where the driver, an engine process, a worker or vLLM's engine core is killed at a random moment and the run
+is started again. "pack" records a reference pack, "gate" compares a model with itself, and "vLLM's server" is a real
+one, which is not killed. Final results must be equal except for times; for vLLM, whose batches differ, the largest
+difference is reported. No process and no extra file may be left. "two runs": two runs use one cache at the same time,
+with closed-form models on two texts in different orders; each run's reference is a model of the other run.
+``--pairs``: pairs of signals within a second, after which the driver must show its finished rows. ``--seconds``:
+after this time, nothing is disturbed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -29,14 +32,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
 from benchmarks import shapes
+from tests.support.real_server import running
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = shapes.Shape(hidden=256, layers=4, heads=4, kv_heads=4, intermediate=512, vocabulary=300, context=256)
@@ -45,28 +51,71 @@ PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
 """Seconds after which an undisturbed run counts as hanging."""
-ROWS = {"two runs": 60, "Transformers": 100, "vLLM": 100}
+ROWS = {"two runs": 60, "Transformers": 100, "vLLM": 100, "vLLM's server": 100, "pack": 100, "gate": 16}
 """Windows of a campaign: on two cores with AVX2 alone, 400 of the toy's took Transformers two minutes in bf16."""
+SERVED = "vLLM's server"
+URL = "KILLS_SERVER"
+"""Environment variable with the address of the real server."""
+BATCHES_DIFFER = ("vLLM", SERVED)
+"""Campaigns whose scores depend on the batch: the largest difference is reported."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLOSED_FORM: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02}}
 BOOSTED: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02, "boost": 3.0}}
-RUNS: dict[str, list[tuple[str, list[dict[str, Any]]]]] = {
+HF = {"load_fn": "transformers_auto_bf16"}
+IN_VLLM = {"load_fn": "vllm_score", "engine": {"enforce_eager": True}}
+IN_FLOAT16 = {"load_fn": "vllm_score", "engine": {"enforce_eager": True, "dtype": "float16"}}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command line: the alphabet of each text, and the models.
+
+    ``command``: "run", "pack" or "gate"; ``model_dir`` of a model is the toy's folder unless it has one.
+    """
+
+    texts: str
+    models: list[dict[str, Any]]
+    command: str = "run"
+
+    def words(self, folder: Path, spec: Path, rows: int, results: Path) -> list[str]:
+        """The words of the command line; ``results``: a file, or the folder of a pack."""
+        data = [str(folder / f"{text}.json") for text in self.texts]
+        words = [self.command, "-d", *data, "-m", str(spec), "-r", str(rows), "-o", str(results)]
+        if self.command == "pack":
+            words.append("--no-floor")
+        return words
+
+
+RUNS = {
     "Transformers": [
-        ("x", [{"load_fn": "transformers_auto_bf16", "label": "a", "reference": True},
-               {"load_fn": "transformers", "label": "b"}]),
+        Work("x", [{**HF, "label": "a", "reference": True}, {"load_fn": "transformers", "label": "b"}]),
     ],
-    "vLLM": [
-        ("x", [{"load_fn": "vllm_score", "label": "a", "reference": True, "engine": {"enforce_eager": True}},
-               {"load_fn": "vllm_score", "label": "b", "engine": {"enforce_eager": True, "dtype": "float16"}}]),
-    ],
+    "vLLM": [Work("x", [{**IN_VLLM, "label": "a", "reference": True}, {**IN_FLOAT16, "label": "b"}])],
     "two runs": [
-        ("xy", [{**BOOSTED, "label": "a", "reference": True}, {**CLOSED_FORM, "label": "b"}]),
-        ("yx", [{**CLOSED_FORM, "label": "c", "reference": True}, {**BOOSTED, "label": "d"}]),
+        Work("xy", [{**BOOSTED, "label": "a", "reference": True}, {**CLOSED_FORM, "label": "b"}]),
+        Work("yx", [{**CLOSED_FORM, "label": "c", "reference": True}, {**BOOSTED, "label": "d"}]),
     ],
-}  # fmt: skip
-"""The runs of a campaign, which use one cache at the same time: the alphabet of each text, and the models."""
-TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "from_cache", "seconds",
-         "timing"}  # fmt: skip
+    SERVED: [Work("x", [{**CLOSED_FORM, "label": "a", "reference": True}, {"load_fn": "vllm_server", "label": "b"}])],
+    "pack": [Work("x", [{**HF, "label": "a"}], "pack")],
+    "gate": [Work("x", [{**HF, "label": "a"}, {**HF, "label": "b", "engine": {"dtype": "bfloat16"}}], "gate")],
+}
+"""The command lines of a campaign, which use one cache at the same time."""
+TIMES = {
+    "created",
+    "command",
+    "load_seconds",
+    "score_seconds",
+    "tokens_per_second",
+    "from_cache",
+    "seconds",
+    "timing",
+    "sha256",
+    "run",
+    "repeat",
+    "spec_sha256",
+    "scores_key",
+}
+"""Keys whose values depend on the time: also names of a gate's run, and checksums of files that state a date."""
 SHOWN = re.compile(r"^ label ", re.MULTILINE)
 NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
 """Message of a run that had not begun to score, had no row yet, or was already showing its table."""
@@ -108,27 +157,39 @@ class Run:
 
     def start(self) -> None:
         """Start it; its results are written next to the log."""
-        self.results.unlink(missing_ok=True)
+        if self.out.is_dir():
+            shutil.rmtree(self.out)
+        self.out.unlink(missing_ok=True)
         self.disturbed = False
-        texts, models = RUNS[self.engine][self.number]
+        work = RUNS[self.engine][self.number]
         spec = self.log.with_suffix(".models.json")
-        spec.write_text(json.dumps([{"model_dir": str(self.folder / "model"), **model} for model in models]))
-        data = [self.folder / f"{text}.json" for text in texts]
-        words = ["-d", *data, "-m", spec, "--cache-dir", self.cache, "-o", self.results, "-r", ROWS[self.engine]]
+        models = []
+        for model in work.models:
+            is_served = model["load_fn"] == "vllm_server"
+            where = os.environ[URL] if is_served else str(self.folder / "model")
+            models.append({"model_dir": where, **model})
+        spec.write_text(json.dumps(models))
+        words = work.words(self.folder, spec, ROWS[self.engine], self.out)
         environment = {**os.environ, "COMPARE_Q_CACHE": str(self.cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
                        "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
                        "KILLED_RUN": str(self.log)}  # fmt: skip
         with self.log.open("ab") as output:
             self.begin = output.tell()
             self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)],
+                [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words],
                 stdout=output, stderr=output, env=environment, start_new_session=True,
             )  # fmt: skip
 
     @property
+    def out(self) -> Path:
+        """What the command line writes: a file, or the folder of a pack."""
+        return self.log.with_suffix(".out")
+
+    @property
     def results(self) -> Path:
-        """Path of the results."""
-        return self.log.with_suffix(".json")
+        """The file of results."""
+        is_pack = RUNS[self.engine][self.number].command == "pack"
+        return self.out / "pack.json" if is_pack else self.out
 
     @property
     def said(self) -> str:
@@ -203,15 +264,20 @@ class Run:
             seen.tables_lost.append(f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}")
 
 
-def comparable(file: Path) -> Any:
-    """Results without times."""
+def comparable(run: Run) -> Any:
+    """Return a run's results without times; of a pack also a checksum of each tensor."""
 
     def stripped(found: Any) -> Any:
         if isinstance(found, dict):
             return {key: stripped(value) for key, value in found.items() if key not in TIMES}
         return [stripped(each) for each in found] if isinstance(found, list) else found
 
-    return stripped(json.loads(file.read_text(encoding="utf-8")))
+    tensors = {}
+    for file in sorted(run.results.parent.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            content = tensor.flatten().view(torch.uint8).numpy().tobytes()
+            tensors[f"{file.name}: {name}"] = hashlib.sha256(content).hexdigest()
+    return {**stripped(json.loads(run.results.read_text(encoding="utf-8"))), "tensors": tensors}
 
 
 def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
@@ -300,7 +366,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
-    gold, files, duration = [comparable(run.results) for run in whole], files_of(whole[0].cache), 0.0
+    gold, files, duration = [comparable(run) for run in whole], files_of(whole[0].cache), 0.0
     todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
     todo += [Run.signal_twice for _ in range(pairs)]
     random.shuffle(todo)
@@ -312,10 +378,11 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
         until_finished(runs, seen, duration, todo if duration else [], over)
         duration = duration or time.monotonic() - began  # of the first runs, which are not disturbed
         for run, other in zip(runs, gold, strict=True):
-            found = comparable(run.results)
-            seen.differing += engine != "vLLM" and found != other
-            seen.fields += [] if engine == "vLLM" else itertools.islice(differing_fields(found, other), 40)
-            seen.largest = max(seen.largest, difference(found, other))
+            found = comparable(run)
+            seen.differing += engine not in BATCHES_DIFFER and found != other
+            seen.fields += [] if engine in BATCHES_DIFFER else itertools.islice(differing_fields(found, other), 40)
+            if "models" in other:
+                seen.largest = max(seen.largest, difference(found, other))
         seen.files_left += sorted(files_of(runs[0].cache) - files) + sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
@@ -349,9 +416,11 @@ def main() -> None:
     shares = dict.fromkeys(args.engines, args.kills)
     if {"Transformers", "vLLM"} <= set(shares):
         shares |= {"Transformers": args.kills - args.kills // 3, "vLLM": args.kills // 3}
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         shapes.make(folder / "made", MODEL)["bf16"].rename(folder / "model")
+        if SERVED in args.engines:
+            os.environ[URL] = stack.enter_context(running(folder / "model", folder / "server.log"))
         for seed, name in enumerate("xy"):
             letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
             (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
