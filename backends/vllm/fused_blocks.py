@@ -21,7 +21,8 @@ from compare_q.backends.layers.names import FUSED_AS, fused_layers
 from compare_q.backends.layers.schemes import ROUTED, declared
 
 WRONG_ROWS = (
-    'the scales of the other parts fall on wrong rows; use "load_fn": "transformers_auto_bf16", or quantize per channel'
+    "the scales of the other parts fall on wrong rows; quantize per channel, or in blocks whose rows divide each part, "
+    "and its share on each GPU"
 )
 WHOLE_ON_EACH_RANK = {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv"}
 """Parts of latent attention, which each rank computes whole."""
