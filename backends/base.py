@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -362,6 +362,11 @@ class Engine(ABC):
         ModelError, also from the methods of ``files``, if a server does not answer, or serves another model.  Only a
         worker may call these for a server, because it may never answer.
         """
+
+    @classmethod
+    def option_names(cls) -> Collection[str] | None:
+        """Return the names of all options of the ``engine`` object; None if they are not known in this Python."""
+        return None
 
     @classmethod
     def refusal(cls, model: PlannedModel) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,6 +62,10 @@ class LogitsEngine(Engine):
         self.options: Any = parse_options(self.options_type, model.options)
         self.model: Any = None  # the loaded model, for subclasses
         self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
+
+    @classmethod
+    def option_names(cls) -> Collection[str]:
+        return cls.options_type.model_fields.keys()
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:

@@ -26,7 +26,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,7 +49,7 @@ from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
 from compare_q.backends.checkpoint.contents import and_more
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
-from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
 from compare_q.backends.common.packages import computing
 from compare_q.backends.common.process import fork_blockers, in_worker, root_cause, warnings_in
@@ -59,6 +59,7 @@ from compare_q.backends.vllm import compat, layers
 from compare_q.backends.vllm.driver import VllmDriver, has_own_process
 from compare_q.backends.vllm.fused_blocks import WRONG_ROWS, misplaced_scales
 from compare_q.backends.vllm.options import (
+    OWN_OPTIONS,
     check_checkpoint,
     check_options,
     engine_arguments,
@@ -130,6 +131,13 @@ class VllmEngine(Engine):
         self.llm: Any = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
+
+    @classmethod
+    def option_names(cls) -> Collection[str] | None:
+        try:
+            return compat.arguments() | OWN_OPTIONS
+        except InputError:  # vLLM is not installed in this Python
+            return None
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:

@@ -20,7 +20,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from math import inf
@@ -387,6 +387,10 @@ class VllmServerEngine(Engine):
         self.options = self.served.options
         self.retries = 0  # requests of the last run that had to be sent again
         self.repeats = Repeats()
+
+    @classmethod
+    def option_names(cls) -> Collection[str]:
+        return ServerOptions.model_fields.keys()
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:

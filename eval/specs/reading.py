@@ -6,6 +6,7 @@ import glob
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import describe
 from compare_q.backends.reference import pack
+from compare_q.eval.specs import levels
 from compare_q.eval.specs.types import DataSpec, ModelSpec, Spec, SweptSpec, placed
 
 S = TypeVar("S", bound=Spec)
@@ -49,19 +51,32 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
         if kind is DataSpec and isinstance(raw, dict) and isinstance(raw.get("pack"), str):
             raw = with_pack(raw, file.parent)
         spec = kind.model_validate(raw)
+        if isinstance(spec, ModelSpec):
+            levels.check_options(spec)
     except InputError as error:
-        raise InputError(f"{place}{error}") from None
+        raise InputError(f"{place}{placed(str(error), places)}") from None
     except ValidationError as error:
-        reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
-        other, what = (ModelSpec, "model") if issubclass(kind, DataSpec) else (DataSpec, "data")
-        if reason.removesuffix(": unknown key") in other.model_fields:
-            reason += f"; it is a key of {what} specs, which {'-m' if other is ModelSpec else '-d'} takes"
-        elif isinstance(raw, dict) and raw and not raw.keys() & kind.model_fields:
-            required = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
-            reason += f"; it holds no key of a {'data' if other is ModelSpec else 'model'} spec ({required}, ...)"
+        reason = fault_of(error, kind, raw)
         raise InputError(f"{place}{placed(reason, places)}") from None
     spec._folder, spec._place, spec._places = file.parent, place, {key: place + at for key, at in places.items()}
     return spec
+
+
+def fault_of(error: ValidationError, kind: type[Spec], raw: Any) -> str:
+    """Return ``key: what is wrong`` with a spec, and where a key belongs that is on the wrong level."""
+    spec_kind: type[DataSpec] | type[ModelSpec] = DataSpec if issubclass(kind, DataSpec) else ModelSpec
+    reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
+    key, unknown, _ = reason.partition(": unknown key")
+    hint = levels.hint(key, spec_kind, raw) if unknown else ""
+    if hint:
+        return f"{key}{unknown}{hint}"
+    axis = re.match(r"sweep\.(\w+): this key cannot have several values", reason)
+    if axis and levels.hint_on_axis(axis[1]):
+        return f"{axis[0]}{levels.hint_on_axis(axis[1])}"
+    if isinstance(raw, dict) and raw and not raw.keys() & kind.model_fields:
+        required = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+        reason += f"; it holds no key of a {'data' if spec_kind is DataSpec else 'model'} spec ({required}, ...)"
+    return reason
 
 
 def with_pack(raw: Mapping[str, Any], beside: Path) -> dict[str, Any]:

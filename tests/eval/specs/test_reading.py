@@ -139,6 +139,10 @@ def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(tm
         ({"engine.dtype": ["float16"]}, "sweep.engine.dtype: "),
         ({"resources": [{}, {"h200": 0}]}, "sweep.resources[1].h200: input should be greater than 0"),
         ({"replica": [1]}, "sweep.replica: this key cannot have several values (did you mean 'replicas'?)"),
+        (
+            {"streaming": [True]},
+            "sweep.streaming: this key cannot have several values; an option of the engine is written",
+        ),
         ({"engine": [{}]}, 'sweep.engine: this key cannot have several values; name an option ("engine.NAME"), or'),
         ({"engine.x": list(range(17)), "engine.y": list(range(17))}, "sweep: gives 289 models; at most 256"),
     ],
