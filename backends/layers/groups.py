@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import Layer
+from compare_q.backends.common.messages import amount
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
 
@@ -128,17 +129,18 @@ def deviations(groups: Sequence[Layer]) -> list[str]:
     clauses = []
     for (asked, activations, kernel), count in counts.items():
         wanted = number_format(asked)
-        clause = f", but {kernel} took {activations} ({count} layers)"
+        modules = amount(count, "module")  # a decoder layer has several
+        clause = f", but {kernel} took {activations} ({modules})"
         if wanted == number_format(activations):
             wanted = asked
             clause = (
                 f", but {kernel} rounded their scales, and those of the weights, up to powers of two ({activations}, "
-                f"{count} layers)"
+                f"{modules})"
             )
         elif activations.startswith(("bfloat", "float")):
-            clause = f", but {kernel} left them unquantized ({activations}, {count} layers)"
+            clause = f", but {kernel} left them unquantized ({activations}, {modules})"
         elif activations == UNKNOWN:
-            clause = f"; what {kernel} took ({count} layers) is not known"
+            clause = f"; what {kernel} took ({modules}) is not known"
         clauses.append(f"the checkpoint asks for {wanted} activations{clause}")
     return clauses
 
