@@ -117,4 +117,4 @@ class Rows:
 def read(rows: Rows, work: Work, *, delete_damaged: bool = False) -> token_scores.Lookup:
     """Look up a model's scores of the run's windows; with its claim, damaged files are deleted and reported."""
     progress = rows.config.progress if delete_damaged else None
-    return token_scores.look_up(rows.config.cache, work, rows.data, rows.recordings, progress)
+    return token_scores.look_up(rows.config.cache, work.key, work.tag, rows.data, rows.recordings, progress)

@@ -81,29 +81,18 @@ class Lookup:
 
 def look_up(
     cache: Cache,
-    work: Work,
-    data: EvalData,
-    recordings: Mapping[str, str],
-    progress: Progress | None = None,
-) -> Lookup:
-    """Look up the scores of the run's windows.
-
-    ``recordings``: which numbers of the reference the windows are compared with.  With ``progress``, which needs a
-    claim on the windows, damaged files are deleted and reported.  ModelError if some windows have a score that others
-    do not have.
-    """
-    return stored_scores(cache, work.key, work.tag, data, recordings, progress)
-
-
-def stored_scores(
-    cache: Cache,
     key: str,
     tag: str,
     data: EvalData,
     recordings: Mapping[str, str],
     progress: Progress | None = None,
 ) -> Lookup:
-    """Look up the scores of the run's windows by their key and tag; see ``look_up``."""
+    """Look up the scores of the run's windows, which are stored under a key and a tag.
+
+    ``recordings``: which numbers of the reference the windows are compared with.  With ``progress``, which needs a
+    claim on the windows, damaged files are deleted and reported.  ModelError if some windows have a score that others
+    do not have.
+    """
     folder = cache.path("scores", key, "")
     if progress is None:  # headers are read faster than content
         missing = data.digests - segments.committed(folder, tag, recordings)
@@ -188,7 +177,7 @@ def assembled(loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence
 def of_row(cache: Cache, scores_key: str, data: EvalData) -> StoredScores | None:
     """Return the scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
     key, _, tag = scores_key.partition("/")
-    return stored_scores(cache, key, tag, data, {}).stored if tag else None
+    return look_up(cache, key, tag, data, {}).stored if tag else None
 
 
 def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:

@@ -65,14 +65,14 @@ def data(tmp_path: Path) -> EvalData:
 
 
 def load(cache: Cache, data: EvalData) -> token_scores.StoredScores:
-    stored = token_scores.stored_scores(cache, KEY, TAG, data, {}).stored
+    stored = token_scores.look_up(cache, KEY, TAG, data, {}).stored
     assert stored is not None
     return stored
 
 
 def test_windows_of_several_sessions(cache: Cache, data: EvalData) -> None:
     keep(cache, windows=[0], session="one")
-    lookup = token_scores.stored_scores(cache, KEY, TAG, data, {})
+    lookup = token_scores.look_up(cache, KEY, TAG, data, {})
     assert (lookup.stored, lookup.missing) == (None, {WINDOWS[1].digest})
     keep(cache, windows=[1], session="two")
     stored = load(cache, data)
