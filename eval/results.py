@@ -165,6 +165,7 @@ class Memory(Stored):
     kv_is_upper: bool = Field(default=False, description="true if layers with a sliding window count in full")
     logits: Count | None = Field(default=None, description="logits of a token in float32, bytes; from the vocabulary")
     step_token: Count | None = Field(default=None, description="activations of a token, bytes; from the config")
+    context: Count | None = Field(default=None, description="tokens of the model's context; None if not known")
     missing: Text | None = Field(default=None, description="a part that is not known, and why; None if all are")
 
     def gigabytes(self, context: int) -> float | None:

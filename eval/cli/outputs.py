@@ -125,6 +125,9 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
         print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
         render.show(table, console, args.columns, notes=args.notes)
+        fitting = args.fit.summary(results) if args.fit else None
+        if fitting is not None:
+            say("", fitting)
         chosen = pairs.pairs_by_label(table, args.pair)
         if args.pairs:
             chosen = [*pairs.neighbours(table), *chosen]

@@ -9,6 +9,7 @@ from compare_q import backends
 from compare_q.backends.base import PlannedModel, Storage
 from compare_q.backends.layers import groups
 from compare_q.eval.results import CachePart, Memory
+from compare_q.eval.run.plan import facts_of
 
 BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
 """Number formats of unquantized weights -> bits."""
@@ -41,6 +42,7 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
         kv_is_upper=facts.kv_is_upper and not any(window for _, window in parts),
         logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
         step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
+        context=facts_of(model).context,
         missing=missing or None,
     )
 

@@ -28,13 +28,35 @@ class Fit(NamedTuple):
     def checked(self, model: ModelResult) -> ModelResult:
         """Return a row with ``fits``, and with a footnote unless it fits."""
         needed: float | None = self.column.value(model)
+        notes = [f"--fit {self.words}: {fault}" for fault in too_long(model, self.column)]
         if needed is None:
-            note = f"--fit {self.words} n/a: {(model.memory or OLDER).missing}"
-        elif 1e9 * needed > self.limit:
-            note = f"does not fit into {self.words}: {self.column.name} is {number_text(needed, 3)} GB"
-        else:
-            return model.updated(fits=True)
-        return model.updated(fits=None if needed is None else False, notes=(*model.notes, note))
+            notes.append(f"--fit {self.words} n/a: {(model.memory or OLDER).missing}")
+            return model.updated(fits=None, notes=(*model.notes, *notes))
+        fits = 1e9 * needed <= self.limit
+        if not fits:
+            notes.append(f"does not fit into {self.words}: {self.column.name} is {number_text(needed, 3)} GB")
+        return model.updated(fits=fits, notes=(*model.notes, *notes))
+
+    def summary(self, run: RunResult) -> str | None:
+        """Return a line if all rows of known memory fit; None if a row is marked, or if no memory is known."""
+        sizes: dict[str, float] = {}
+        for model in run.models:
+            needed = None if model.error else self.column.value(model)
+            if needed is not None:
+                sizes[model.label] = needed
+        if not sizes or 1e9 * max(sizes.values()) > self.limit:
+            return None
+        largest = max(sizes, key=lambda label: sizes[label])
+        rows = "every row fits" if len(sizes) == len(run.models) else "every row whose memory is known fits"
+        return f"--fit {self.words}: {rows}; {largest} needs the most, {number_text(sizes[largest], 3)} GB"
+
+
+def too_long(model: ModelResult, column: Column) -> list[str]:
+    """Return that a column's number of tokens is beyond the model's context; empty if it is not, or not known."""
+    context = (model.memory or OLDER).context
+    if context is None or not column.context or column.context <= context:
+        return []
+    return [f"{column.name} is beyond the model's context of {context:,} tokens"]
 
 
 def facts(model: ModelResult) -> list[str]:

@@ -12,6 +12,7 @@ from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossle
 from compare_q.eval.results import MARK, ModelResult, RunResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
+from compare_q.eval.table import columns as all_columns
 from compare_q.eval.table import memory
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
 
@@ -180,7 +181,13 @@ def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     if not any(name.startswith("memory:") for name in columns):
         return notes
     engine = "without what the engine reserves (GPU context, graphs, workspaces, room for more sequences)"
-    said = ((model.label, words) for model in run.models if not model.error for words in memory.facts(model))
+    lengths = [all_columns.named(name) for name in columns if name.startswith("memory:")]
+    said: list[tuple[str, str]] = []
+    for model in run.models:
+        if model.error:
+            continue
+        facts = [*memory.facts(model), *(fault for column in lengths for fault in memory.too_long(model, column))]
+        said += [(model.label, fact) for fact in facts]
     return [*notes, f"memory: {engine}", *by_note(said)]
 
 

@@ -80,3 +80,23 @@ def test_rows_that_do_not_fit_are_marked_and_stay() -> None:
     assert "server: --fit 10.24GB@32k n/a: weights: no" in notes
     assert "fits" not in run.json_text()
     assert table_of(RUN, ("label", "kld")).columns[0].cells[0].value == "bf16"
+
+
+def test_a_line_if_everything_fits_names_what_is_needed() -> None:
+    """The line names the largest row; there is none if a row is marked, or if no memory is known."""
+    both = run_of(replace(REF, memory=BF16), replace(QUANT, memory=MEMORY))
+    fit = Fit(24_000_000_000, named("memory:32k"), "24GB@32k")
+    assert fit.summary(both) == "--fit 24GB@32k: every row fits; bf16 needs the most, 20.639 GB"
+    assert "every row whose memory is known fits; bf16" in (fit.summary(RUN) or "")
+    assert Fit(20_000_000_000, named("memory:32k"), "20GB@32k").summary(both) is None
+    assert fit.summary(run_of(REF, FAILED)) is None
+
+
+def test_a_number_of_tokens_beyond_the_context_is_a_note() -> None:
+    run = run_of(replace(REF, memory=BF16.updated(context=32_768)), replace(QUANT, memory=MEMORY.updated(context=8192)))
+    notes = "\n".join(table_of(run, ("label", "memory:32k", "memory:8k")).notes)
+    assert "W4A16: memory:32k is beyond the model's context of 8,192 tokens" in notes
+    assert (notes.count("beyond"), "memory:8k is" in notes, "bf16: memory:32k" in notes) == (1, False, False)
+    marked = Fit(99_000_000_000, named("memory:32k"), "99GB@32k").marked(run)
+    assert [model.fits for model in marked.models] == [True, True]
+    assert marked.models[1].notes == ("--fit 99GB@32k: memory:32k is beyond the model's context of 8,192 tokens",)
