@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import main_part
-from compare_q.backends.layers.names import FUSED_AS, fused_layers
+from compare_q.backends.layers.names import FUSED_AS, fused_layers, is_outside
 from compare_q.backends.layers.schemes import ROUTED, declared
 
 WRONG_ROWS = (
@@ -48,10 +48,12 @@ def misplaced_scales(checkpoint: Checkpoint, ranks: int) -> Iterator[str]:
 
 
 def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
-    """Module -> rows of an FP8 block, for the modules that have blocks and are no routed experts."""
+    """Module -> rows of an FP8 block, for modules of the text model that have blocks and are no routed experts."""
     stated, heights = declared(checkpoint.config.quantization), dict[str, int]()
     for module, parts in checkpoint.quantized.items():
-        if ROUTED.match(module) or not parts[main_part(parts) or ""].dtype.startswith("F8_E"):
+        if ROUTED.match(module) or is_outside(module) or not checkpoint.role(module):
+            continue
+        if not parts[main_part(parts) or ""].dtype.startswith("F8_E"):
             continue
         scheme = stated.of(module)
         block = re.fullmatch(r"fp8 block (\d{1,9})x\d{1,9}", scheme.weights if scheme else "")

@@ -207,6 +207,9 @@ def test_mixtures_that_the_config_asks_for(second: str, other: dict[str, object]
     groups = {"a": group("re:.*layers.0.*", **other), "b": group("re:.*layers.[12].*")}
     config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
     assert contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == []
+    points = "model.layers.0.q_proj.weight_zero_point"
+    if entries.pop(points, None):
+        assert contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == [points]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def attention(q: int, k: int, v: int) -> dict[str, int]:
         # a delta net's queries and keys have 2 x 96 rows
         ({"linear_attn.in_proj_qkv": 640, "linear_attn.in_proj_z": 256}, BLOCKS, {},
          "a part of model.layers.0.linear_attn.in_proj_qkv has 192 rows"),
+        # of another modality
+        ({"vision_tower.q_proj": 576, "vision_tower.k_proj": 192}, BLOCKS, {}, ""),
         # vLLM itself checks experts
         ({"mlp.experts.0.gate_proj": 320, "mlp.experts.0.up_proj": 320}, BLOCKS, {}, ""),
     ],
