@@ -25,6 +25,8 @@ SECRET_TEXT = re.compile(
 """A URL's user and password, a parameter of a URL, keys as the hub and other sites make them, a header's key."""
 SECRET_VALUE = re.compile(r"[^/~\s][^\s:]{11,}")
 """A value of an environment variable that is replaced in texts: a long word that is not a path or URL."""
+SHORTEST_SECRET = 12
+"""Characters of the shortest ``SECRET_VALUE``.  A report has thousands of texts that are too short to hold one."""
 HIDDEN = "***"
 
 
@@ -43,7 +45,7 @@ def redacted(value: Any) -> Any:
         return [redacted(each) for each in value]
     if not isinstance(value, str):
         return value
-    for name, secret in os.environ.items():
+    for name, secret in os.environ.items() if len(value) >= SHORTEST_SECRET else ():
         if secret in value and is_secret(name, secret) and SECRET_VALUE.fullmatch(secret):
             value = value.replace(secret, HIDDEN)
     return SECRET_TEXT.sub(hidden, value)

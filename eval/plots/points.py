@@ -142,18 +142,32 @@ def series(points: Sequence[Point]) -> list[list[Point]]:
     return [own for own in members.values() if own[-1].x > ALIKE * own[0].x]
 
 
+def dominates(other: Point, one: Point) -> bool:
+    """Return True if another point is as small and better, or as good and smaller."""
+    gain = one.y - other.y
+    return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
+
+
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the quantized points that no other one dominates (as small and better, or as good and smaller), by size.
-
-    Equal points are all on the front.
-    """
+    """Return the quantized points that no other one dominates, by size.  Equal points are all on the front."""
     quantized = sorted((p for p in points if not p.unquantized), key=lambda p: p.x)
-
-    def dominates(other: Point, one: Point) -> bool:
-        gain = one.y - other.y
-        return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
-
     return [one for one in quantized if not any(dominates(other, one) for other in quantized)]
+
+
+def nearest_to_front(points: Sequence[Point], most: int) -> list[int]:
+    """Return the indices of at most ``most`` points: unquantized ones, then those that the fewest others dominate."""
+    quantized = [p for p in points if not p.unquantized]
+
+    def dominating(i: int) -> int:
+        """Return how many points dominate this one."""
+        if points[i].unquantized:
+            return -1
+        return sum(dominates(other, points[i]) for other in quantized)
+
+    indices = list(range(len(points)))
+    if len(points) > most:
+        indices = sorted(indices, key=dominating)[:most]
+    return sorted(indices)
 
 
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:

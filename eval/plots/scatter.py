@@ -93,7 +93,7 @@ def scatter_plot(
         raise ValueError("nothing above 0 for a logarithmic axis")
     unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
     points, edge = data.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    height = HEIGHT + MORE * max(len(points) - labels.FEW, 0)
+    height = HEIGHT + MORE * max(min(len(points), labels.MOST_LABELS) - labels.FEW, 0)
     height, width, characters = (*style.CARD[::-1], 70) if card else (height, style.WIDTH, style.CHARACTERS)
     with style.canvas(height, title, subtitle, dark=dark, characters=characters, width=width) as (figure, axes, theme):
         axes.set(xlabel=x_label, ylabel=y_label)
@@ -125,7 +125,8 @@ def scatter_plot(
             covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
             mark.set_markersize(MARKER_SIZE + RING * covering**0.75)
         marks = [marks[i] for i in sorted(range(len(marks)), key=lambda i: i not in texts)]
-        labels.place_labels(axes, list(texts.values()), marks, names)
+        unnamed = 0 if card else len(points) - len(texts)
+        labels.place_labels(axes, list(texts.values()), marks, names, unnamed)
     return figure
 
 
@@ -199,13 +200,20 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
 
 
 def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: bool) -> dict[int, Text]:
-    """Return index -> label with name and value, placed on its point; on a ``card`` only names of the front's ends."""
+    """Return index -> label with name and value, placed on its point; on a ``card`` only names of the front's ends.
+
+    Of very many points only those near the front have labels.
+    """
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
-    texts, wrap = {}, WRAP[len(points) <= labels.FEW]
-    for i, (point, name) in enumerate(zip(points, style.names_of([p.label for p in points]), strict=True)):
+    named = data.nearest_to_front(points, labels.MOST_LABELS)
+    names = style.names_of([p.label for p in points])
+    wrap = WRAP[len(points) <= labels.FEW]
+    texts = {}
+    for i in named:
+        point = points[i]
         if not card or point in ends:
-            words = textwrap.fill(name, wrap) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
+            words = textwrap.fill(names[i], wrap) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
             text = axes.text(point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False)
             text.set(color=style.ink_of(theme.families[point.look.colour], theme), path_effects=style.halo(theme))
             text.set(fontweight="bold" if point in best else "normal", zorder=5, gid=f"label-{point.number}")

@@ -1,9 +1,12 @@
 """The placement of labels: every row has one, and it covers nothing."""
 
+import tracemalloc
+
 import pytest
 
-from compare_q.eval.plots import scatter
+from compare_q.eval.plots import labels, scatter
 from compare_q.eval.plots.measures import KLD
+from compare_q.eval.plots.points import Level, Point
 from tests.support.figures import CASES, artists_of_kind, boxes_of, draw, is_within, real_run, smallest_gap
 
 pytestmark = pytest.mark.slow
@@ -23,3 +26,33 @@ def test_the_published_table_names_every_row() -> None:
     figure = scatter.scatter_figure(real_run(), measure=KLD)
     names = [text.get_text().rpartition("\n")[0] for text in artists_of_kind(figure, "label")]
     assert sorted(names) == sorted(model.marked_label for model in real_run().models)
+
+
+BYTES = 100e6
+"""Upper bound on the memory of one picture, whose arrays of pixels are not made."""
+
+
+@pytest.mark.parametrize("sizes", [(2.9e-3, 2.9000001e-3), (0.0, 0.0), (4.0, 1e300), (1e-12, 16.0)])
+def test_memory_does_not_depend_on_the_sizes(sizes: tuple[float, float]) -> None:
+    """The level's line spans the axes, whatever their range: read as data, its 0 to 1 would be millions of pixels."""
+    points = [Point("a", sizes[0], 0.1), Point("b", sizes[1], 0.2)]
+    tracemalloc.start()
+    try:
+        figure = draw(points, levels=[Level(0.15, "noise floor")])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < BYTES
+    assert len(artists_of_kind(figure, "label")) == 2
+
+
+def test_very_many_points_have_labels_near_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "MOST_LABELS", 8)
+    points = [Point("reference", 16.0, 0.0, unquantized=True)]
+    points += [Point(f"bad {i}", 4 + 0.01 * i, 9.0 + 0.01 * i) for i in range(20)]
+    points += [Point(f"good {i}", 3 + i, 1.0 / (i + 1)) for i in range(5)]
+    figure = draw(points)
+    named = [text.get_text().partition("\n")[0] for text in artists_of_kind(figure, "label")]
+    assert {"reference", *(f"good {i}" for i in range(5))} <= set(named)
+    assert len(named) <= 8
+    assert len(artists_of_kind(figure, "point")) == len(points)
