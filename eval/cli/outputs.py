@@ -15,12 +15,13 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
+from compare_q.backends.common.messages import printable
 from compare_q.backends.common.options import paths_in
 from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.common.terminal import say
-from compare_q.eval.plots import measures
+from compare_q.eval.plots import fonts, measures
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
 SPECS = ("data.json", "models.json")
 """The files that ``--save-specs`` writes: data specs and model specs.  No existing file is replaced."""
+NO_PART_OF_A_MODEL = (*measures.SUFFIXES, ".html", ".csv", ".md")
+"""Suffixes of outputs that may be written into the folder of a model: no engine reads such files, and they are no part
+of the key of cached scores."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
@@ -77,9 +81,13 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
             raise InputError(f"{flag}: {file}: is the file of {other} as well; name another file")
         if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
             raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
+    of_models = {os.path.realpath(folder) for folder in model_folders(texts, models)} - folders_of_texts(texts)
     for flag, path in (*folders, *written):
         place = Path(os.path.realpath(path))
-        if read & set(map(str, (place, *place.parents))):
+        sources = read & set(map(str, (place, *place.parents)))
+        if flag in FILES and path.suffix.lower() in NO_PART_OF_A_MODEL:
+            sources -= of_models
+        if sources:
             raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
     for flag, folder in folders:
         there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
@@ -88,6 +96,25 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
     for file in (args.save_specs / name for name in SPECS) if args.save_specs else ():
         if os.path.lexists(file):
             raise InputError(f"--save-specs: {file}: exists already; name another folder")
+
+
+def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
+    """Return the paths of models and tokenizers, from which an engine reads only files of a checkpoint."""
+    folders: list[str | Path] = [model.located for model in models]
+    for spec in texts.values():
+        folders.append(spec.locate(spec.tokenizer_dir))
+    return folders
+
+
+def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
+    """Return the files and folders of texts; a file that is added to a folder may be read as a text."""
+    from compare_q.eval.text import corpus
+
+    found: set[str] = set()
+    for spec in texts.values():
+        with suppress(InputError):  # the run reports it
+            found |= {os.path.realpath(path) for path in corpus.paths_of(spec)}
+    return found
 
 
 def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
@@ -149,7 +176,9 @@ def write_run(
         with outputs.writing(args.save_specs):
             command = shorthand.save(args.save_specs, SPECS, list(texts.values()), models, done)
             flags = ["--verify-weights"] * args.verify_weights
-            flags += [f"--python={shlex.quote(f'{engine}={python}')}" for engine, python in args.python]
+            flags += [f"--python={shlex.quote(printable(f'{engine}={python}'))}" for engine, python in args.python]
+            if args.logits_file:
+                flags += ["-lf", shlex.quote(printable(os.path.abspath(args.logits_file)))]
             print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted
     if args.tokens_out:
         files = token_files(args.tokens_out, [spec.name for spec in models])
@@ -183,6 +212,16 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     """
     results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
     table = table_of(args, results)
+    with fonts.one_line_on_missing(say):
+        write_texts(args, table, results, outputs)
+        draw_pictures(args, results, outputs)
+    with outputs.writing("standard output"):
+        render.conclude(results, Console())
+    return print_errors("\n".join(outputs.failures))
+
+
+def write_texts(args: argparse.Namespace, table: RunResult, results: RunResult, outputs: Outputs) -> None:
+    """Write the results, CSV, Markdown, model card and report; ``table``: the run in the order of the table."""
 
     def report_text() -> str:
         from compare_q.eval.report import page  # a missing package fails this output alone
@@ -206,6 +245,10 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
             with outputs.writing(file):
                 write_text(file, text_of())
                 say(f"{name}: {file}")
+
+
+def draw_pictures(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> None:
+    """Draw the plot of ``-p``, the card, and the folder of ``--plots``."""
     for file in filter(None, (args.plot_file, args.card)):
         with outputs.writing(file):
             from compare_q.eval.plots import pictures
@@ -221,6 +264,3 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
             from compare_q.eval.plots import pictures
 
             pictures.write_all(results, args.plots, outputs, dark=args.dark)
-    with outputs.writing("standard output"):
-        render.conclude(results, Console())
-    return print_errors("\n".join(outputs.failures))

@@ -18,7 +18,7 @@ from typing import Any
 
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.messages import one_line, with_class
+from compare_q.backends.common.messages import one_line, printable, with_class
 
 INSTALL = "install what compare_q needs to draw: pip install matplotlib"
 CURE = "free space or name another place, and run again: what was measured is kept"
@@ -103,7 +103,7 @@ class Outputs:
             elif isinstance(error, OSError):
                 reason = f"{error.strerror or one_line(error)}; {CURE}"
             elif self.verbose:
-                traceback.print_exc()
+                print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
             self.failures.append(f"{target}: could not be written: {reason}")
 
 

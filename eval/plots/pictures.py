@@ -34,7 +34,8 @@ def draw(
     _, left_out = points_of(results, size, measure)
     say(*left_out)
     picture = partial(scatter.scatter_figure, results, size=size, measure=measure, title=results.title, **options)
-    write("plot", picture, [file], outputs)
+    if not write("plot", picture, [file], outputs):
+        outputs.failures.append(f"{file}: nothing was drawn")
 
 
 def origin_of(results: RunResult) -> str:
@@ -58,22 +59,29 @@ def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool 
             lines += left_out
     for line in dict.fromkeys(lines):
         say(line)
+    drawn = 0
     for name, picture in pictures_of(results, dark=dark, title=results.title).items():
-        write(name, picture, [folder / f"{name}.png", folder / f"{name}.svg"], outputs)
+        drawn += write(name, picture, [folder / f"{name}.png", folder / f"{name}.svg"], outputs)
+    if not drawn:
+        outputs.failures.append(f"{folder}: nothing was drawn")
 
 
-def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) -> None:
-    """Write a picture to files and print one line per file, or print one line with the reason if drawing fails."""
+def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) -> bool:
+    """Write a picture to files and print one line per file; return True.
+
+    If there is nothing to draw, print one line with the reason and return False.
+    """
     try:
         figure = picture()
     except ValueError as error:
         say(f"no {name}: {error}")
-        return
+        return False
     for file in files:
         with outputs.writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             style.save_figure(figure, file)
             say(f"plot: {file}")
+    return True
 
 
 def pictures_of(run: RunResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:

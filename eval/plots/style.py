@@ -23,11 +23,13 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from compare_q.backends import ENGINES
 from compare_q.backends.layers.groups import PLAIN
 from compare_q.eval.common.files import replacing
+from compare_q.eval.plots.fonts import harmless
 from compare_q.eval.plots.measures import SUFFIXES
 from compare_q.eval.results import MARK, ModelResult
 
@@ -131,7 +133,7 @@ def looks_of(models: Sequence[ModelResult]) -> list[Look]:
 def names_of(labels: Sequence[str]) -> list[str]:
     """Return the labels without brackets at their end, cut in the middle; longer if two would become equal."""
     forms = []
-    for label in labels:
+    for label in map(harmless, labels):
         whole = " ".join(label.split()) or "?"
         short = re.sub(rf"(?<=.)\s*\[[^\[\]]*\](?= {MARK}$|$)", "", whole)
         cut = short if len(short) <= NAME_CHARACTERS else f"{short[: NAME_CHARACTERS - 3 - TAIL]}...{short[-TAIL:]}"
@@ -250,8 +252,15 @@ def log_ticks(axis: Axis, *, near: float = 0.0, most: int = 14, text: Callable[[
     axis.set_minor_locator(NullLocator())
 
 
+def escape_controls(figure: Figure) -> None:
+    """Escape the control characters in all texts of a figure, which come from labels and paths."""
+    for text in figure.findobj(Text):
+        text.set_text(harmless(text.get_text()))
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write PNG, SVG or PDF by suffix, whole or not at all; the same figure gives the same bytes."""
+    escape_controls(figure)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}")

@@ -159,6 +159,7 @@ def svg_of(figure: Figure, title: str) -> Markup:
     """
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)  # the page's paper and the shadow of its scrolling box show through
+    style.escape_controls(figure)
     for text in figure.findobj(Text):
         text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
     file = io.StringIO()

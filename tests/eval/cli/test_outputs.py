@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow.parquet as parquet
 import pytest
 
+from compare_q.backends.base import Storage
 from compare_q.eval.plots import measures, pictures
+from tests.support.made import FAILED, QUANT, REF, replace, run_of
 from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
@@ -29,9 +33,65 @@ def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, mon
     assert Path("compare_q.png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in Path("p.svg").read_text()
     ran = compare_q("-d", data, "-m", spec, "-pf", "none.png", "-mx", "1")
-    assert ran.status == 0
+    assert ran.status == 2
     assert "no plot: no model has both PPL and bits per weight within the limits" in ran.out
+    assert "EXL3 2.0" in ran.out  # the table is printed
     assert not Path("none.png").exists()
+
+
+def test_nothing_to_draw_is_an_error(compare_q: Run, tmp_path: Path) -> None:
+    """The plot of rows without a size, of rows without PPL, and a folder of plots of them; results are written."""
+    file = tmp_path / "r.json"
+    for model, flags in (
+        (replace(REF, bpw_layer=None, storage=Storage(None, None, None)), ["-pf", tmp_path / "p.png"]),
+        (FAILED, ["--card", tmp_path / "c.svg"]),
+        (FAILED, ["--plots", tmp_path / "plots"]),
+    ):
+        run_of(model).with_origin([]).write(file)
+        ran = compare_q("show", file, *flags, "--csv", tmp_path / "r.csv")
+        assert ran.status == 2
+        assert len(ran.err.splitlines()) == 1
+        assert str(flags[1]) in ran.err
+        assert (tmp_path / "r.csv").stat().st_size
+        (tmp_path / "r.csv").unlink()
+
+
+def test_characters_that_no_picture_can_show(compare_q: Run, tmp_path: Path) -> None:
+    """The font lacks Chinese: one line for all labels and pictures.  No control character of a label is written."""
+    models = [replace(QUANT, label=f"{name} \x1b[31mred\x07") for name in ("模型", "型号", "日本", "model")]
+    run_of(REF, *models, title="\x1b]0;title\x07 漢").with_origin([]).write(tmp_path / "r.json")
+    files = {"--plots": "plots", "--html": "r.html", "-pf": "p.svg", "--card": "c.svg", "--markdown": "r.md"}
+    flags = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
+    ran = compare_q("show", tmp_path / "r.json", *flags)
+    assert ran.status == 0, ran.err
+    assert not ran.err
+    (line,) = [line for line in ran.out.splitlines() if " 模 " in line]
+    assert all(f" {character}" in line for character in "型号日本漢")
+    written = [file for file in tmp_path.rglob("*") if file.suffix in (".svg", ".html", ".md")]
+    assert len(written) > 5
+    for text in (ran.out, *(file.read_text() for file in written)):
+        assert not set(text) & {"\x1b", "\x07"}
+    for file in written:
+        if file.suffix == ".svg":
+            ElementTree.parse(file)
+
+
+def test_a_plot_may_lie_beside_a_model(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``cd mine; compare-q ../BF16 . -p``; no table of tokens and no JSON, which an engine may read, goes there."""
+    mine = tmp_path / "mine"
+    shutil.copytree(toy_model, mine)
+    monkeypatch.chdir(mine)
+    before = set(mine.iterdir())
+    line = [f"{toy_model}@fake", "mine=.@fake:boost=2", "-d", toy_text, "--eval-len", 64, "-r", 2]
+    ran = compare_q(*line, "-p", "-ppl", "--html", "r.html")
+    assert ran.status in (0, 2), ran.err
+    assert "--plot_file" not in ran.err
+    assert (mine / "r.html").exists()
+    for flags in (["-o", "r.json"], ["--tokens-out", "."], ["--save-specs", "new"], ["-pf", "config.json"]):
+        assert compare_q(*line, *flags).status == 2
+    assert {file.name for file in set(mine.iterdir()) - before} <= {"r.html", "compare_q.png"}
 
 
 def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

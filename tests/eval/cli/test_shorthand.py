@@ -245,8 +245,10 @@ def test_saved_specs_repeat_every_choice_of_the_line(
     for which in ("first", "spread"):
         folder, files = tmp_path / which, [tmp_path / f"{which}{number}.json" for number in (1, 2)]
         line = ["--eval-len", 64, "--eval-stride", 32, "--sample", which, "-r", 5, "--save-specs", folder]
+        line += ["-lf", "a store"]
         ran = compare_q(*words, "-d", toy_text, *line, "-o", files[0])
         command = next(each for each in ran.err.splitlines() if "compare-q -d" in each)
+        assert shlex.split(command)[-2:] == ["-lf", str(toy_model.parent / "a store")]
         again = compare_q(*shlex.split(command.partition("compare-q ")[2]), "-o", files[1])
         assert (ran.status, again.status) == (0, 0), again.err
         first, second = (
