@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -277,11 +277,13 @@ def short_of_experts(parts: Mapping[str, int], wanted: Mapping[str, tuple[int, .
     return [name for names in kinds.values() for name in names if counts[name] < max(map(counts.__getitem__, names))]
 
 
-def stored_tensors(checkpoint: Checkpoint) -> dict[str, Stored]:
-    """Name that an unquantized checkpoint would have -> the tensor that is stored for it."""
+def stored_tensors(checkpoint: Checkpoint, of: Collection[str] | None = None) -> dict[str, Stored]:
+    """Name that an unquantized checkpoint would have -> the tensor stored for it; ``of``: only these modules."""
     weights: dict[str, Stored] = {}
     for name, tensor in checkpoint.tensors.items():
         module, kind = module_and_part(name)
+        if of is not None and module not in of:
+            continue
         parts = checkpoint.modules[module]
         if kind == main_part(parts):
             encoded = layout_of(parts, checkpoint.config, checkpoint.role(module)).weights

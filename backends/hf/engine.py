@@ -25,6 +25,7 @@ from pydantic import Field
 
 from compare_q.backends.base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
 from compare_q.backends.checkpoint.config import ROPE, CheckpointConfig, rope
+from compare_q.backends.checkpoint.contents import and_more
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import dtype_name, one_line
@@ -32,9 +33,9 @@ from compare_q.backends.common.options import check_names, parse_options
 from compare_q.backends.common.packages import check_installed, installed_versions
 from compare_q.backends.hf import long_windows, rotary
 from compare_q.backends.hf.streaming import Streamer, decoder_layers
+from compare_q.backends.hf.verify import check_weights
 from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
 from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
-from compare_q.backends.layers.schemes import ROUTED
 from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
 from compare_q.backends.reference.head import Head
 
@@ -125,8 +126,6 @@ class TransformersEngine(LogitsEngine):
         stored = {} if found.is_remote else found.config.quantization
         check_packages("engine.quantization_config", options.quantization_config or {})
         check_packages("model_dir", stored)
-        if stored.get("quant_method") == "compressed-tensors":
-            check_experts(found)
         groups = stored.get("config_groups") or {}
         dtype = options.dtype or DTYPES[model.load_fn]
         if dtype == "auto" and not found.is_remote:
@@ -178,7 +177,8 @@ class TransformersEngine(LogitsEngine):
         try:
             self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
         except Exception as error:  # any error of Transformers, accelerate or a quantizer fails this model
-            raise ModelError(f"Transformers could not load {folder}: {one_line(error)}") from error
+            reason = conversion_error(error) or one_line(error)
+            raise ModelError(f"Transformers could not load {folder}: {reason}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         if ignored := ignored_by_attention(self.model):
             if asked := self.options.attn_implementation:
@@ -189,6 +189,8 @@ class TransformersEngine(LogitsEngine):
         rotary.start_from_original_factors(self.model)
         if not self.options.streaming:  # streaming would read every layer again
             check_causal(folder, self.model)
+        if stored:
+            check_weights(self.checkpoint.headers, self.model)
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
         if (seed := seed_of(self.planned.options)) is not None:
@@ -305,16 +307,6 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
         raise InputError("engine.streaming: needs greenlet: pip install greenlet")
 
 
-def check_experts(folder: HuggingFaceFolder) -> None:
-    """InputError for quantized routed experts of compressed-tensors, which Transformers 5.19 dequantizes wrongly."""
-    for name in folder.headers.quantized:
-        if ROUTED.match(name):
-            raise InputError(
-                f"model_dir: {name}: Transformers dequantizes quantized experts of compressed-tensors wrongly; "
-                'use "load_fn": "vllm_score"'
-            )
-
-
 def check_packages(where: str, config: dict[str, Any]) -> None:
     """InputError with the pip command if a quantization needs packages that are not installed."""
     needed = PACKAGES.get(str(config.get("quant_method")), ())
@@ -375,6 +367,23 @@ def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> 
         raise ModelError(f"{folder}: Transformers found no {name} that fits, and made one up")
     for name in sorted(filter(WEIGHT_SCALE.search, found["unexpected_keys"])):
         raise ModelError(f"{folder}: Transformers left {name} out; it does not run this model's quantization")
+
+
+def conversion_error(error: Exception) -> str:
+    """Return why Transformers could not convert stored tensors; "" for another error.
+
+    Its error only points to a report, which it logs as a warning.  The report's entries are in a variable of the
+    function that raised the error.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        entries = getattr(trace.tb_frame.f_locals.get("loading_info"), "conversion_errors", None)
+        if entries:
+            name, entry = next(iter(entries.items()))
+            reason = entry.rpartition("\nError")[0] or entry  # a traceback, and then which operation it was
+            return f"{name} could not be converted: {one_line(reason.strip().splitlines()[-1])}{and_more([*entries])}"
+        trace = trace.tb_next
+    return ""
 
 
 def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:

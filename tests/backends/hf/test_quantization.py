@@ -13,7 +13,6 @@ import torch
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.engine import TransformersEngine, check_resident
-from tests.support.checkpoints import write_checkpoint
 from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, planned, refusal, toy_windows
 from tests.support.transformers_models import changed, loaded
 
@@ -99,25 +98,6 @@ def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monk
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
     TransformersEngine.check(request.updated(options={"dtype": "bfloat16"}))
     TransformersEngine.check(request.updated(load_fn="transformers_auto_bf16"))
-
-
-@needs_accelerate
-def test_quantized_experts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compare_q.backends.hf.engine.installed_versions", lambda names: dict.fromkeys(names, "1"))
-    config = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
-    experts = "model.layers.0.mlp.experts.3.down_proj"
-    packed, other = ("I32", 1, 1), "model.layers.0.mlp.shared_experts.down_proj"
-    for name, entries in (
-        ("a", {f"{experts}.weight_packed": packed}), ("b", {f"{experts}.weight": ("F8_E4M3", 1, 1)}),
-        ("c", {f"{experts}.weight": ("BF16", 1, 1), f"{other}.weight_packed": packed}),
-    ):  # fmt: skip
-        folder = write_checkpoint(tmp_path / name, entries, config)
-        request = planned("toy", "transformers_auto_bf16", str(folder), 10)
-        if name == "c":
-            TransformersEngine.check(request)
-        else:
-            said = refusal(TransformersEngine.check, request)
-            assert said.startswith(f"model_dir: {experts}: Transformers dequantizes quantized experts")
 
 
 def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:

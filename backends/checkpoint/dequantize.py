@@ -1,0 +1,210 @@
+"""Read rows of a quantized matrix as float32 numbers, from its files alone: no engine takes part.
+
+``backends/hf/verify.py`` compares a loaded model with these numbers.  A format that is not listed here raises
+``UnreadError``.  Not read: GPTQ, AWQ, EXL3, bitsandbytes, torchao and ModelOpt's AWQ, which no engine here turns into
+plain floats while it loads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.formats import (
+    EIGHT_BITS,
+    POWERS,
+    Parts,
+    as_float32,
+    main_part,
+    scale_grid,
+    stored,
+    tile,
+)
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+"""The numbers of FP4, by their four bits."""
+SCALES = ("weight_scale", "weight_scale_inv", "scale")
+"""Names of the scales by which codes are multiplied.  ``weight_scale_inv`` is DeepSeek's name, and is no inverse."""
+GLOBAL = "weight_global_scale"
+"""compressed-tensors' scale of a whole NVFP4 matrix; the other scales are divided by it."""
+GLOBAL_FACTOR = "weight_scale_2"
+"""ModelOpt's scale of a whole NVFP4 matrix; the other scales are multiplied by it."""
+SMALLEST_POWER = 127
+"""A byte b is the power of two 2 ** (b - 127)."""
+
+Floats = NDArray[np.float32]
+
+
+class UnreadError(Exception):
+    """The numbers of a matrix are not known; the text is the reason."""
+
+
+def is_stack(parts: Parts) -> bool:
+    """True if a module holds the matrices of several experts as one tensor."""
+    main = main_part(parts)
+    return main is not None and len(parts[main].shape) == (4 if is_gpt_oss(parts) else 3)
+
+
+def is_gpt_oss(parts: Parts) -> bool:
+    """True for gpt-oss' blocks [experts, out, in / 32, 16 bytes]."""
+    packed = parts.get("weight_packed")
+    return packed is not None and packed.dtype == "U8" and len(packed.shape) == 4
+
+
+def row_count(parts: Parts) -> int:
+    """Number of rows (outputs) of a matrix, or of one expert's matrix."""
+    main = main_part(parts)
+    if main not in ("weight", "weight_packed"):
+        raise UnreadError(f"its format ({main}) is not read")
+    return parts[main].shape[1 if is_stack(parts) else 0]
+
+
+def rows_of(
+    parts: Parts, config: CheckpointConfig, bits: int | None, rows: NDArray[np.intp], expert: int | None = None
+) -> Floats:
+    """Return rows of a module's matrix as float32 [rows, columns]; UnreadError if its format is not read.
+
+    ``bits``: the bits of packed integers that the config declares; None if unknown.
+    ``expert``: the index of the expert if the module is a stack.
+    """
+    if "pre_quant_scale" in parts:
+        raise UnreadError("its inputs are scaled")
+    if expert is not None:
+        parts = {name: of_expert(tensor, expert) for name, tensor in parts.items()}
+    packed = parts.get("weight_packed")
+    try:
+        if packed is not None and packed.dtype == "I32":
+            return packed_integers(parts, bits, rows)
+        if is_fp4(parts):
+            return fp4(parts, config, rows)
+        return eight_bits(parts, config, rows)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UnreadError(f"its tensors do not fit each other: {error}") from None
+
+
+def of_expert(tensor: Tensor, expert: int) -> Tensor:
+    """Return the part of a stacked tensor that belongs to one expert; a tensor for all experts is returned whole."""
+    count = tensor.shape[0] if tensor.shape else 1
+    if len(tensor.shape) < 2 and count <= 1:
+        return tensor
+    size = tensor.nbytes // count
+    return tensor._replace(shape=tensor.shape[1:], start=tensor.start + expert * size, nbytes=size)
+
+
+def is_fp4(parts: Parts) -> bool:
+    """True if bytes hold two numbers of FP4: they have a scale of 8 bits for 16 or 32 numbers."""
+    scale = scale_of(parts)
+    if "weight_packed" in parts:
+        return parts["weight_packed"].dtype == "U8" and scale is not None
+    weight = parts.get("weight")
+    if weight is None or scale is None or weight.dtype not in ("U8", "I8"):
+        return False
+    is_nvfp4 = weight.dtype == "U8" and scale.dtype == "F8_E4M3"
+    return is_nvfp4 or (scale.dtype in POWERS and weight.shape[-1] == 16 * scale.shape[-1])
+
+
+def scale_of(parts: Parts) -> Tensor | None:
+    """Return the scales of a module's codes; None if it has none."""
+    return next((parts[name] for name in SCALES if name in parts), None)
+
+
+def packed_integers(parts: Parts, bits: int | None, rows: NDArray[np.intp]) -> Floats:
+    """compressed-tensors: 32 // bits integers per word of 32 bits, which are stored with half of their range added."""
+    packed, scale = parts["weight_packed"], parts["weight_scale"]
+    *_, count, columns = (int(size) for size in stored(parts["weight_shape"]).reshape(-1))
+    if bits is None or not 0 < bits <= 8 or -(-columns // (32 // bits)) != packed.shape[-1]:
+        raise UnreadError(f"its words do not hold the {bits} bits that config.json declares")
+    codes = unpacked(stored(packed)[rows], bits)[:, :columns].astype(np.float32)
+    zeros = parts.get("weight_zero_point")
+    per_group = columns_of_scales(scale, (count, columns))
+    if (indices := parts.get("weight_g_idx")) is not None and (own := stored(indices)).max() >= 0:
+        per_group = np.asarray(own, np.intp)
+    groups = scale_grid(scale, count)
+    if zeros is not None:
+        offsets = zero_points(zeros, bits, count, groups)
+        codes = codes - offsets[rows][:, per_group]
+    grid = numbers(scale).reshape(groups)
+    in_grid = rows if groups[0] == count else rows // tile(count, groups[0])
+    return codes * grid[in_grid][:, per_group]
+
+
+def zero_points(zeros: Tensor, bits: int, count: int, groups: tuple[int, int]) -> Floats:
+    """Return the zero points [rows, groups] of packed integers; words of 32 bits hold them along the rows."""
+    if zeros.dtype != "I32":
+        return np.broadcast_to(numbers(zeros).reshape(groups), (count, groups[1]))
+    return unpacked(stored(zeros).T, bits)[:, :count].T.astype(np.float32)
+
+
+def unpacked(words: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return the integers of words [n, words] as [n, words * (32 // bits)], the lowest bits of a word first."""
+    shifts = bits * np.arange(32 // bits)
+    values = (np.asarray(words, np.int64)[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return values.reshape(len(words), -1) - (1 << (bits - 1))
+
+
+def fp4(parts: Parts, config: CheckpointConfig, rows: NDArray[np.intp]) -> Floats:
+    """NVFP4 and MXFP4: two numbers per byte, the lower four bits first."""
+    packed, scale = parts.get("weight_packed", parts.get("weight")), scale_of(parts)
+    assert packed is not None
+    assert scale is not None
+    raw = stored(packed).view(np.uint8)
+    raw = raw.reshape(len(raw), -1)[rows]
+    codes = E2M1[np.stack((raw & 15, raw >> 4), -1).reshape(len(rows), -1)]
+    shape = (packed.shape[0], codes.shape[1])
+    found = codes * scales_of_rows(scale, shape, rows, config)
+    if GLOBAL in parts:
+        found = found / numbers(parts[GLOBAL]).reshape(-1)[0]
+    elif GLOBAL_FACTOR in parts:
+        found = found * numbers(parts[GLOBAL_FACTOR]).reshape(-1)[0]
+    elif scale.dtype not in POWERS:
+        raise UnreadError("it has no global scale")
+    return np.asarray(found, np.float32)
+
+
+def eight_bits(parts: Parts, config: CheckpointConfig, rows: NDArray[np.intp]) -> Floats:
+    """FP8 and int8 with scales for a matrix, its rows, groups of a row, or blocks."""
+    weight, scale = parts.get("weight"), scale_of(parts)
+    if weight is None or weight.dtype not in EIGHT_BITS or scale is None or len(weight.shape) != 2:
+        raise UnreadError("its format is not read")
+    codes = as_float32(stored(weight)[rows], weight.dtype)
+    shape = (weight.shape[0], weight.shape[1])
+    if (zeros := parts.get("weight_zero_point")) is not None:
+        codes = codes - scales_of_rows(zeros, shape, rows, config)
+    return np.asarray(codes * scales_of_rows(scale, shape, rows, config), np.float32)
+
+
+def scales_of_rows(scale: Tensor, shape: tuple[int, int], rows: NDArray[np.intp], config: CheckpointConfig) -> Floats:
+    """Return the scales (or zero points) of some rows [rows, columns] of a matrix with this shape."""
+    grid = scale_grid(scale, shape[0])
+    block = config.block or (0, 0)
+    tall = tile(shape[0], grid[0], block[0])
+    return numbers(scale).reshape(grid)[rows // tall][:, columns_of_scales(scale, shape, block[1])]
+
+
+def columns_of_scales(scale: Tensor, shape: tuple[int, int], given: int = 0) -> NDArray[np.intp]:
+    """Return for each column of a matrix the column of its scale."""
+    count = scale_grid(scale, shape[0])[1]
+    return np.arange(shape[1]) // tile(shape[1], count, given)
+
+
+def numbers(tensor: Tensor) -> Floats:
+    """A whole tensor as float32; unsigned bytes are powers of two."""
+    raw = stored(tensor)
+    if tensor.dtype == "U8":
+        return np.ldexp(np.float32(1), raw.astype(np.int32) - SMALLEST_POWER).astype(np.float32)
+    return as_float32(raw, tensor.dtype)
+
+
+def scalars(parts: Parts) -> Mapping[str, float]:
+    """Return the scales of a module that are one number, by their names."""
+    found = {}
+    for name in (*SCALES, GLOBAL, GLOBAL_FACTOR):
+        if name in parts and math.prod(parts[name].shape) == 1:
+            found[name] = float(numbers(parts[name]).reshape(-1)[0])
+    return found

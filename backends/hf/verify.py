@@ -1,0 +1,257 @@
+"""Compare the weights that Transformers has dequantized with the numbers in the checkpoint's files.
+
+Transformers decompresses most quantized checkpoints while it loads them.  Transformers 5.19 leaves parts out without a
+word: it ignores the global scale of NVFP4 experts, and reads all experts by the scheme of one group of the config.
+
+From every kind of quantized module (one name without its numbers, one stored format, one declared scheme) up to
+``PER_KIND`` modules are compared, and from each module some rows.  ``backends/checkpoint/dequantize.py`` reads these
+rows from the files.
+
+Where a stored matrix ends up differs between families: gate and up projections of all experts are one tensor, below
+each other or row by row in turn, some with inputs and outputs exchanged.  Therefore a row counts as right if it is
+anywhere in the loaded matrix, as a row or as a column.  Two rows of a model are never so alike by chance.
+
+A module that is not a plain matrix of floats in the loaded model is left out: its own class computes with the stored
+numbers (bitsandbytes, gptqmodel, FP8 kernels), and none of these classes runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from compare_q.backends.checkpoint import dequantize
+from compare_q.backends.checkpoint.contents import new_names, stored_tensors
+from compare_q.backends.checkpoint.dequantize import UnreadError
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.formats import Parts, layout_of
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.layers.names import IN_LAYER, NUMBER
+from compare_q.backends.layers.schemes import ROUTED, declared, number_format
+
+if TYPE_CHECKING:
+    import torch
+
+PER_KIND = 16
+"""Largest number of modules of one kind that are compared."""
+ROWS = 8
+"""Number of rows of a module that are compared, spread over all of them."""
+TOLERANCE = 2.0**-7
+"""Largest length of the difference of two rows that counts as rounding, relative to the stored row's length.
+
+Libraries dequantize in bfloat16, whatever the dtype of the run: two roundings of a product change a row by 0.002 of its
+length.  A zero point of int8 that is wrong by one step changes it by about 0.02, every other fault by more.
+"""
+PARALLEL = 0.999
+"""Smallest cosine of two rows that differ only by a factor."""
+SAME_FACTOR = 0.02
+"""Largest relative difference between a factor and the scale that explains it."""
+EXPERT = re.compile(r"experts\.(\d+)\.")
+SCALE_OR_BIAS = re.compile("scale|bias")
+
+
+class Sample(NamedTuple):
+    """A quantized module; ``expert``: which of the matrices that are stored or loaded as one tensor; None for one."""
+
+    module: str
+    parts: Parts
+    expert: int | None
+
+
+class Difference(NamedTuple):
+    """Largest difference between stored and loaded rows, largest stored number, and the probable cause ("" if none)."""
+
+    largest: float
+    stored: float
+    cause: str
+
+
+def check_weights(checkpoint: Checkpoint, model: Any) -> None:
+    """ModelError for a module whose loaded weights are not those of its files, or routed experts that cannot be read.
+
+    ``model``: an object of Transformers with all its weights in memory.
+    """
+    samples = list(sampled(checkpoint))
+    places = loaded_names(checkpoint, model, samples)
+    tensors = model.state_dict()
+    for sample in samples:
+        weight = tensors.get(places.get(sample.module, ""))
+        if weight is not None and not is_plain(weight):
+            continue
+        try:
+            if weight is None:
+                raise UnreadError("its place in the loaded model is not known")
+            difference = compared(checkpoint, sample, weight)
+        except UnreadError as error:
+            if not (is_routed(checkpoint, sample.module) and has_plain_experts(tensors, sample.module)):
+                continue
+            raise ModelError(
+                f"{checkpoint.folder}: {sample.module}: quantized experts, which Transformers dequantizes; their "
+                f'weights could not be compared with the files: {error}; use "load_fn": "vllm_score"'
+            ) from None
+        if difference is not None:
+            raise ModelError(
+                f"{checkpoint.folder}: {sample.module}: Transformers loaded other weights than the files hold: they "
+                f"differ by up to {difference.largest:.3g}, and the stored ones reach {difference.stored:.3g}"
+                f'{difference.cause}; use "load_fn": "vllm_score"'
+            )
+
+
+def sampled(checkpoint: Checkpoint) -> Iterator[Sample]:
+    """Yield some modules of every kind, with the first and the last; of stacked experts, the first and the last."""
+    stated = declared(checkpoint.config.quantization)
+    kinds: dict[Any, list[str]] = {}
+    for module, parts in checkpoint.quantized.items():
+        tensors = frozenset((name, tensor.dtype, tensor.shape) for name, tensor in parts.items())
+        kinds.setdefault((NUMBER.sub("*", module), stated.of(module), tensors), []).append(module)
+    for modules in kinds.values():
+        ordered = sorted(modules, key=numbers_in)
+        places = np.linspace(0, len(ordered) - 1, min(len(ordered), PER_KIND)).round().astype(int)
+        for module in (ordered[place] for place in places):
+            parts = checkpoint.quantized[module]
+            if dequantize.is_stack(parts):
+                count = next(iter(parts.values())).shape[0]
+                yield Sample(module, parts, 0)
+                yield Sample(module, parts, count - 1)
+            else:
+                found = EXPERT.search(f"{module}.")
+                yield Sample(module, parts, int(found[1]) if found else None)
+
+
+def numbers_in(name: str) -> list[int]:
+    """Return the numbers in a name, so that layer 10 comes after layer 9."""
+    return [int(number) for number in NUMBER.findall(name)]
+
+
+def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) -> Mapping[str, str]:
+    """Module of a sample -> the name of its weights in the loaded model; without those that Transformers cannot map."""
+    chosen = {sample.module for sample in samples}
+    names = {name: each.module for name, each in stored_tensors(checkpoint, chosen).items()}
+    weights = [name for name in names if not name.endswith("bias")]
+    try:
+        renamed = new_names(model, weights)
+    except Exception:  # Transformers' rules raise anything; modules without a place are left out, or refused
+        return {}
+    return {names[name]: target for name, target in renamed.items()}
+
+
+def is_plain(weight: Any) -> bool:
+    """True for a tensor of floats of 16 or more bits that belongs to no quantizer's class."""
+    import torch
+
+    is_own_class = type(weight) not in (torch.Tensor, torch.nn.Parameter)
+    return not is_own_class and weight.dtype.is_floating_point and weight.element_size() > 1
+
+
+def is_routed(checkpoint: Checkpoint, module: str) -> bool:
+    """True for experts that a router chooses, in a layer that runs."""
+    return bool(ROUTED.match(module)) and checkpoint.role(module) == "layer"
+
+
+def has_plain_experts(tensors: Mapping[str, Any], module: str) -> bool:
+    """True if the layer of a module has experts that are plain floats in the loaded model, by their tensors' names."""
+    layer = IN_LAYER.search(f"{module}.")
+    within = layer[0] if layer else ""
+    for name, tensor in tensors.items():
+        is_weight = "experts" in name and not SCALE_OR_BIAS.search(name)
+        if is_weight and within in name and tensor.ndim > 1 and is_plain(tensor):
+            return True
+    return False
+
+
+def compared(checkpoint: Checkpoint, sample: Sample, weight: torch.Tensor) -> Difference | None:
+    """Return the difference between the stored and the loaded rows of a module; None if it is rounding."""
+    import torch
+
+    module, parts, expert = sample
+    count = dequantize.row_count(parts)
+    rows = np.unique(np.linspace(0, count - 1, ROWS).round().astype(np.intp))
+    in_stack = expert if dequantize.is_stack(parts) else None
+    wanted = dequantize.rows_of(parts, checkpoint.config, bits_of(checkpoint, module), rows, in_stack)
+    stored = torch.from_numpy(wanted).to(weight.device)
+    matrix = loaded_matrix(weight, expert)
+    if tuple(matrix.shape) == (count, stored.shape[1]):
+        at = torch.from_numpy(rows).to(weight.device)
+        if not are_wrong(stored, matrix[at].float(), weight.dtype).any():
+            return None
+    columns = stored.shape[1]
+    arrangements = [each for each in (matrix, matrix.T) if each.shape[1] == columns]
+    if not arrangements:
+        raise UnreadError(f"their shape in the loaded model, {list(weight.shape)}, fits no stored row of {columns}")
+    for arranged in arrangements:
+        nearest = nearest_rows(stored, arranged.float())
+        if not are_wrong(stored, nearest, weight.dtype).any():
+            return None
+    return described(checkpoint, sample, stored, most_alike(stored, arrangements[0].float()))
+
+
+def loaded_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
+    """Return the matrix of one expert from a tensor of all experts, or a tensor that is one matrix."""
+    if weight.ndim == 3 and expert is not None and expert < len(weight):
+        return weight[expert]
+    if weight.ndim != 2:
+        raise UnreadError(f"their shape in the loaded model is {list(weight.shape)}")
+    return weight
+
+
+def bits_of(checkpoint: Checkpoint, module: str) -> int | None:
+    """Return the bits of a module's integers, as the config declares them, else as the shapes show them."""
+    scheme = declared(checkpoint.config.quantization).of(module)
+    words = scheme.weights if scheme else layout_of(checkpoint.quantized[module], checkpoint.config).words
+    found = re.fullmatch(r"u?int(\d)", number_format(words))
+    return int(found[1]) if found else None
+
+
+def are_wrong(stored: torch.Tensor, loaded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return for each row whether it differs by more than rounding; ``dtype``: of the loaded weights."""
+    import torch
+
+    info = torch.finfo(dtype)
+    spacing = info.smallest_normal * info.eps  # of the smallest numbers, which have fewer digits
+    allowed = TOLERANCE * stored.norm(dim=1) + spacing * stored.shape[1] ** 0.5
+    within: torch.Tensor = (stored - loaded).norm(dim=1) <= allowed  # False for NaN
+    return ~within
+
+
+def nearest_rows(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return for each stored row the nearest row of a matrix."""
+    import torch
+
+    distances = torch.cdist(stored, matrix, compute_mode="donot_use_mm_for_euclid_dist")
+    return matrix[distances.nan_to_num(torch.inf).argmin(1)]
+
+
+def most_alike(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return for each stored row the row of a matrix that differs least in direction: a scale may be missing."""
+    import torch
+
+    cosines = torch.nn.functional.normalize(stored, dim=1) @ torch.nn.functional.normalize(matrix, dim=1).T
+    return matrix[cosines.nan_to_num(-1.0).argmax(1)]
+
+
+def described(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor) -> Difference:
+    """Return how the loaded rows differ from the stored ones, and why."""
+    largest = float((stored - loaded).abs().max())
+    return Difference(largest, float(stored.abs().max()), cause(checkpoint, sample, stored, loaded))
+
+
+def cause(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor) -> str:
+    """Return the probable reason for a difference, to be added to a message; "" if nothing points to one."""
+    import torch
+
+    cosines = torch.nn.functional.cosine_similarity(stored, loaded, dim=1)
+    factors = (stored * loaded).sum(1) / stored.square().sum(1)
+    if (cosines > PARALLEL).all():
+        factor = float(factors.median())
+        for name, scale in dequantize.scalars(sample.parts).items():
+            if any(abs(factor / known - 1) < SAME_FACTOR for known in (scale, 1 / scale)):
+                return f" (all {factor:.4g} times as large: {name} was probably left out)"
+        return f" (about {factor:.4g} times as large: a scale was probably left out)"
+    if "weight_zero_point" in sample.parts:
+        return " (weight_zero_point was probably left out)"
+    if len(set(declared(checkpoint.config.quantization).schemes())) > 1:
+        return " (the scheme of another group in config.json was probably used)"
+    return ""

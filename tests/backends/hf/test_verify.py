@@ -1,0 +1,139 @@
+"""Dequantized weights in Transformers, compared with the checkpoint's files: right ones are scored, others refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compare_q.backends.base import ScoreRequest
+from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf.verify import check_weights
+from tests.support.toy import brute_force, toy_windows
+from tests.support.toy_mixtures import (
+    Quantizer,
+    compressed,
+    fp8_blocks,
+    group,
+    integers,
+    nvfp4,
+    save_mixture,
+    save_quantized,
+)
+from tests.support.transformers_models import loaded
+
+pytestmark = pytest.mark.engine
+
+FAMILIES = ("Qwen3Moe", "Mixtral")
+DOWN = r"(down_proj|w2)$"
+INT4, INT8 = partial(integers, bits=4), partial(integers, bits=8)
+WORDS = "pack-quantized"
+SYMMETRIC = compressed(WORDS, group(["Linear"], 4))
+ASYMMETRIC = compressed(WORDS, group(["Linear"], 4, symmetric=False))
+EIGHT_BIT_DOWN = compressed(WORDS, group(["Linear"], 4), group([f"re:.*{DOWN}"], 8))
+EIGHT_BIT_LAYER = compressed(WORDS, group(["Linear"], 4), group([r"re:.*layers\.0\..*(proj|w\d)$"], 8))
+NVFP4 = compressed("nvfp4-pack-quantized", group(["Linear"], 4, "float", strategy="tensor_group"))
+DEEPSEEK = {
+    "quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic",
+    "modules_to_not_convert": ["lm_head", "self_attn", "gate"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One toy mixture of each family, in bf16."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    return {family: save_mixture(folder / family, family) for family in FAMILIES}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("quantizer", "config"), [(INT4, SYMMETRIC), (fp8_blocks, DEEPSEEK)], ids=["int4", "fp8"])
+def test_experts_that_are_dequantized_right_score_as_what_they_store(
+    mixtures: dict[str, Path], tmp_path: Path, family: str, quantizer: Quantizer, config: dict[str, Any]
+) -> None:
+    """Compare with the mixture that has the dequantized weights, also in bfloat16."""
+    folder, exact = save_quantized(mixtures[family], tmp_path / "quantized", lambda _: quantizer, config)
+    (window,) = toy_windows(1, 100)
+    (scores,) = loaded(folder, dtype="bfloat16").score([window], ScoreRequest())
+    expected = brute_force(loaded(exact, dtype="bfloat16").logits(window), window)
+    unquantized = brute_force(loaded(mixtures[family], dtype="bfloat16").logits(window), window)
+    np.testing.assert_allclose(scores.logprob, expected, atol=1e-3)
+    assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.01
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("quantizer_of", "config", "cause"),
+    [
+        (lambda _: nvfp4, NVFP4, "weight_global_scale was probably left out"),
+        (lambda name: INT8 if "down_proj" in name or "w2" in name else INT4, EIGHT_BIT_DOWN, "another group"),
+        (lambda name: INT8 if "layers.0." in name else INT4, EIGHT_BIT_LAYER, "another group"),
+        (lambda _: partial(INT4, symmetric=False), ASYMMETRIC, "Asymmetric quant requires zero-point values"),
+    ],
+    ids=["NVFP4", "int8 down", "int8 layer", "asymmetric"],
+)
+def test_experts_that_are_dequantized_wrong_are_refused(
+    mixtures: dict[str, Path], tmp_path: Path, family: str, quantizer_of: Callable[[str], Quantizer],
+    config: dict[str, Any], cause: str,
+) -> None:  # fmt: skip
+    """Transformers 5.19 ignores the global scale, has one scheme for all experts, and fails with zero points.
+
+    A later version may do it right; then the experts are those of the files.
+    """
+    folder, _ = save_quantized(mixtures[family], tmp_path / "quantized", quantizer_of, config)
+    with pytest.raises(ModelError, match=cause):
+        loaded(folder, dtype="bfloat16")
+
+
+def double(weight: torch.Tensor) -> None:
+    weight.mul_(2)
+
+
+def erase(weight: torch.Tensor) -> None:
+    weight.zero_()
+
+
+def halve_one_scale(weight: torch.Tensor) -> None:
+    weight[-1, -32:] *= 0.5
+
+
+def lose_a_number(weight: torch.Tensor) -> None:
+    weight[0, 0] = torch.nan
+
+
+@pytest.mark.parametrize("damage", [double, erase, halve_one_scale, lose_a_number])
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj", "model.layers.0.mlp.down_proj"])
+def test_a_layer_with_other_weights_is_named(
+    quantized: Callable[[str], Path], name: str, damage: Callable[[torch.Tensor], Any]
+) -> None:
+    engine, checkpoint = loaded(quantized("W4A16"), dtype="float32"), Checkpoint(quantized("W4A16"))
+    check_weights(checkpoint, engine.model)
+    with torch.inference_mode():
+        damage(engine.model.get_submodule(name).weight)
+    with pytest.raises(ModelError, match=name):
+        check_weights(checkpoint, engine.model)
+
+
+def transposed_pairs(weight: torch.Tensor) -> torch.Tensor:
+    """[experts, 2 * out, in] -> [experts, in, 2 * out], with the rows of gate and up in turn, as gpt-oss has them."""
+    gate, up = weight.chunk(2, dim=1)
+    return torch.stack((gate, up), 2).flatten(1, 2).transpose(1, 2)
+
+
+def test_the_order_of_rows_in_a_stack_is_free(mixtures: dict[str, Path], tmp_path: Path) -> None:
+    folder, _ = save_quantized(mixtures["Qwen3Moe"], tmp_path / "quantized", lambda _: INT4, SYMMETRIC)
+    engine, checkpoint = loaded(folder, dtype="bfloat16"), Checkpoint(folder)
+    for layer in engine.model.model.layers:
+        experts = layer.mlp.experts
+        experts.gate_up_proj = torch.nn.Parameter(transposed_pairs(experts.gate_up_proj.data))
+    check_weights(checkpoint, engine.model)
+    with torch.inference_mode():
+        engine.model.model.layers[1].mlp.experts.gate_up_proj.mul_(2)
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.experts\.0\.(gate|up)_proj.*about 2 times as large"):
+        check_weights(checkpoint, engine.model)
