@@ -28,7 +28,7 @@ from compare_q.backends.base import (
     Window,
 )
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.layers.groups import groups_from_json
+from compare_q.backends.layers.groups import recorded_groups
 from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
 from compare_q.backends.reference import pack, store
 from compare_q.backends.reference.comparison import load_head
@@ -73,7 +73,7 @@ class PackFiles(ModelFiles):
         return hashlib.sha256(pack.read(self.folder).model_dump_json().encode()).hexdigest()
 
     def storage(self) -> Storage:
-        return Storage(**pack.read(self.folder).storage)
+        return Storage(**pack.read(self.folder).storage.model_dump())
 
     def finished_store(self) -> Path:
         return self.folder / pack.STATES
@@ -95,7 +95,8 @@ class PackEngine(LogitsEngine):
             raise InputError("out_logits: a reference pack is a store already; leave it out")
         files = cls.files(model)
         if not files.is_remote:
-            pack.verified(pack.resolve(model.model_dir))
+            folder = pack.resolve(model.model_dir)
+            recorded_groups(pack.verified(folder).provenance, str(folder / pack.MANIFEST))
 
     def load(self) -> None:
         import torch
@@ -159,13 +160,13 @@ class PackEngine(LogitsEngine):
 
     def layers(self) -> tuple[Layer, ...]:
         """Return how the layers ran where the pack was recorded."""
-        return groups_from_json(self.manifest.provenance.get("layers", ()))
+        return recorded_groups(self.manifest.provenance, pack.MANIFEST)
 
     def provenance(self) -> dict[str, Any]:
         manifest, device = self.manifest, str(self.device)
         floor = "" if manifest.floor_kld is None else f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
         note = (
-            f"recorded with {manifest.summary}{floor}.  The KLD of a row of another engine includes the difference "
+            f"recorded with {manifest.summary}{floor}. The KLD of a row of another engine includes the difference "
             "between the engines; a row with the unquantized model in that engine measures it"
         )
         ran = {key: value for key, value in manifest.provenance.items() if key in ("attention", "kv_cache")}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,8 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats for a narrow column."""
 PREFILL_STEP = 2048
 """Tokens of a prefill step, as in ExLlamaV3 and, on small GPUs, in vLLM; llama.cpp computes 512."""
-EMBEDDED = re.compile(rb'<script type="application/json" id="results">(.*?)</script>', re.DOTALL)
-"""The results.json in a report.html."""
+EMBEDDED, EMBEDDED_END = b'<script type="application/json" id="results">', b"</script>"
+"""What stands before and after the results.json in a report.html."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 
 
@@ -631,10 +630,11 @@ def json_of(file: Path) -> bytes:
     content = json_files.read_bytes(file)
     if content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
         return content
-    embedded = EMBEDDED.search(content)
-    if embedded is None:
+    begin = content.find(EMBEDDED)
+    end = content.find(EMBEDDED_END, begin)
+    if begin < 0 or end < 0:
         raise InputError(f"{printable(file)}: {NO_RESULTS}")
-    return embedded[1]
+    return content[begin + len(EMBEDDED) : end]
 
 
 def check_names(run: RunResult) -> None:

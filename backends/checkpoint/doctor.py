@@ -22,7 +22,7 @@ from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Toke
 from compare_q.backends.checkpoint.zeros import Zeros
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_folder
-from compare_q.backends.common.messages import bytes_in_words, printable, shortened
+from compare_q.backends.common.messages import amount, bytes_in_words, printable, shortened
 from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.hub_files import INDEX
 from compare_q.backends.layers.names import NUMBER, is_left_by_quantizer, module_and_part
@@ -202,6 +202,9 @@ def file_facts(
 
 # Checks.
 
+MOST_BLOCKS = 2_000
+"""Above every model's number of blocks; comparing the blocks takes time that grows with the square of their number."""
+
 
 def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
     """A head below 6 bits per weight: llama.cpp's own mixtures keep it at 6 bits or more."""
@@ -215,18 +218,25 @@ def low_gguf_head(model: GgufModel) -> Iterator[Finding]:
 
 def uneven_gguf_blocks(model: GgufModel) -> Iterator[Finding]:
     """Find blocks beyond the header's count, counted blocks that are absent, and a block that alone lacks a tensor."""
-    blocks: dict[int, set[str]] = {number: set() for number in range(model.field("{}.block_count", int) or 0)}
-    counted = len(blocks)
+    again = "download the file again, or convert the model again"
+    counted = model.field("{}.block_count", int) or 0
+    if counted > min(len(model.tensors), MOST_BLOCKS):  # a damaged header may count billions
+        what = f"counts {counted:,} blocks, and the file has {amount(len(model.tensors), 'tensor')}"
+        yield Finding("wrong", f"{model.files[0].name}: block_count", what, again)
+        return
+    blocks: dict[int, set[str]] = {number: set() for number in range(counted)}
     for tensor in model.tensors:
         if block := BLOCK.match(tensor.name):
             blocks.setdefault(int(block[1]), set()).add(tensor.name[block.end() :])
+    if len(blocks) > MOST_BLOCKS:
+        yield Finding("wrong", model.files[0].name, f"stores tensors of {len(blocks):,} blocks", again)
+        return
     sets = Counter(map(frozenset, blocks.values()))
     lacking = []
     for number, names in blocks.items():
         like = [each for each, count in sets.items() if count > 1 and names < each]
         if sets[frozenset(names)] == 1 and like:
             lacking.append(f"{model.files[0].name}: blk.{number}.{min(min(like, key=len) - names)}")
-    again = "download the file again, or convert the model again"
     yield from one_finding("wrong", lacking, "missing, although the other blocks have it", again)
     beyond = [f"{model.files[0].name}: blk.{number}" for number in blocks if number >= counted]
     yield from one_finding("wrong", beyond, f"stored, and the header counts {counted} blocks", again)

@@ -63,6 +63,17 @@ def open_regular(file: Path) -> BufferedReader:
     return stream
 
 
+def check_no_pipes(folder: Path) -> None:
+    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would read it for ever."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # its readers report that
+        return
+    for entry in entries:
+        if exists(entry.path) and not (is_file(entry.path) or is_folder(entry.path)):
+            raise InputError(f"{printable(entry.path)}: cannot be read: it is a pipe or a device")
+
+
 def reason(error: Exception) -> str:
     """Return the reason that the system gives for an error, without the name of the file."""
     return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)

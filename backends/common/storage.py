@@ -255,6 +255,24 @@ def load(data: bytes) -> dict[str, Any]:
     return value
 
 
+def load_file(file: Path, *, strict: bool = False) -> dict[str, Any]:
+    """The object in a regular file that ``dump`` wrote, from an unknown source.
+
+    ValueError if it is damaged, nested too deeply, or, if ``strict``, has NaN or a key twice.  InputError if the file
+    cannot be read, or is too large.
+    """
+    data = json_files.read_bytes(file)
+    value = load(data)
+    try:
+        if strict:
+            json_files.parsed(data, file.name)
+        else:
+            json_files.check_values(value, strict=False)
+    except InputError as error:
+        raise ValueError(str(error).removeprefix(f"{file.name}: ")) from None
+    return value
+
+
 def parse(data: bytes) -> dict[str, Any]:
     """A JSON object, whose checksum is not checked; ValueError for anything else."""
     try:

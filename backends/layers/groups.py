@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import Layer
+from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import amount
 from compare_q.backends.layers.names import NUMBER
 from compare_q.backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
@@ -87,6 +88,14 @@ def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
 def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
     """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything else."""
     return validator(Layer).validate_python([{**entry, "name": entry["layers"]} for entry in objects])
+
+
+def recorded_groups(provenance: Mapping[str, Any], where: str) -> tuple[Layer, ...]:
+    """The groups in the provenance of an unknown source; InputError that begins with ``where`` for anything else."""
+    try:
+        return groups_from_json(provenance.get("layers", ()))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{where}: provenance.layers: are not groups of layers") from None
 
 
 def deviation(asked: str, activations: str) -> str:

@@ -24,13 +24,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from compare_q.backends import hub
-from compare_q.backends.common import storage
+from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_folder
-from compare_q.backends.common.messages import amount, one_line
+from compare_q.backends.common.messages import amount, bytes_in_words, one_line, shortened
+from compare_q.backends.common.options import describe
 from compare_q.backends.reference import store
 from compare_q.backends.reference.store import Reader
 
@@ -48,6 +49,8 @@ COMPARED = ("logprob", "top1_logprob", "entropy")
 ``digests`` uint8 [W, 16] of the file are the digests of its windows, and ``ends`` int64 [W] where their scores end.
 """
 DIGEST_BYTES = 16
+LONGEST_NAME = 40
+"""Characters of the model's name in the label of a pack's row."""
 PATTERNS = (MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
 """Files of a data set on the hub that are downloaded."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
@@ -64,10 +67,21 @@ class File(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
+class Sizes(BaseModel):
+    """Bits per weight and sizes of the reference; None if they are not known."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    bpw_layer: float | None = None
+    bpw_head: float | None = None
+    vram_bits: float | None = None
+    file_bytes: NonNegativeInt | None = None
+
+
 class Manifest(BaseModel):
     """Contents and origin of a pack, and the checksums of its files."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     format: int = FORMAT
     model: str = Field(description="the reference: hub id or name of the folder")
@@ -80,7 +94,7 @@ class Manifest(BaseModel):
     scored_tokens: NonNegativeInt
     engine: str = Field(description="engine, package and version that made it")
     provenance: Facts = Field(description="what ran: versions, hardware, options, kernels")
-    storage: Facts = Field(description="bits per weight and sizes of the reference")
+    storage: Sizes = Field(description="bits per weight and sizes of the reference")
     ppl: float = Field(description="perplexity of the reference")
     ppl_stderr: float | None = None
     floor_kld: float | None = Field(None, description="KLD of the same weights with other roundings, nats per token")
@@ -95,6 +109,12 @@ class Manifest(BaseModel):
     def summary(self) -> str:
         """A short description of the reference."""
         return f"{self.model}, {self.engine}"
+
+    @property
+    def label(self) -> str:
+        """A short label for the pack's row: the last part of the model's name."""
+        name = self.model.rpartition("/")[2]
+        return f"{shortened(name, LONGEST_NAME)} (pack)"
 
 
 def is_pack(folder: Path) -> bool:
@@ -120,10 +140,13 @@ def read(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     try:
-        content = storage.load(file.read_bytes())
+        content = storage.load_file(file, strict=True)
         if content.get("format") == FORMAT:
             return Manifest.model_validate_json(json.dumps(content))
-    except (OSError, ValueError) as error:  # of pydantic too
+    except ValidationError as error:
+        why = describe(error, Manifest.model_fields)
+        raise InputError(f"{file}: is not a manifest of a reference pack: {why}") from None
+    except ValueError as error:
         raise InputError(f"{file}: is not a manifest of a reference pack: {one_line(error)}") from None
     advice = "update compare_q"
     if content.get("format") == 1:
@@ -140,6 +163,7 @@ def verified(folder: Path) -> Manifest:
         except OSError as error:
             raise InputError(f"{folder / name}: cannot be read: {error.strerror}") from None
         states.append((name, found.st_size, storage.times_of(found)))
+    json_files.check_no_pipes(folder / TOKENIZER)
     _verify(folder, manifest.model_dump_json(), tuple(states))
     return manifest
 
@@ -158,10 +182,13 @@ def _verify(folder: Path, manifest: str, states: tuple[tuple[str, int, str], ...
 def problem_of(file: Path, expected: File) -> str:
     """Return what is wrong with a file of a pack; empty if nothing is."""
     try:
-        if (size := file.stat().st_size) != expected.bytes:
-            return f"{file}: damaged: it has {size:,} bytes instead of {expected.bytes:,}"
-        with file.open("rb") as stream:
+        with json_files.open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != expected.bytes:
+                return f"{file}: damaged: it has {size:,} bytes instead of {expected.bytes:,}"
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except InputError as error:  # a pipe or a device, or no permission
+        return str(error)
     except OSError as error:
         return f"{file}: cannot be read: {error.strerror}"
     return "" if digest == expected.sha256 else f"{file}: damaged: it has not the checksum in {MANIFEST}"
@@ -218,16 +245,32 @@ def scores_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the engine's own scores: digest of the window -> name in ``COMPARED`` -> float32 [T]."""
     arrays, _ = arrays_of(folder / SCORES)
     try:
+        check_array(arrays, "digests", "u", 2)
+        check_array(arrays, "ends", "i", 1)
+        for name in COMPARED:
+            check_array(arrays, name, "f", 1)
         digests = [row.tobytes().hex() for row in arrays["digests"]]
-        edges = [0, *map(int, arrays["ends"])]
+        edges = [0, *arrays["ends"].tolist()]
         scores = {}
         for digest, (begin, end) in zip(digests, itertools.pairwise(edges), strict=True):
             if begin > end or any(end > len(arrays[name]) for name in COMPARED):
                 raise ValueError("its windows do not fit its scores")
             scores[digest] = {name: arrays[name][begin:end] for name in COMPARED}
         return scores
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"{folder / SCORES}: damaged: {error}") from None
+
+
+def check_array(arrays: Mapping[str, Any], name: str, kind: str, dimensions: int) -> None:
+    """ValueError unless there is an array of this name, number of dimensions and kind.
+
+    ``kind``: numpy's letter, such as "i" for integers with a sign and "f" for floats.
+    """
+    if name not in arrays:
+        raise ValueError(f"it has no {name}")
+    found = arrays[name]
+    if found.dtype.kind != kind or found.ndim != dimensions:
+        raise ValueError(f"{name} has the wrong type or shape: {found.dtype} {list(found.shape)}")
 
 
 def data_keys(folder: Path) -> dict[str, Any]:
@@ -253,19 +296,28 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
     return manifest
 
 
+def title_of_text(manifest: Manifest) -> str:
+    """Return the name of a pack's text."""
+    return str(manifest.text.get("dataset_display_name") or manifest.text.get("path") or manifest.text.get("dataset"))
+
+
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and bytes of its store."""
     floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
     count = amount(len(manifest.windows), "window")
     scored = amount(manifest.scored_tokens, "scored token")
     revision = f", revision {manifest.revision}" if manifest.revision else ""
+    contents = f"{opened['contents']}, {bytes_in_words(opened['bytes'])}"
+    whole = sum(file.bytes for file in manifest.files.values())
+    if whole:
+        contents += f"; {bytes_in_words(whole)} with tokens, scores and tokenizer"
     return [
         ("reference", f"{manifest.model}{revision}"),
         ("engine", f"{manifest.engine}, on {manifest.provenance.get('where') or 'unknown hardware'}"),
         ("text", f"{opened['text']}: {count}, {scored}"),
         ("perplexity", f"{manifest.ppl:.6g}" + (f" ± {manifest.ppl_stderr:.2g}" if manifest.ppl_stderr else "")),
         ("noise floor", floor),
-        ("contents", f"{opened['contents']}, {opened['bytes'] / 1e9:,.3f} GB"),
+        ("contents", contents),
         ("licenses", f"model {manifest.model_license or 'not known'}, text {manifest.text_license or 'not known'}"),
         ("made", manifest.created),
     ]

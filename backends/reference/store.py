@@ -119,9 +119,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if not file.is_file():
             raise ValueError("it is not there")
-        content = storage.load(file.read_bytes())
+        content = storage.load_file(file)
         if content.get("version") == VERSION:
             return Manifest.model_validate_json(json.dumps(content))
+    except InputError as error:
+        raise InputError(f"{error}; {AGAIN}") from None
     except (OSError, ValueError) as error:  # of pydantic too
         raise InputError(f"{file}: not a reference store: {one_line(error)}; {AGAIN}") from None
     raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; {AGAIN}")
@@ -398,7 +400,7 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
             if piece and int(piece[1]) in pieces:
                 return None
             if piece:
-                pieces[int(piece[1])] = tensors["weight"]["shape"][0]
+                pieces[int(piece[1])] = int(tensors["weight"]["shape"][0])
                 heads.add(Head(**facts["head"]))
             else:
                 ((contents, tensor),) = tensors.items()
@@ -409,7 +411,7 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
             return "logits", reason, Head(width, DTYPES[dtype])
         if contents != "states" or forms or heads:
             return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         return None
     end = 0
     for first, count in sorted(pieces.items()):

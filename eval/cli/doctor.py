@@ -15,20 +15,22 @@ from compare_q.backends.checkpoint.contents import Contents, compare_all
 from compare_q.backends.checkpoint.doctor import examine, is_gguf
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, expanded
+from compare_q.backends.common.json_files import check_no_pipes, exists, expanded
+from compare_q.backends.layers.groups import recorded_groups
 from compare_q.backends.reference import pack
 from compare_q.eval.cli.pack import described
 from compare_q.eval.common.processes import run_in_subprocess
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.common.terminal import say
 from compare_q.eval.specs import reading
+from compare_q.eval.text import tokens
 
 
 def run(names: Sequence[str]) -> int:
     """Examine every named model and print the findings; return the exit status."""
     progress = Progress()
     for name in (packs := [name for name in names if pack.is_pack(expanded(name))]):
-        pack.verified(expanded(name))
+        check_pack(expanded(name))
         say(name, *described(expanded(name)), "  nothing wrong found")
     models = [model for name in names if name not in packs for model in models_of(name, progress)]
     found, wrong = contents_of([path for _, path in models], progress), False
@@ -55,6 +57,18 @@ def misreadings(path: Path) -> list[str]:
         if fault := engine.misreads(model):
             lines.append(f"wrong in {name}: {fault}")
     return lines
+
+
+def check_pack(folder: Path) -> None:
+    """InputError for a pack that a run would refuse before it scores: damaged, or files of other forms."""
+    manifest = pack.verified(folder)
+    recorded_groups(manifest.provenance, str(folder / pack.MANIFEST))
+    scored = pack.scores_of(folder).keys()
+    lacking = [window for window in manifest.windows if window not in scored]
+    if lacking:
+        raise InputError(f"{folder / pack.SCORES}: lacks {len(lacking):,} of {len(manifest.windows):,} windows")
+    tokens.of_pack(folder)
+    reading.parse_data_spec({"pack": str(folder)}, reading.COMMAND_LINE)
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
@@ -87,6 +101,7 @@ def contents_of(paths: Sequence[Path], progress: Progress) -> dict[Path, Content
     """Folder -> its ``Contents``, from a separate process, since Transformers is imported."""
     folders = [path for path in paths if not is_gguf(path)]
     for folder in folders:  # what cannot be read is reported before a process starts
+        check_no_pipes(folder)
         checkpoint = Checkpoint(folder)
         assert None not in (checkpoint.config.raw, checkpoint.tensors)
     if not folders:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from compare_q import backends
 from compare_q.backends import hub
@@ -25,7 +25,7 @@ from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.messages import nearest, printable, redacted, unicode
+from compare_q.backends.common.messages import nearest, one_line, printable, redacted, unicode
 from compare_q.backends.reference import pack
 from compare_q.backends.reference.store import open_reference
 from compare_q.eval.common.progress import Progress
@@ -162,9 +162,9 @@ def parts_of(word: str) -> Parts:
 
 
 def own_label(name: str, options: Mapping[str, Any]) -> str:
-    """Return the label of a model without one: its short name, or the summary of a pack, and its options."""
+    """Return the label of a model without one: its short name, or the label of a pack, and its options."""
     folder = expanded(name)
-    label = f"ref (pack: {pack.read(folder).summary})" if pack.is_pack(folder) else short_name(name)
+    label = pack.read(folder).label if pack.is_pack(folder) else short_name(name)
     return " ".join([label, *(f"{key}={value}" for key, value in options.items())])
 
 
@@ -198,9 +198,19 @@ def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
 
 def short_name(name: str) -> str:
     """Return a label: the last part of a path or hub id, or the address of a server."""
-    address = urlsplit(name)
+    address = address_of(name)
     last = Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem
     return address.netloc or re.sub(r"-\d{5}-of-\d{5}$", "", last) or name
+
+
+def address_of(name: str) -> SplitResult:
+    """Return the parts of an address; a name that is not an address has no ``netloc``.  InputError for a wrong one."""
+    try:
+        return urlsplit(name)
+    except ValueError as error:
+        if exists(expanded(name)):
+            return SplitResult("", "", name, "", "")
+        raise InputError(f"not an address: {one_line(error)}") from None
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
@@ -211,9 +221,10 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
     if hub.is_hub_id(name):
         with progress.phase(f"fetching the config of {name}", unit="bytes") as phase:
             folder = hub.resolve(name, None, tokenizer_only=True, watch=phase)
-    elif urlsplit(name).netloc in HUB_SITES:
-        raise InputError(f"is a page of the hub; name the model as {'/'.join(urlsplit(name).path.split('/')[1:3])}")
-    elif not exists(folder) and not urlsplit(name).netloc:
+    elif address_of(name).netloc in HUB_SITES:
+        model_name = "/".join(address_of(name).path.split("/")[1:3])
+        raise InputError(f"is a page of the hub; name the model as {model_name}")
+    elif not exists(folder) and not address_of(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
         hint = "; a server's address begins with http://" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name) else hint
         raise InputError(f"no such folder or file{near(folder)}{hint}")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.checkpoint.tokenizers import follow_file
-from compare_q.backends.common import storage
+from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.messages import duration_in_words, one_line
 from compare_q.backends.common.process import time_limit
@@ -257,12 +257,48 @@ def of_pack(folder: Path) -> Tokens:
             "record the pack again with compare-q pack, in another folder"
         )
     try:
+        check_arrays(arrays)
         found = of_arrays({**arrays, **texts}, pack.TOKENS)
+        if found is not None:
+            check_facts(found)
+    except RecursionError:
+        raise InputError(f"{folder / pack.TOKENS}: damaged: {json_files.TOO_DEEP}") from None
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"{folder / pack.TOKENS}: damaged: {one_line(error)}") from None
     if found is None:
         raise InputError(f"{folder / pack.TOKENS}: holds no tokens of this compare_q")
     return found
+
+
+def check_arrays(arrays: Mapping[str, Any]) -> None:
+    """ValueError unless the arrays of a pack's tokens have their types and shapes, and fit each other."""
+    names = ["ids", "prefix", "sizes", "special", "ends", "numbers"]
+    if "roles" in arrays:
+        names.append("roles")
+    for name in names:
+        pack.check_array(arrays, name, "i", 1)
+    if "top_id" not in arrays or arrays["top_id"].dtype.kind != "i" or arrays["top_id"].size != 1:
+        raise ValueError("top_id is not an integer")
+    ids = arrays["ids"]
+    if ids.min(initial=0) < 0 or arrays["prefix"].min(initial=0) < 0:
+        raise ValueError("a token has a negative id")
+    if len(arrays["sizes"]) not in (0, len(ids)):
+        raise ValueError("the sizes do not fit the tokens")
+    ends = arrays["ends"]
+    if (np.diff(ends) < 0).any() or ends.min(initial=0) < 0 or ends.max(initial=0) > len(ids):
+        raise ValueError("the documents do not fit the tokens")
+
+
+def check_facts(tokens: Tokens) -> None:
+    """ValueError unless the texts of a pack's tokens have their types."""
+    texts = [tokens.source, tokens.read, *tokens.notes]
+    chat = tokens.chat
+    if chat is not None:
+        texts += [chat.found_by, chat.template, *chat.role_names]
+        if type(chat.across) is not int:
+            raise ValueError("the number of tokens beyond scored parts is not an integer")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a fact that is a text has another type")
 
 
 def write_pack(folder: Path, tokens: Tokens) -> None:

@@ -22,6 +22,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
     """Load the tokenizer in a folder by Transformers; InputError if it cannot be loaded."""
     import transformers
 
+    json_files.check_no_pipes(folder)
     transformers.utils.logging.set_verbosity_error()
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

@@ -108,6 +108,13 @@ def test_files_that_are_no_results(tmp_path: Path, text: str) -> None:
     assert refusal(RunResult.read, tmp_path / "x").startswith(f"{tmp_path / 'x'}: n")
 
 
+def test_a_page_of_opening_tags_is_read_once(tmp_path: Path) -> None:
+    """Searching for an end from each of 200,000 tags would take hours."""
+    file = tmp_path / "o.html"
+    file.write_text('<script type="application/json" id="results">' * 200_000)
+    assert refusal(RunResult.read, file).startswith(f"{file}: ")
+
+
 def test_texts_and_slices_of_a_run() -> None:
     """A run's slices are those of all its rows; its tokens and windows are those of all texts, if known."""
     run = three()

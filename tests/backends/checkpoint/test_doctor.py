@@ -297,3 +297,16 @@ def test_blocks_of_gguf(changed: Callable[[set[str]], set[str]], expected: list[
     fields = {"general.architecture": "llama", "llama.block_count": 4}
     found = list(doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, "")))
     assert [(each.severity, each.where) for each in found] == [("wrong", where) for where in expected]
+
+
+def test_a_count_of_blocks_that_no_file_can_have_takes_no_memory() -> None:
+    """A header of 256 bytes may count 4 billion blocks, and may have tensors of many blocks."""
+    tensors = (GgufTensor("blk.0.attn_q.weight", (4, 4), "f32", 64),)
+    fields = {"general.architecture": "llama", "llama.block_count": 2**32 - 1}
+    (found,) = doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, ""))
+    assert (found.severity, found.where) == ("wrong", "m.gguf: block_count")
+    many = tuple(GgufTensor(f"blk.{n * 7}.{n}.weight", (4, 4), "f32", 64) for n in range(5_000))
+    for count in (0, 4, 4_000):
+        fields["llama.block_count"] = count
+        (found,) = doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, many, ""))
+        assert found.severity == "wrong"

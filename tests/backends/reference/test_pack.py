@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from compare_q.backends.base import ScoreRequest, TokenScores
 from compare_q.backends.common import storage
@@ -17,9 +24,10 @@ from compare_q.backends.pack import PackEngine
 from compare_q.backends.reference import pack, store
 from compare_q.backends.reference.pack import COMPARED, MANIFEST, SCORES, STATES
 from tests.support.fake_engine import FakeEngine
-from tests.support.stores import recorded
+from tests.support.stores import recorded, state_store
 from tests.support.toy import TOY_VOCAB, planned, refusal, toy_windows
 
+PATIENCE_S = 60
 WINDOWS = toy_windows(4, 20)
 DIGESTS = [window.digest for window in WINDOWS]
 
@@ -112,8 +120,6 @@ def test_a_lacking_window_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["fewer digests", "no digests", "beyond the end"])
 def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
-    from safetensors.numpy import save_file
-
     arrays, _ = pack.arrays_of(folder / SCORES)
     if damage == "fewer digests":
         arrays["digests"] = arrays["digests"][:-1]
@@ -132,3 +138,131 @@ def test_a_pack_of_another_version_is_refused_in_one_line(folder: Path, version:
     message = refusal(pack.read, folder)
     assert message.startswith(f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}")
     assert "\n" not in message
+
+
+def as_written(content: str) -> bytes:
+    """Return JSON of an object with the checksum that a manifest ends with."""
+    body = content.rstrip()[:-1].encode()
+    return body + f', "sha256": "{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+def manifest_with(changed: Callable[[str], str]) -> Callable[[Path], None]:
+    """Change the text of the manifest, which gets a right checksum."""
+
+    def change(folder: Path) -> None:
+        content = json.dumps(storage.load((folder / MANIFEST).read_bytes()))
+        (folder / MANIFEST).write_bytes(as_written(changed(content)))
+
+    return change
+
+
+def key(name: str, value: str) -> Callable[[Path], None]:
+    """Give a key of the manifest another value, as JSON text."""
+
+    def changed(content: str) -> str:
+        found = json.loads(content)
+        del found[name]
+        return f'{json.dumps(found)[:-1]}, "{name}": {value}}}'
+
+    return manifest_with(changed)
+
+
+def special(name: str, target: str = "") -> Callable[[Path], None]:
+    """Replace a file by a pipe, or by a link; the manifest says that it has 0 bytes."""
+
+    def change(folder: Path) -> None:
+        content = storage.load((folder / MANIFEST).read_bytes())
+        if name in content["files"]:
+            content["files"][name]["bytes"] = 0
+        (folder / MANIFEST).write_bytes(storage.dump(content))
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        if target:
+            (folder / name).symlink_to(target)
+        else:
+            os.mkfifo(folder / name)
+
+    return change
+
+
+def sparse(name: str) -> Callable[[Path], None]:
+    """Make a file of 200 GB that takes no space on the disk."""
+    return lambda folder: os.truncate(folder / name, 200_000_000_000)
+
+
+DEEP = "[" * 20_000 + "]" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (key("ppl", "NaN"), "ppl: nan"),
+        (key("ppl", "1e999"), "ppl: inf"),
+        (key("floor_kld", "Infinity"), "floor_kld: inf"),
+        (key("provenance", '{"x": NaN}'), "x: nan"),
+        (key("provenance", f'{{"x": {DEEP}}}'), "nested"),
+        (key("provenance", f'{{"x": {DEEP[19_900:-19_900]}}}'), "nested"),
+        (key("storage", '{"bits": 3}'), "storage.bits: unknown key"),
+        (key("storage", '{"bpw_layer": "x"}'), "storage.bpw_layer"),
+        (key("storage", "[]"), "storage"),
+        (key("scored_tokens", "9" * 5_000), MANIFEST),
+        (manifest_with(lambda content: f'{content[:-1]}, "ppl": 3.0}}'), "ppl: stands twice"),
+        (manifest_with(lambda content: "[" + content[1:-1] + "]"), MANIFEST),
+        (sparse(MANIFEST), "too large: 200.0 GB"),
+        (sparse(f"{STATES}/reference.json"), "damaged: it has 200,000,000,000 bytes"),
+        (special(SCORES), "is a pipe or a device"),
+        (special(SCORES, "/dev/zero"), "is a pipe or a device"),
+        (special(f"{STATES}/reference.json"), "is a pipe or a device"),
+        (special("tokenizer/added_tokens.json"), "is a pipe or a device"),
+        (special("tokenizer/chat_template.jinja", "/dev/zero"), "is a pipe or a device"),
+    ],
+)
+def test_a_hostile_pack_is_refused_in_one_line(folder: Path, change: Callable[[Path], None], part: str) -> None:
+    change(folder)
+    with signals_after(PATIENCE_S):
+        assert part in refusal(pack.verified, folder)
+
+
+@contextmanager
+def signals_after(seconds: int) -> Iterator[None]:
+    """Run a block that may wait for ever; the alarm ends the test."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("logprob", lambda values: values.reshape(1, -1)),
+        ("entropy", lambda values: values.astype(np.int64)),
+        ("digests", lambda values: values.reshape(-1)),
+        ("ends", lambda values: np.full(len(values), np.inf)),
+        ("ends", lambda values: -values),
+        ("ends", lambda values: values.reshape(1, -1)),
+    ],
+)
+def test_scores_of_another_shape_are_refused(folder: Path, name: str, changed: Callable[[Any], Any]) -> None:
+    arrays, _ = pack.arrays_of(folder / SCORES)
+    arrays[name] = changed(arrays[name])
+    save_file(arrays, folder / SCORES)
+    assert refusal(pack.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+
+
+@pytest.mark.parametrize("shape", [[], {}, None])
+@pytest.mark.parametrize(("pattern", "tensor"), [("head.*", "weight"), ("row.*", "states")])
+def test_a_tensor_without_a_shape_is_of_no_form(tmp_path: Path, pattern: str, tensor: str, shape: Any) -> None:
+    """The header of a file in an untrusted store may say anything."""
+    made = state_store(tmp_path / "store").path
+    file = sorted(made.glob(pattern))[0]
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header[tensor]["shape"] = shape
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    assert store.written_in(made, [file.name]) is None

@@ -300,6 +300,8 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
         ([toy, "-d", tmp_path / "wiki.tset.raw"], "no such file (did you mean 'wiki.test.raw'?); a text is a file"),
         (["localhost:8000"], "localhost:8000: ", "http://"),
+        (["http://[::1"], "http://[::1: not an address"),
+        ([toy, "https://[x/v1"], "https://[x/v1: not an address"),
         (["https://huggingface.co/a/b/tree/main"], "tree/main: ", "name the model as a/b"),
         ([toy, "-d", "https://a.org/b.txt"], "-d: https:/a.org/b.txt: ", "download"),
         ([toy, "-d", tmp_path / "data.json", "--eval-len", "32"], "eval_len: ", "data.json"),
