@@ -1,7 +1,7 @@
 """``pack``: record a model as a reference pack (``backends/reference/pack.py``).
 
 The model is scored like the reference of any run: the windows that an interrupted run has recorded are in the cache,
-and later runs can add more.  The pack is made in a temporary folder, and then renamed.
+and later runs can add more.  The pack is made in a hidden folder, and then renamed (``pack_target``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import amount, bytes_in_words, printable, redacted
+from compare_q.backends.common.messages import bytes_in_words, printable, redacted
 from compare_q.backends.reference import pack, store
 from compare_q.backends.reference.pack import Manifest
 from compare_q.eval.cli import inputs
 from compare_q.eval.cli.outputs import print_errors, print_note
+from compare_q.eval.cli.pack_target import NEW, check_replaced, existing, replace, reserved
 from compare_q.eval.common.terminal import say
 from compare_q.eval.results import ModelResult
 from compare_q.eval.results import origin as origin_of_run
@@ -55,37 +56,56 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("-o: is missing; name the folder of the pack")
     if len(data) != 1 or len(models) != 1:
         raise InputError("pack: takes one model and one text")
-    replaced = existing(target)
+    if backends.resolve(models[0].load_fn, models[0].fwd_fn)[1].files.is_store:
+        raise InputError(f"{models[0].name}: is a reference pack already; name the model that it was made of")
+    existing(target)  # refused before a folder is made next to it
     config = inputs.run_config(args)
-    specs = [models[0].model_copy(update={"reference": True, "out_logits": None})]
-    specs += [] if args.no_floor else noisy(specs[0])
-    names = dict(zip(corpus.names_of(data), data, strict=True))
     config.record_all = True
-    with signals_interrupt(config.workers):
-        rows = args.rows if args.rows is not None or data[0].max_rows else WINDOWS
-        done = runner.run(config, names, specs, rows)
+    with signals_interrupt(config.workers), reserved(target) as folder:
+        try:
+            return recorded_as_pack(args, config, models[0], data[0], folder)
+        except BaseException:
+            config.workers.stop()  # from now on no second signal interrupts, which could leave files behind
+            raise
+
+
+def recorded_as_pack(
+    args: argparse.Namespace, config: RunConfig, model: ModelSpec, text: DataSpec, folder: Path
+) -> int:
+    """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit status."""
+    replaced = existing(args.output)
+    spec = model.model_copy(update={"reference": True, "out_logits": None})
+    specs = [spec]
+    if not args.no_floor:
+        specs += noisy(spec)
+
+    def check(content: str | None, data: EvalData) -> None:
+        if replaced is not None:
+            check_replaced(args.output, replaced, identity_of(content, data), len(data.windows))
+
+    config.check_reference = check
+    names = dict(zip(corpus.names_of([text]), [text], strict=True))
+    rows = WINDOWS
+    if args.rows is not None or text.max_rows:
+        rows = args.rows
+    done = runner.run(config, names, specs, rows)
     if done.signal:
         print_note("interrupted; run again to continue")
         return 128 + done.signal
     row_of = {row.label: row for row in done.results.models}
-    problem = row_of[specs[0].name].error
+    problem = row_of[spec.name].error
     if problem:
-        return print_errors(f"{specs[0].name}: {problem}")
-    manifest = made(args, config, specs[0], data[0], done, row_of, replaced)
+        return print_errors(f"{spec.name}: {problem}")
+    manifest = made(args, config, spec, text, done, row_of, folder / NEW)
+    replace(folder, Path(os.path.abspath(args.output)))
     print_note(*warnings(manifest))
-    say(*described(target))
+    say(*described(args.output))
     return 0
 
 
-def existing(target: Path) -> Manifest | None:
-    """Return the manifest of a pack that may be replaced by one of more windows; InputError for anything else."""
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"-o: {target}: there is no folder {target.parent}")
-    if not os.path.lexists(target):
-        return None
-    if target.is_symlink() or not pack.is_pack(target):
-        raise InputError(f"-o: {target}: is there, and no reference pack; name another folder")
-    return pack.read(target)
+def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
+    """Return what two packs must share if one replaces the other: digests of the text and of the model's files."""
+    return {"text_digest": data.texts[0].series, "model_digest": model_digest or ""}
 
 
 def noisy(spec: ModelSpec) -> list[ModelSpec]:
@@ -106,27 +126,25 @@ def made(
     data_spec: DataSpec,
     done: RunOutcome,
     rows: Mapping[str, ModelResult],
-    replaced: Manifest | None,
+    place: Path,
 ) -> Manifest:
-    """Make the pack from what a run has recorded, and return its manifest; InputError if it cannot be made."""
+    """Make the pack in a new folder from what a run has recorded, and return its manifest."""
     row = rows[spec.name]
     noise = rows.get(FLOOR)
     data = done.data
     reference = done.results.reference or {}
     opened = recorded(config, row, str(reference.get("key", "")), data, logits=args.logits)
-    identity = {"text_digest": data.texts[0].series, "model_digest": str(reference.get("content") or "")}
-    if replaced is not None:
-        differing = [key for key, value in identity.items() if getattr(replaced, key) != value]
-        if differing or len(replaced.windows) >= len(data.windows):
-            why = f"another {differing[0]}" if differing else f"{amount(len(replaced.windows), 'window')} already"
-            raise InputError(f"-o: {args.output}: is a pack with {why}; name another folder")
+    if row.ppl is None:
+        raise InputError(f"{row.label}: its perplexity is not a number, so that no pack is made of it")
     if noise is not None and noise.error:
         print_note(f"noise floor: not measured: {noise.error}")
-    with appearing(args.output) as place, storage.keeping("the pack", args.output.absolute().parent):
+    with storage.keeping("the pack", args.output.absolute().parent):
+        place.mkdir()
         copy_store(opened, place / pack.STATES, data.digests)
         copy_tokenizer(data.tokenizer, place / pack.TOKENIZER)
         tokens.write_pack(place, windows.tokens_of(data_spec, config.cache))
         write_scores(config, row, data, place)
+        identity = identity_of(reference.get("content"), data)
         facts = {**identity, "text": text_keys(data_spec, data), **facts_of(spec, row, noise, data)}
         facts["text_license"] = LICENSES.get(data_spec.dataset.lower())
         shown = Manifest.model_validate({**facts, "files": {}})
@@ -170,25 +188,6 @@ def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data:
         "created": now["created"],
         "command": list(now["command"]),
     }
-
-
-@contextmanager
-def appearing(target: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name of the target when the block succeeds, and is deleted otherwise."""
-    place, old = (target.absolute().parent / f".{target.name}.{word}" for word in ("unfinished", "old"))
-    if old.exists() and not target.exists():  # left by a killed run, like both below
-        old.rename(target)
-    for left in (place, old):
-        shutil.rmtree(left, ignore_errors=True)
-    place.mkdir()
-    try:
-        yield place
-        if target.exists():
-            target.rename(old)
-        place.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def copy_store(opened: store.Reader, target: Path, windows: Collection[str]) -> None:
@@ -263,13 +262,8 @@ def warnings(manifest: Manifest) -> list[str]:
 def described(folder: Path) -> list[str]:
     """Return lines about a pack, each a title and a text."""
     manifest, opened = pack.read(folder), store.open_reference(folder / pack.STATES)
-    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": title_of(manifest)}
+    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": pack.title_of_text(manifest)}
     return [printable(f"  {title:12} {words}") for title, words in pack.facts_in_words(manifest, facts)]
-
-
-def title_of(manifest: Manifest) -> str:
-    """Return the name of a pack's text."""
-    return str(manifest.text.get("dataset_display_name") or manifest.text.get("path") or manifest.text.get("dataset"))
 
 
 def card(manifest: Manifest, subtitle: str, opened: store.Reader) -> str:

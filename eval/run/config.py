@@ -17,6 +17,7 @@ from compare_q.eval.results import ModelResult
 from compare_q.eval.run.gpus import GpuPool, select_gpus
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs import reading
+from compare_q.eval.text.eval_data import EvalData
 
 
 @dataclass
@@ -37,6 +38,8 @@ class RunConfig:
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
     on_row: Callable[[ModelResult], None] = lambda _row: None  # gets each finished row
+    # Gets the fingerprint of the reference's files and the windows before an engine loads; its InputError ends the run.
+    check_reference: Callable[[str | None, EvalData], None] = lambda _content, _data: None
     digests: dict[tuple[str, int, int], str] = field(default_factory=dict)  # of weight files, by path, size and time
 
 

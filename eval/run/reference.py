@@ -7,6 +7,7 @@ these.  At a path that the user gives, the store's identity is checked.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Set
@@ -109,39 +110,50 @@ def of_pack(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference
     """Return the reference in a pack; InputError if the pack lacks windows of the run."""
     if config.logits_file is not None:
         raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
-    reference = of_store(backends.files_of(model).finished_store(), data)
+    reference = of_store(backends.files_of(model).finished_store(), data, is_pack=True)
     return replace(reference, label=model.label, is_pack=True)
 
 
-def of_store(path: Path, data: EvalData) -> Reference:
-    """Return the reference of a store without a model; InputError if it lacks windows of the run."""
+def of_store(path: Path, data: EvalData, *, is_pack: bool = False) -> Reference:
+    """Return the reference of a store without a model; InputError if it lacks windows of the run.
+
+    ``is_pack``: the store is in a reference pack, which messages name.
+    """
+    where = str(path.parent if is_pack else path)
+    advice = "give another path"
+    fewer = "use at most -r"
+    if is_pack:
+        advice = f'take the pack\'s own text: leave -d out, or write {{"pack": {json.dumps(where)}}} as the data spec'
+        fewer = "leave -r out, or use at most -r"
     opened = open_reference(path)
-    check(opened, {"reference": RECORDING_VERSION, "vocabulary": data.vocabulary})
+    check(opened, {"reference": RECORDING_VERSION, "vocabulary": data.vocabulary}, where, advice)
     missing = [window.index for window in data.windows if window.digest not in opened.windows]
     if len(missing) == len(data.windows):
         windows = amount(len(data.windows), "window")
         raise InputError(
-            f"{path}: the reference has none of the run's {windows}: it was made of another text, tokenizer, method, "
-            "eval_len, eval_stride, warm-up or score_every; give another path"
+            f"{where}: holds none of the run's {windows}: it was made of another text, tokenizer, method, "
+            f"eval_len, eval_stride, warm-up or score_every; {advice}"
         )
     if missing:
-        advice = "name a text and windows that it has"
-        if len(data.texts) == 1 and missing[0] == len(data.windows) - len(missing):
-            advice = f"use -r {missing[0]}"
-        count = f"{len(data.windows) - len(missing):,} of the run's {amount(len(data.windows), 'window')}"
-        raise InputError(f"{path}: has {count}, window {missing[0]} is missing; {advice}")
+        n_held = len(data.windows) - len(missing)
+        cure = "name a text and windows that it has"
+        if len(data.texts) == 1 and missing[0] == n_held:
+            cure = f"{fewer} {n_held}"
+        windows = amount(len(data.windows), "window")
+        raise InputError(f"{where}: holds {n_held:,} of the run's {windows}; {cure}")
     if opened.head.vocab_size <= data.top_id:
-        raise InputError(f"{path}: has {opened.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
+        raise InputError(f"{where}: has {opened.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
     identity = store.unlabelled(opened.identity)
-    return Reference(store.key_of(identity), path, opened.identity["label"], identity)
+    label = str(opened.identity.get("label", ""))
+    return Reference(store.key_of(identity), path, label, identity)
 
 
-def check(opened: Reader, expected: Mapping[str, Any]) -> None:
+def check(opened: Reader, expected: Mapping[str, Any], where: str = "", advice: str = "give another path") -> None:
     """InputError that names the first of the ``expected`` entries in which a store's identity differs."""
     for name in (*MEANING, *expected):
         if name in expected and opened.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")
-            raise InputError(f"{opened.path}: the reference {meaning}; give another path")
+            raise InputError(f"{where or opened.path}: the reference {meaning}; {advice}")
 
 
 def verify(config: RunConfig, reference: Reference, windows: Collection[str]) -> None:

@@ -91,6 +91,7 @@ def score_model(rows: Rows, planned: PlannedModel, downloads: Downloads) -> Scor
 def score_reference(rows: Rows, work: Work) -> Scored:
     """Return the scores of the reference, after its store has the windows that other models need."""
     work.store = reference.of_model(rows.config, work.model, rows.data)
+    rows.config.check_reference(work.store.content, rows.data)
     rows.config.cache.use("references", work.store.key)
     recordings = agreed_recordings(rows, work.store)
     required = required_windows(rows, work.store, recordings)

@@ -109,11 +109,12 @@ def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compar
     """The pack is the first model, without -d; a text that -d names must be the pack's text."""
     ran = compare_q(made, toy_model, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
-    assert rows_of(tmp_path / "r.json").keys() == {f"ref (pack: {pack.read(made).summary})", "toy-llama"}
+    assert rows_of(tmp_path / "r.json").keys() == {"model (pack)", "toy-llama"}
     (tmp_path / "other.txt").write_text("another text " * 100)
     ran = compare_q(made, toy_model, "-d", tmp_path / "other.txt")
     assert ran.status == 2
-    assert "the reference has none of the run's" in ran.err
+    assert "holds none of the run's" in ran.err
+    assert "leave -d out" in ran.err
     refused = compare_q(f"{made}@pack:dtype=float32", toy_model)
     assert (refused.status, "engine.dtype: " in refused.err) == (2, True)
     alone = compare_q(made)
@@ -231,7 +232,7 @@ def short_scores(folder: Path) -> None:
         (huge, "tokens.safetensors: damaged"),
         (huge_head, "states: its files are not of one form, or have other shapes"),
         (other_states, "the stored states do not give what transformers "),
-        (other_vocabulary, "states: the reference was made with another tokenizer"),
+        (other_vocabulary, "toy.pack: the reference was made with another tokenizer"),
         (more_windows, "states: lacks 1 of the 5 windows in pack.json"),
         (fewer_windows, "states: has 4 windows, pack.json lists 3"),
         (lambda folder: rewritten(folder, windows=4), "pack.json"),
@@ -263,10 +264,10 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     assert_refused(compare_q(*words), "other", "tokenizer_dir: is not this model's tokenizer")
     small = {**FAKE, "engine": {"vocab_size": 300}}
     words = with_pack(made, write_specs, small, eval_len=50)
-    assert_refused(compare_q(*words), "the reference has none of the run's")
+    assert_refused(compare_q(*words), "holds none of the run's")
     words = with_pack(made, write_specs, small)
     ran = compare_q(*words, "-r", 9)
-    assert_refused(ran, "has 4 of the run's 9 windows, window 4 is missing; use -r 4")
+    assert_refused(ran, f"{made}: holds 4 of the run's 9 windows; leave -r out, or use at most -r 4")
     data, models = write_specs([{"load_fn": "pack", "model_dir": str(made), "out_logits": "store"}])
     assert_refused(compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already")
     words = with_pack(made, write_specs, small)
@@ -291,7 +292,7 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     assert (ran.status, "is a pack with 3 windows already" in ran.err) == (2, True)
     data, _ = write_specs([{**FAKE, "engine": {"vocab_size": 400}}], eval_len=50, eval_stride=50)
     ran = compare_q(*words, "-r", 4, "--logits")
-    assert (ran.status, "is a pack with another text_digest" in ran.err) == (2, True)
+    assert (ran.status, "is a pack of another text" in ran.err) == (2, True)
     assert digest_of(target) == before
     (tmp_path / "mine").mkdir()
     assert_refused(compare_q(*words[:6], tmp_path / "mine"), "is there, and no reference pack")
@@ -361,7 +362,7 @@ def test_a_pack_that_lacks_windows_of_the_run_is_refused(
     other = {"tokenizer_dir": str(made / pack.TOKENIZER), "dataset": "text", "path": str(text)}
     (tmp_path / "other.json").write_text(json.dumps({**other, "eval_len": 100, "eval_stride": 100, "max_rows": 2}))
     joined = compare_q("-d", tmp_path / "pack.json", tmp_path / "other.json", "-m", models)
-    assert_refused(joined, str(made), "has 4 of the run's 6 windows, window 4 is missing")
+    assert_refused(joined, str(made), "holds 4 of the run's 6 windows; name a text")
     alone = compare_q("-d", tmp_path / "other.json", "-m", models)
-    assert_refused(alone, str(made), "has none of the run's 2 windows")
+    assert_refused(alone, str(made), "holds none of the run's 2 windows")
     assert asked == []

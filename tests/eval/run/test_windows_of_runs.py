@@ -337,11 +337,11 @@ def test_a_store_that_lacks_windows_is_refused(texts: Texts, tmp_path: Path) -> 
     path = tmp_path / "kept"
     prose, code = texts.digests("prose", 5), texts.digests("code", 5)
     texts.scored(three(), ["prose"], "-r", 3, "-lf", path)
-    assert_refused(texts.run(three()[1:], ["prose"], "-r", 5, "-lf", path), f"{path}: has 3 of the run's 5 windows")
+    assert_refused(texts.run(three()[1:], ["prose"], "-r", 5, "-lf", path), f"{path}: holds 3 of the run's 5 windows")
     assert_refused(
-        texts.run(three()[1:], ["prose", "code"], "-r", 3, "-lf", path), f"{path}: has 3 of the run's 6 windows"
+        texts.run(three()[1:], ["prose", "code"], "-r", 3, "-lf", path), f"{path}: holds 3 of the run's 6 windows"
     )
-    assert_refused(texts.run(three()[1:], ["code"], "-r", 3, "-lf", path), f"{path}: the reference has none of the ")
+    assert_refused(texts.run(three()[1:], ["code"], "-r", 3, "-lf", path), f"{path}: holds none of the ")
     assert texts.asked == []
     assert texts.scored(three(), ["prose", "code"], "-r", 5, "-lf", path) == each([*prose[3:], *code])
     assert Reader(path).windows.keys() == {*prose, *code}

@@ -1,0 +1,154 @@
+"""The folder of ``pack -o``: what it may replace, and how a pack appears there whole.
+
+A pack is made in a hidden folder next to the target, ``.NAME.unfinished``.  The process locks this folder before it
+scores anything, so that a second ``pack`` with the same target is refused at once.  When the pack is complete, it is
+renamed to the target.  The system releases the lock of a killed process, so that ``sweep`` finds its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import InputError
+from compare_q.backends.common.messages import amount, printable
+from compare_q.backends.reference import pack
+from compare_q.backends.reference.pack import Manifest
+
+SUFFIX = ".unfinished"
+NEW, OLD = "compare_q.new", "compare_q.old"
+"""Folders in the hidden folder: the pack that is made, and the pack that it replaces while it gets its name."""
+ATTEMPTS = 10
+
+
+def existing(target: Path) -> Manifest | None:
+    """Return the manifest of a pack that may be replaced by one of more windows; InputError for anything else."""
+    check_parent(target)
+    if not os.path.lexists(target):
+        return None
+    if target.is_symlink() or not pack.is_pack(target):
+        raise InputError(f"-o: {printable(target)}: is there, and no reference pack; name another folder")
+    return pack.read(target)
+
+
+def check_parent(target: Path) -> None:
+    """InputError unless the folder that is to contain the pack exists."""
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"-o: {printable(target)}: there is no folder {printable(target.parent)}")
+
+
+def check_replaced(target: Path, replaced: Manifest, identity: Mapping[str, str], n_windows: int) -> None:
+    """InputError unless a new pack has the text and the model of the pack that it replaces, and more windows."""
+    n_replaced = len(replaced.windows)
+    why = ""
+    if identity["model_digest"] != replaced.model_digest:
+        why = f"of another model ({replaced.model})"
+    elif identity["text_digest"] != replaced.text_digest:
+        why = f"of another text, or of other windows ({pack.title_of_text(replaced)})"
+    elif n_windows <= n_replaced:
+        why = f"with {amount(n_replaced, 'window')} already"
+    if why:
+        raise InputError(f"-o: {printable(target)}: is a pack {printable(why)}; name another folder")
+
+
+@contextmanager
+def reserved(target: Path) -> Iterator[Path]:
+    """Yield the hidden folder next to the target, locked and empty; it is deleted when the block ends.
+
+    InputError if another process is making a pack with this name.
+    """
+    check_parent(target)
+    target = Path(os.path.abspath(target))
+    folder = target.with_name(f".{target.name}{SUFFIX}")
+    with storage.keeping("the pack", target.parent):
+        sweep(target.parent)
+        descriptor = lock_new(folder, target)
+    try:
+        yield folder
+    finally:
+        try:
+            settle(folder)
+        finally:  # a signal may have interrupted the first attempt
+            settle(folder)
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def lock_new(folder: Path, target: Path) -> int | None:
+    """Create a folder and lock it; return the descriptor of the lock, None on a file system without locks."""
+    for _ in range(ATTEMPTS):
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            is_new = False
+        else:
+            is_new = True
+        descriptor = locked(folder)
+        if descriptor is not None:
+            settle_content(folder)
+            return descriptor
+        if is_new and folder.is_dir() and not storage.is_held(folder):
+            return None
+        if folder.is_dir():
+            break
+    raise InputError(
+        f"-o: {printable(target)}: another compare-q is making this pack; wait until it has ended, or name another "
+        f"folder (if none is running, delete {printable(folder)})"
+    )
+
+
+def locked(folder: Path) -> int | None:
+    """Lock an existing folder and return the descriptor; None if a process holds it, or the lock is not possible."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), folder.lstat()):
+            return descriptor
+    except OSError:  # another process holds it or has deleted it, or the file system has no locks
+        pass
+    os.close(descriptor)
+    return None
+
+
+def replace(folder: Path, target: Path) -> None:
+    """Give the new pack in a hidden folder the name of the target; the pack that it replaces is deleted."""
+    if os.path.lexists(target):
+        target.rename(folder / OLD)
+    (folder / NEW).rename(target)
+
+
+def settle(folder: Path) -> None:
+    """Delete a hidden folder; a replaced pack gets its name back if a kill came between the two renames."""
+    settle_content(folder)
+    with suppress(OSError):  # a user's own files
+        folder.rmdir()
+
+
+def settle_content(folder: Path) -> None:
+    """Empty a hidden folder, as ``settle`` does."""
+    target = folder.with_name(folder.name[1:].removesuffix(SUFFIX))
+    if (folder / OLD).exists() and not os.path.lexists(target):
+        (folder / OLD).rename(target)
+    for name in (NEW, OLD):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Settle the hidden folders of processes that were killed; a folder with anything else in it is kept."""
+    for folder in parent.glob(f".*{SUFFIX}"):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        if not set(os.listdir(folder)) <= {NEW, OLD}:
+            continue
+        descriptor = locked(folder)
+        if descriptor is not None:
+            settle(folder)
+            os.close(descriptor)
