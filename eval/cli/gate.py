@@ -28,7 +28,7 @@ from compare_q.eval.report import tokens
 from compare_q.eval.results import ModelResult, origin
 from compare_q.eval.run import plan, runner, token_scores
 from compare_q.eval.run.masks import slices_of
-from compare_q.eval.run.workers import signals_interrupt
+from compare_q.eval.run.workers import InterruptedRun, signals_interrupt
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import DataSpec, ModelSpec
 from compare_q.eval.table import conditions
@@ -43,12 +43,19 @@ WORST = 3
 
 def run(args: argparse.Namespace) -> int:
     """Score the variants and report on them; return the exit status."""
-    gate, result = Gate(args), None
+    gate = Gate(args)
+    result = None
     with signals_interrupt(gate.config.workers):
         try:
             result = gate.result()
         finally:
-            gate.tidy(keep=result is not None and args.output is not None)
+            keep = result is not None and args.output is not None
+            try:
+                gate.tidy(keep=keep)
+            except KeyboardInterrupt:  # the first signal; no second one interrupts this
+                gate.config.workers.stop()
+                gate.tidy(keep=False)
+                raise
     say(*report.terminal(result))
     written, texts = Outputs(args.verbose), {args.output: GateResult.json_text, args.markdown: report.markdown,
                                              args.junit: report.junit}  # fmt: skip
@@ -66,12 +73,35 @@ def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, D
     keys = spec.model_dump(mode="json", exclude_unset=True) | ({} if spec.is_chat else {"sample": "first"})
     from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys
     length = spec.eval_len if from_spec or args.eval_len else min(spec.eval_len, LENGTH)
-    found, rows = {}, spec.max_rows or WINDOWS if args.rows is None else args.rows
-    for name, size, count in ((FULL, length, rows), (ONE, length // 4, 1)):
-        sizes = {"eval_len": size} | ({"eval_stride": size} if spec.eval_stride else {})
-        keys |= {"max_rows": count} | (sizes if size != spec.eval_len else {})
-        found[name] = reading.parse_data_spec(keys, spec._folder / reading.COMMAND_LINE)
-    return found
+    rows = spec.max_rows or WINDOWS if args.rows is None else args.rows
+    texts = {}
+    for name, size, count in ((FULL, length, rows), (ONE, part_of(spec, length), 1)):
+        sizes = {}
+        if size != spec.eval_len:
+            sizes["eval_len"] = size
+            if spec.eval_stride:
+                sizes["eval_stride"] = size
+        keys |= {"max_rows": count, **sizes}
+        try:
+            texts[name] = reading.parse_data_spec(keys, spec._folder / reading.COMMAND_LINE)
+        except InputError:  # the spec itself was checked when it was read
+            too_short = f"eval_len: {length} is too short for a gate, which also scores a part of {size} tokens"
+            raise InputError(spec.blamed(too_short)) from None
+    return texts
+
+
+def part_of(spec: DataSpec, length: int) -> int:
+    """Return the length of the window at batch 1: a quarter of a window, longer if nothing of it would be scored.
+
+    Its scored positions are the first ones of a whole window, so that the same tokens are compared.
+    """
+    part = length // 4
+    if spec.warmup_tokens:
+        scored = max((length - spec.warmup_tokens) // 4, 2)
+        part = spec.warmup_tokens + scored
+    if spec.score_every is not None:
+        part = max(part, spec.score_every)
+    return part
 
 
 class Gate:
@@ -82,6 +112,7 @@ class Gate:
         outputs.check(args, {"text": texts[0]}, models)
         self.args, self.config, self.data = args, inputs.run_config(args), texts_of(args, texts)
         flags.check_slices(args, text_names.slices_of(texts, ["text"], reference=True))
+        self.config.is_temporary = True
         self.config.check_decode = False  # decode is compared with prefill here
         self.config.alone = frozenset([ONE])
         self.baseline = GateResult.read(args.baseline) if args.baseline else None
@@ -150,7 +181,7 @@ class Gate:
         return verdict.updated(worst_tokens=row.worst_tokens[:WORST])
 
     def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[Row]:
-        """Score specs on some texts; return a row for each spec on each text.  KeyboardInterrupt after a signal."""
+        """Score specs on some texts; return a row for each spec on each text.  InterruptedRun after a signal."""
         done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
         for model in done.results.models:
             if model.scores_key and not model.from_cache:
@@ -158,7 +189,7 @@ class Gate:
                 if model.reference and done.results.reference:
                     self.stores.add(done.results.reference["key"])
         if done.signal:
-            raise KeyboardInterrupt
+            raise InterruptedRun(done.signal)
         rows = []
         for number, text in enumerate(done.data.texts):
             part = done.data.part(number)
@@ -212,8 +243,12 @@ class Gate:
 
         ``keep``: True to keep the first variant's scores and stores in the cache, for --baseline.
         """
-        for key, label in self.made.items():
-            if not (keep and label.startswith(self.ways[0].spec.name + variants.SEPARATOR)):
-                self.config.cache.clear("scores", key)
-        for key in () if keep else self.stores:
-            self.config.cache.clear("references", key)
+        cache = self.config.cache
+        stores = {("references", key) for key in self.stores}
+        entries = cache.temporary | {("scores", key) for key in self.made} | stores
+        if keep:
+            first = self.ways[0].spec.name + variants.SEPARATOR
+            kept = {("scores", key) for key, label in self.made.items() if label.startswith(first)}
+            entries -= kept | stores
+        for section, key in sorted(entries):
+            cache.clear(section, key)

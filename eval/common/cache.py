@@ -64,6 +64,7 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.marks: Path | None = None
+        self.temporary: set[tuple[str, str]] = set()  # (section, key) of entries that this run makes and deletes
         self.locks: set[Path] = set()
         self.using = threading.Lock()
         self.release: Callable[[], object] = lambda: None  # ends the marks and locks of this run, which has ended
@@ -83,6 +84,7 @@ class Cache:
                 return error.strerror or one_line(error)
             if not os.access(folder, os.W_OK | os.X_OK):
                 return "it may only be read"
+        self.sweep_runs()
         for folder in (self.root, *folders):
             storage.sweep(folder)
         for file in itertools.chain(*map(storage.files_in, folders)):
@@ -202,28 +204,55 @@ class Cache:
                         break
             yield
 
-    def use(self, section: str, key: str) -> None:
-        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on a full disk."""
+    def use(self, section: str, key: str, *, temporary: bool = False) -> None:
+        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on a full disk.
+
+        ``temporary``: if the entry does not exist, this run makes it only for itself, and deletes it when it ends.
+        After a kill the next run deletes it (``sweep_runs``).
+        """
         if self.unwritable:
             return
+        words = key
         with self.using, suppress(OSError):
+            if temporary and not os.path.lexists(self.path(section, key, "")):
+                self.temporary.add((section, key))
+            if (section, key) in self.temporary:
+                words = f"{key} {section}/{key}"
             if self.marks is None:
                 marks = self.root / "runs" / storage.temporary_name()
                 self.release = weakref.finalize(self, end_run, marks, storage.hold(marks), self.locks)
                 self.marks = marks
             with self.marks.open("a", encoding="utf-8") as file:
-                file.write(f"{key}\n")
+                file.write(f"{words}\n")
         for suffix in (".npz", ""):
             with suppress(OSError):
                 os.utime(self.path(section, key, suffix))
 
+    def sweep_runs(self) -> None:
+        """Delete the marks of killed runs, and the temporary entries that they name and no other run uses."""
+        folder = self.root / "runs"
+        dead = [file for file in storage.files_in(folder) if storage.is_abandoned(file)]
+        entries = set[tuple[str, str]]()
+        for file in dead:
+            for word in words_in(file):
+                section, slash, key = word.partition("/")
+                if slash and section in ("scores", "references"):
+                    entries.add((section, key))
+        running = set[str]()
+        if entries:
+            for file in {*storage.files_in(folder)} - {*dead}:
+                running.update(words_in(file))
+        for section, key in entries:
+            if key not in running:
+                self.remove(section, self.path(section, key, ""))
+        storage.delete(dead)
+
     def used_by_runs(self, *, others: bool = False) -> set[str]:
         """Return the keys of entries that runs use, this run's too unless ``others``; delete marks of killed runs."""
-        storage.sweep(self.root / "runs")
+        self.sweep_runs()
         keys: set[str] = set()
         for file in {*storage.files_in(self.root / "runs")} - ({self.marks} if others else set()):
-            with suppress(InputError):  # deleted in the meantime
-                keys.update(json_files.read_bytes(file).decode(errors="replace").split())
+            keys.update(word for word in words_in(file) if "/" not in word)
         return keys
 
     def clear(self, section: str, key: str) -> None:
@@ -242,6 +271,13 @@ class Cache:
             storage.sweep(path)
             with suppress(OSError):  # a user's own files
                 path.rmdir()
+
+
+def words_in(file: Path) -> list[str]:
+    """Return the words of a run's marks: keys, and SECTION/KEY of temporary entries; none if the file was deleted."""
+    with suppress(InputError):
+        return json_files.read_bytes(file).decode(errors="replace").split()
+    return []
 
 
 def own_files(section: str, path: Path) -> list[Path]:

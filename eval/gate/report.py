@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from compare_q.eval.gate.verdicts import Verdict
 from compare_q.eval.results import JsonObject, ModelResult, Stored, Text
 from compare_q.eval.table.render import escaped
 
+NO_XML = re.compile("[\ufffe\uffff]")
+"""Characters that XML cannot have, and that ``printable`` does not escape."""
 MODES: dict[bool | None, str] = {True: "eager", False: "compiled"}
 
 
@@ -56,9 +59,12 @@ class GateResult(Stored):
         if isinstance(raw, dict) and raw.get("gate") == 1:
             raise InputError(f"{printable(file)}: was written by an older compare_q; make it again: gate ... -o FILE")
         try:
-            return cls.model_validate_json(content)
+            found = cls.model_validate_json(content)
         except ValidationError as error:
             raise InputError(f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}") from None
+        if not found.variants or not found.variants[0].rows:
+            raise InputError(f"{printable(file)}: is not a gate.json: variants: the first one has no rows")
+        return found
 
 
 def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
@@ -130,15 +136,21 @@ def junit(result: GateResult) -> str:
     """Return the gate as JUnit XML: a test case per variant, and one per row that fails by a condition."""
     suite = ET.Element("testsuite", name="compare-q gate", timestamp=result.created.partition("+")[0])
     for verdict in result.variants:
-        case = ET.SubElement(suite, "testcase", classname="compare-q.gate", name=verdict.label)
+        case = ET.SubElement(suite, "testcase", classname="compare-q.gate", name=xml_text(verdict.label))
         if verdict.outcome != "as before":
             kind = "error" if verdict.outcome == "failed" else "failure"
-            ET.SubElement(case, kind, type=verdict.outcome, message=verdict.words)
-        ET.SubElement(case, "system-out").text = "\n".join(lines(verdict, rows=True))
-    for line in result.conditions:
+            ET.SubElement(case, kind, type=verdict.outcome, message=xml_text(verdict.words))
+        shown = map(xml_text, lines(verdict, rows=True))
+        ET.SubElement(case, "system-out").text = "\n".join(shown)
+    for line in map(xml_text, result.conditions):
         case = ET.SubElement(suite, "testcase", classname="compare-q.gate.fail-if", name=line)
         ET.SubElement(case, "failure", type="fail-if", message=line)
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
         suite.set(name, str(len(suite.findall(f".//{tag}"))))
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def xml_text(text: str) -> str:
+    """Return a text on one line with only characters that XML can have; control characters are escaped."""
+    return NO_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

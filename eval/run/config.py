@@ -34,6 +34,7 @@ class RunConfig:
     clear: bool = False  # first delete the texts' cached tokens, and the scores and states of their windows
     verbose: bool = False  # engines print on the terminal
     verify_weights: bool = False  # the scores' key holds the hash of every byte of the weight files, not of samples
+    is_temporary: bool = False  # its further runs (``repeat``) are deleted at the end, or by another run after a kill
     check_decode: bool = True  # refuse a model whose decode differs from its prefill; False: the caller compares them
     load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
     window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows

@@ -81,7 +81,7 @@ def score_model(rows: Rows, planned: PlannedModel, downloads: Downloads) -> Scor
         work = work_of(rows, model)
     except Exception as error:
         return Scored(planned, error=error)
-    config.cache.use("scores", work.key)
+    config.cache.use("scores", work.key, temporary=is_temporary(config, model))
     note_other_rope(rows, work)
     if model.is_reference:
         return score_reference(rows, work)
@@ -92,10 +92,15 @@ def score_reference(rows: Rows, work: Work) -> Scored:
     """Return the scores of the reference, after its store has the windows that other models need."""
     work.store = reference.of_model(rows.config, work.model, rows.data)
     rows.config.check_reference(work.store.content, rows.data)
-    rows.config.cache.use("references", work.store.key)
+    rows.config.cache.use("references", work.store.key, temporary=is_temporary(rows.config, work.model))
     recordings = agreed_recordings(rows, work.store)
     required = required_windows(rows, work.store, recordings)
     return replace(score_work(rows, work, required), recordings=recordings)
+
+
+def is_temporary(config: RunConfig, model: PlannedModel) -> bool:
+    """Return True if no later run uses what this run makes of a model: a gate's passes have names of their own."""
+    return config.is_temporary and model.spec.get("repeat") is not None
 
 
 def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,37 @@ def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monk
     assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
     assert cache.used_by_runs() == set()
     assert files(tmp_path) == before
+
+
+def test_temporary_entries_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
+    """Entries that the run found, and those that another run uses, stay; so do those of a run that still runs."""
+    found, made, shared, ours = (letter * 40 for letter in "abcd")
+
+    def store(key: str) -> Path:
+        folder = cache.path("references", key, "")
+        shutil.copytree(whole, folder)
+        return folder
+
+    whole = state_store(tmp_path / "outside").path
+    cache = Cache(tmp_path / "cache")
+    cache.check_writable()
+    killed = Cache(cache.root)
+    left = [store(found)]
+    for key in (found, made, shared):
+        killed.use("references", key, temporary=True)
+    left += [store(shared)]
+    gone = store(made)
+    cache.use("references", ours, temporary=True)
+    cache.use("references", shared)
+    left += [store(ours)]
+    Cache(cache.root).check_writable()
+    assert gone.exists()
+    detached = killed.release.detach()  # type: ignore[attr-defined]
+    os.close(detached[2][1])  # as the system does after a kill
+    Cache(cache.root).check_writable()
+    assert not gone.exists()
+    assert all(files(folder) for folder in left)
+    assert cache.used_by_runs() == {ours, shared}
 
 
 @pytest.mark.engine

@@ -194,6 +194,32 @@ def test_a_baseline_of_an_older_layout_is_refused(gate: Any, tmp_path: Path) -> 
     assert_refused(gate("--baseline", str(old))[0], "old.json", "older")
 
 
+ROW = {"label": "a | prefill", "engine": "fake", "scores_key": "k"}
+VERDICT = {"label": "a", "outcome": "as before", "words": "as before", "rows": [ROW]}
+BASELINE = {"gate": 2, "text": "t", "run": "x", "floor": [], "variants": [VERDICT]}
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (json.dumps({**BASELINE, "variants": []}), "variants"),
+        (json.dumps({**BASELINE, "variants": [{**VERDICT, "rows": []}]}), "rows"),
+        (json.dumps(BASELINE)[:-1] + ', "run": "y"}', "run: stands twice"),
+        (json.dumps(BASELINE)[:-1] + ', "run": NaN}', "base.json"),
+        (json.dumps({**BASELINE, "variants": "[" * 70 + "]" * 70}).replace('"[', "[").replace(']"', "]"), "deep"),
+        ("[]", "base.json"),
+        (json.dumps(BASELINE), "scores are not in the cache"),
+    ],
+)
+def test_a_baseline_that_names_no_scores_is_refused(gate: Any, tmp_path: Path, content: str, part: str) -> None:
+    (tmp_path / "base.json").write_text(content)
+    ran = gate(*VARIANTS, "new:", "--baseline", str(tmp_path / "base.json"))[0]
+    assert (ran.status, ran.out) == (2, "")
+    last = ran.err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert part in last
+
+
 def test_keys_of_the_gate_cannot_be_set(gate: Any) -> None:
     assert_refused(gate(phase="decode")[0], "fake", "phase")
 
@@ -239,6 +265,47 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     assert int(suite.get("tests", "0")) == len(cases)
     text = (tmp_path / "m.md").read_text()
     assert all(name in text for name in ("old", "n\\<e\\>w", "broken", "```sh"))
+
+
+def test_control_characters_leave_the_junit_file_xml(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+    """Source code has form feeds, and errors of engines have escape sequences; XML can have neither."""
+    (tmp_path / "t.txt").write_text("a\x0c\x1b[1mb\uffff " * 200)
+    file = tmp_path / "j.xml"
+    variants = ("--variant", "old:", "--variant", "new:engine.shift=0.5")
+    words = ("gate", f"{toy_model}@fake:vocab_size=400", "-d", tmp_path / "t.txt", "--eval-len", 100, "-r", 2)
+    ran = compare_q(*words, "--phase", "prefill", *variants, "--fail-if", "ppl > 1", "--junit", file)
+    assert ran.status == 1, ran.err
+    cases = list(ET.parse(file).getroot().iter("testcase"))
+    shown = cases[1].find("system-out").text or ""  # type: ignore[union-attr]
+    assert "\\x1b" in shown
+    assert "KLD" in shown
+    assert len(cases) > 2  # the failed conditions
+
+
+@pytest.mark.parametrize(
+    ("keys", "scored"),
+    [
+        ({"warmup_tokens": 50}, {49, 11}),
+        ({"warmup_tokens": 98}, {1}),
+        ({"score_every": 60, "score_last": 10}, {10}),
+        ({}, {99, 24}),
+    ],
+)
+def test_a_text_with_warm_up_tokens(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, keys: dict[str, int], scored: set[int]
+) -> None:
+    """At batch 1 a part of a window is scored, and at full batch a whole one: positions of both are compared."""
+    data, models = write_specs([{**FAKE, "label": "fake"}], **keys)
+    file = tmp_path / "gate.json"
+    ran = compare_q("gate", "-m", models, "-d", data, "-r", 1, "-o", file, *VARIANTS, "new:")
+    assert ran.status == 0, ran.err
+    (first, _) = json.loads(file.read_text())["variants"]
+    assert {row["tokens"] for row in first["rows"]} == scored
+
+
+def test_a_window_that_is_too_short_for_a_gate_names_its_spec(compare_q: Run, write_specs: Specs) -> None:
+    data, models = write_specs([{**FAKE, "label": "fake"}], eval_len=3, eval_stride=3)
+    assert_refused(compare_q("gate", "-m", models, "-d", data), "data.json: eval_len: 3 is too short for a gate")
 
 
 def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) -> None:
