@@ -74,7 +74,8 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
         ([0.01, 0.02, 0.001, 1.0], {}),  # a cast without a scale allows 448
         ([0.01, 0.02, 100.0, 0.01], {2: "a scale of 100 allows weights up to 44,800, which no layer has"}),
         ([100.0, 200.0, 300.0, 400.0], {0: "44,800", 1: "89,600", 2: "134,400", 3: "179,200"}),
-        # 313.6 is more than 1,000 times 0.224, the others' median
+        # 313.6 is 35 times 8.96, and 1,400 times 0.224, the others' median
+        ([0.02, 0.02, 0.7, 0.02], {}),
         ([5e-4, 5e-4, 0.7, 5e-4], {2: "a scale of 0.7 allows weights up to 314"}),
         ([0.01, float("nan"), 0.01, float("inf")], {1: "a scale of nan", 3: "a scale of inf"}),
     ],
