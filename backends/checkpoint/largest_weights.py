@@ -41,7 +41,7 @@ a scale of 1, which allows 448.  Reciprocal scales of 8 bits, and of NVFP4, allo
 UNUSUAL_WEIGHT, UNUSUAL_RATIO = 100.0, 100.0
 """Weights above the first number are wrong too if they exceed this many times the median of the same layers.
 
-Reciprocal scales of 4 bits may allow only some hundreds (310 to 16,000 in SmolLM2-135M, whose true bounds are 0.4 to 5).
+Reciprocal scales of 4 bits may allow only hundreds (310 to 16,000 in SmolLM2-135M, whose true bounds are 0.4 to 5).
 """
 LARGEST_CODE = {"nvfp4": 6.0, "mxfp4": 6.0, "mxfp6": 28.0, "mxfp8": 448.0, "fp8": 448.0, "nf4": 1.0, "fp4": 1.0}
 """Number format -> its largest number.  A scale of 1 may also mean a cast to E5M2, whose largest number is 57,344."""
