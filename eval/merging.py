@@ -75,7 +75,9 @@ def identities(run: RunResult) -> tuple[Identity, ...]:
     data = run.data
     reference = run.reference or {}
     methods = " and ".join(dict.fromkeys(str(text.method) for text in run.texts))
-    windows = f"{data.get('windows')} windows by method {methods},"
+    length = data.get("window_length")
+    of_length = f" of up to {length:,} tokens" if length else ""
+    windows = f"{data.get('windows')} windows{of_length} by method {methods},"
     return (
         Identity("tokenizer", data.get("vocabulary_sha256"), "vocabulary"),
         Identity("cut into windows", data.get("windows_sha256"), windows),

@@ -57,6 +57,8 @@ COUNTS = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), 10**7),
 }
 """Keys of sizes that may be 0 or null, or a list with one for each layer -> the largest value."""
+MOST_NAMED = 6
+"""Largest number of models that the error about their folder names."""
 BY_CONTEXT = ("longrope", "su")
 """Scalings that have different factors for contexts above the original one."""
 
@@ -79,8 +81,12 @@ class CheckpointConfig:
         if not exists(file):
             if is_file(folder):
                 raise InputError(f"{printable(folder)}: is a file; name the folder that holds config.json and weights")
-            adapter = "; it holds a LoRA adapter: merge that into its model, and name the merged folder"
-            hint = adapter if exists(folder / ADAPTER) else "; model_dir must be a Hugging Face model folder"
+            hint = "; model_dir must be a Hugging Face model folder"
+            inside = models_inside(folder)
+            if exists(folder / ADAPTER):
+                hint = "; it holds a LoRA adapter: merge that into its model, and name the merged folder"
+            elif inside:
+                hint = f"; the folder has models in it, name one of them: {', '.join(inside)}"
             raise InputError(f"{printable(file)}: missing{hint}")
         config = cls(read_object(file, strict=False))
         if fault := wrong_size(config.text, strict=True):
@@ -266,6 +272,18 @@ class CheckpointConfig:
         """The value of the first key that has a positive integer."""
         values = map(self.text.get, keys)
         return next((value for value in values if type(value) is int and value > 0), None)  # True is an int in Python
+
+
+def models_inside(folder: Path) -> list[str]:
+    """Return the paths of models in a folder, at most ``MOST_NAMED``."""
+    found = []
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".gguf" or exists(path / "config.json"):
+                found.append(printable(path))
+    if len(found) > MOST_NAMED:
+        return [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
+    return found
 
 
 def wrong_size(config: Any, *, strict: bool = False) -> str:

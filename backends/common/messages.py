@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -71,14 +71,17 @@ ALIASES = {
 """Key of another tool -> the same key here; the first one that is known in its place is suggested."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or an empty string if no known name is close or means the same; case is ignored."""
+def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> str:
+    """`` (did you mean 'x'?)``, or an empty string if no known name is close or means the same; case is ignored.
+
+    ``shown``: names that are shown in another form, as a path.
+    """
     known = list(known)
     if same := next((each for each in ALIASES.get(name.lower(), ()) if each in known), ""):
-        return f" (did you mean {same!r}?)"
+        return f" (did you mean {shown.get(same, same)!r}?)"
     lowered = {each.lower(): each for each in known}
     close = [lowered[each] for each in difflib.get_close_matches(name.lower(), list(lowered), n=1)]
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f" (did you mean {shown.get(close[0], close[0])!r}?)" if close else ""
 
 
 def amount(count: int | float, unit: str) -> str:

@@ -61,6 +61,7 @@ FOREIGN_FLAGS = {
     **dict.fromkeys(("--dtype", "--kv-cache-dtype"), 'dtype and kv_cache_dtype in "engine" of a model spec'),
     **dict.fromkeys(("--model", "--model_args"), "MODEL arguments (compare-q MODEL MODEL ...)"),
     **dict.fromkeys(("--reference", "--ref", "--kl-divergence", "--kl-divergence-base"), "the first MODEL"),
+    "--kld-base": "the first MODEL",
     **dict.fromkeys(("--quantization", "--tensor-parallel-size", "-tp", "--max-model-len", "--trust-remote-code"),
                     '"engine" in a model spec, or MODEL@vllm:option=value,'),
     "--json": "-o", "-hf": "MODEL arguments, also as owner/name,",
@@ -79,6 +80,8 @@ class Parser(argparse.ArgumentParser):
         """Convert a value; an unset shell variable gives an empty one, which as a path is the working directory."""
         if action.type in (Path, str, names) and not given.strip():
             raise argparse.ArgumentError(action, "is empty; give it a value")
+        if action.type is Path and given == "-":
+            raise argparse.ArgumentError(action, "- is no file; /dev/stdout and /dev/stdin are")
         try:
             return super()._get_value(action, given)
         except InputError as error:
@@ -235,7 +238,7 @@ OPTIONS: dict[str, list[Option]] = {
         option("--phase", "gate", "PHASE", "prefill or decode alone", one_of(("prefill", "decode"))),
         option("--baseline", "gate", "FILE", "take the first variant's scores of this gate.json from the cache", Path),
         option("--arbiter", "gate", "ENGINE", "report which variant is nearer to float32 in this engine", str),
-        option("--fail-if", "run show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05' or "
+        option("--fail-if", "run check show gate", "CONDITION", "fail if a row fulfils it, as 'kld > 0.05' or "
                "'kld:SLICE > 0.1'", conditions.parse, action="append", default=[]),
         option("--fail-if", "flips", "CONDITION", "fail if a row fulfils it, as 'lost > 5' or not_equivalent",
                flip_conditions.parse, action="append", default=[]),
@@ -337,6 +340,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args.measure = "kld" if args.kld_value else args.measure
     if command in RUNS.split():
         check_run(args)
+    check_no_picture(args)
     if lost := [str(each) for each in args.source if str(each) in columns.BY_NAME and not json_files.exists(each)]:
         raise InputError(f"{lost[0]}: no such file; the columns of --columns have commas between them, and no spaces")
     return args
@@ -390,14 +394,21 @@ def refuse(*cases: tuple[object, str]) -> None:
             raise InputError(message)
 
 
+def check_no_picture(args: argparse.Namespace) -> None:
+    """InputError for the file of a plot after ``-p``, which takes none: it would be read as a model or a run."""
+    for name in (*args.models, *map(str, args.source)):
+        if args.plot and name.lower().endswith(tuple(SUFFIXES)):
+            raise InputError(
+                f"{printable(name)}: is no {'run' if args.source else 'model'}; -pf names the file of the plot"
+            )
+
+
 def check_run(args: argparse.Namespace) -> None:
     """InputError for flags of a run that cannot go together."""
     texts, see = [str(each) for each in args.dataspec or []], f"see compare-q {args.command} --help"
     cure = f"; -d has taken all of {printable(' '.join(texts))}: put models before it" if len(texts) > 1 else ""
     first = printable("".join(args.models[:1]))
     refuse(
-        *((args.plot and name.lower().endswith(tuple(SUFFIXES)),
-           f"{printable(name)}: is no model; -pf names the file of the plot") for name in args.models),
         (not args.models and not args.modelspec, f"name models, or give -d and -m{cure}; {see}"),
         (args.models and args.modelspec, f"{first}: is a MODEL argument, which cannot be combined with -m"),
         (not args.models and not texts, f"-d: is missing: specs of models go with a spec of a text; {see}"),

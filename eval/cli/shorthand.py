@@ -29,6 +29,7 @@ from compare_q.backends.common.messages import nearest, one_line, printable, red
 from compare_q.backends.reference import pack
 from compare_q.backends.reference.store import open_reference
 from compare_q.eval.common.progress import Progress
+from compare_q.eval.plots.measures import SUFFIXES
 from compare_q.eval.specs import reading
 from compare_q.eval.specs.types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
 from compare_q.eval.stats.precision import WINDOWS
@@ -44,6 +45,8 @@ CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "data
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
+NO_INPUT = (*SUFFIXES, ".html", ".csv", ".log")
+"""Suffixes of files that are no model and no text, so that a mistyped name does not mean them."""
 PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
 """Keys of a data spec that may be paths."""
 NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
@@ -232,8 +235,10 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
 
 
 def near(path: Path, *others: str) -> str:
-    """Return a hint at a name in the folder of a path that does not exist, or at one of the others."""
-    return nearest(path.name, [*(os.listdir(path.parent) if is_folder(path.parent) else ()), *others])
+    """Return a hint at a path that exists beside one that does not, or at one of the other names."""
+    beside = os.listdir(path.parent) if is_folder(path.parent) else []
+    paths = {name: str(path.parent / name) for name in beside if Path(name).suffix.lower() not in NO_INPUT}
+    return nearest(path.name, [*paths, *others], paths)
 
 
 def texts(

@@ -28,6 +28,8 @@ S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]
 NAMES = {DataSpec: "text", ModelSpec: "model"}
 """The name of an item of a list of specs in error messages."""
+OF_RESULTS = {"format", "created", "models"}
+"""Keys of results.json, which is sometimes given in place of a spec."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"
@@ -97,6 +99,8 @@ def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
     """Return the specs of a file's JSON, which is an object or a list; a ``sweep`` gives several model specs."""
     if raw == []:
         raise InputError(f"{printable(file)}: holds no {NAMES[kind]}")
+    if isinstance(raw, dict) and raw.keys() >= OF_RESULTS:
+        raise InputError(f"{printable(file)}: is the result of a run; compare-q show prints it")
     specs: list[Spec] = []
     for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
         label = entry.get("label") if isinstance(entry, dict) else None

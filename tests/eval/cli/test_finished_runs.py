@@ -34,6 +34,10 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> N
     run_of(BASE, reference=None).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
     assert_refused(compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'")
+    assert_refused(compare_q("show", finished, "-p", "plot.png"), "plot.png: ", "-pf")
+    assert_refused(compare_q("show", finished, "--csv", "-"), "--csv: ", "/dev/stdout")
+    assert_refused(compare_q("doctor", finished), f"{finished}: ", "compare-q show")
+    assert_refused(compare_q("-d", finished, "-m", finished), f"{finished}: ", "compare-q show")
     before = finished.read_bytes()
     assert_refused(compare_q("show", finished, "--csv", finished), "--csv: ", "is read here")
     assert finished.read_bytes() == before  # it is not written over itself

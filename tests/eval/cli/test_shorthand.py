@@ -297,8 +297,12 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
     (tmp_path / "wiki.test.raw").touch()
     (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
     for line, *parts in (
-        ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean 'models.json'?)"),
-        ([toy, "-d", tmp_path / "wiki.tset.raw"], "no such file (did you mean 'wiki.test.raw'?); a text is a file"),
+        ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean '", "/models.json'?)"),
+        (
+            [toy, "-d", tmp_path / "wiki.tset.raw"],
+            "no such file (did you mean '",
+            "/wiki.test.raw'?); a text is a file",
+        ),
         (["localhost:8000"], "localhost:8000: ", "http://"),
         (["http://[::1"], "http://[::1: not an address"),
         ([toy, "https://[x/v1"], "https://[x/v1: not an address"),
@@ -324,4 +328,6 @@ def test_a_mistyped_folder_is_not_taken_for_an_unreachable_hub(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "models" / "qwen-w4a16").mkdir(parents=True)
     line = compare_q("models/qwen-w4a61").err.splitlines()[-1]
-    assert line.startswith("error: models/qwen-w4a61: no such folder or file (did you mean 'qwen-w4a16'?)")
+    assert line.startswith("error: models/qwen-w4a61: no such folder or file (did you mean 'models/qwen-w4a16'?)")
+    (tmp_path / "qwen3.png").touch()
+    assert "did you mean" not in compare_q("qwen3").err  # a picture is no model
