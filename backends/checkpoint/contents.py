@@ -20,7 +20,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from compare_q.backends.checkpoint.formats import (
     main_part,
     values,
 )
+from compare_q.backends.checkpoint.function import filled_facts
 from compare_q.backends.checkpoint.tokenizers import class_notes
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.messages import one_line
@@ -77,6 +78,7 @@ class Contents:
     biases: Sequence[str] = ()  # modules whose stored bias the model does not have
     shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()  # (module, stored, wanted shape, dtype)
     unchecked: str = ""  # what was not compared and why; Transformers may not know the architecture
+    function: Mapping[str, Any] = field(default_factory=dict)  # values of the config with Transformers' defaults
     tokens: Sequence[str] = ()  # how the tokens that Transformers makes differ from those of tokenizer.json
 
 
@@ -90,7 +92,11 @@ class Stored(NamedTuple):
 
 def compare_all(folders: Sequence[str]) -> list[dict[str, Any]]:
     """The fields of each folder's ``Contents``, from one process: importing Transformers takes three seconds."""
-    return [asdict(compare(Checkpoint(Path(folder)))) | {"tokens": class_notes(Path(folder))} for folder in folders]
+    found = []
+    for folder in map(Path, folders):
+        more = {"tokens": class_notes(folder), "function": filled_facts(folder)}
+        found.append(asdict(compare(Checkpoint(folder))) | more)
+    return found
 
 
 def checked(files: ModelFiles) -> list[str]:
