@@ -382,6 +382,14 @@ class Engine(ABC):
         return ""
 
     @classmethod
+    def tokens(cls, file: Path, texts: Sequence[str]) -> dict[str, Any] | None:
+        """Return what the engine's own tokenizer makes of texts: ``ids`` without BOS, and ``adds_bos``.
+
+        None if the engine has no tokenizer of its own, or is not installed.  Imports the engine.
+        """
+        return None
+
+    @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         """Return the format for which this engine has no kernel on this machine; "" if it has all kernels.
 

@@ -35,6 +35,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
 from compare_q.backends.checkpoint.config import ROPE
+from compare_q.backends.checkpoint.token_rules import MADE, digests, samples
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.options import EngineOptions
@@ -135,6 +136,24 @@ class LlamacppEngine(LogitsEngine):
         found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
         chosen = machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
         return {**found, "llama.cpp build": build(), **chosen}
+
+    @classmethod
+    def tokens(cls, file: Path, texts: Sequence[str]) -> dict[str, Any] | None:
+        if not cls.capabilities.installed():
+            return None
+        import llama_cpp
+
+        Log.begin()
+        llama_cpp.llama_backend_init()
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.vocab_only = True
+        model = llama_cpp.llama_model_load_from_file(str(gguf.read_model(file).files[0]).encode(), parameters)
+        if not model:
+            return None  # loading the whole model reports why
+        try:
+            return made_tokens(llama_cpp, llama_cpp.llama_model_get_vocab(model), texts)
+        finally:
+            llama_cpp.llama_model_free(model)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -244,11 +263,18 @@ class LlamacppEngine(LogitsEngine):
             "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
             "batch": "one window at a time",
             ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
+            MADE: self.made_tokens(),
             "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
             "notes": notes,
             "warnings": self.said.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }
+
+    def made_tokens(self) -> dict[str, Any]:
+        """Digests of the tokens that the model's own tokenizer makes of sample texts, and whether it adds BOS."""
+        vocabulary = self.library.llama_model_get_vocab(self.model)
+        made = made_tokens(self.library, vocabulary, samples())
+        return {**made, "ids": digests(made["ids"])}
 
     def close(self) -> None:
         if self.batch is not None:
@@ -258,6 +284,23 @@ class LlamacppEngine(LogitsEngine):
         if self.model:
             self.library.llama_model_free(self.model)
         self.model = self.context = self.batch = None
+
+
+def made_tokens(library: Any, vocabulary: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """The ids of each text without BOS (``ids``), and whether llama.cpp adds BOS before a text (``adds_bos``).
+
+    No ids and None if the file has no tokenizer.
+    """
+    ids = list[list[int]]()
+    if library.llama_vocab_type(vocabulary) == library.LLAMA_VOCAB_TYPE_NONE:
+        return {"ids": [], "adds_bos": None}  # llama.cpp would abort the process
+    for text in texts:
+        raw = text.encode()
+        room = len(raw) + 8  # no token is shorter than a byte, except for a space that is added before the text
+        buffer = (library.llama_token * room)()
+        count = library.llama_tokenize(vocabulary, raw, len(raw), buffer, room, False, False)
+        ids.append(list(buffer[: max(count, 0)]))
+    return {"ids": ids, "adds_bos": bool(library.llama_vocab_get_add_bos(vocabulary))}
 
 
 def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:

@@ -11,17 +11,18 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import largest_weights, stored_sizes, zeros
+from compare_q.backends.checkpoint import function, largest_weights, stored_sizes, zeros
 from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
 from compare_q.backends.checkpoint.files import Tensor, read_headers, strays
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
-from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, read_model
+from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, is_gguf, read_model
 from compare_q.backends.checkpoint.stored_sizes import Fault
+from compare_q.backends.checkpoint.token_rules import SERVED, faults
 from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
 from compare_q.backends.checkpoint.zeros import Zeros
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_folder
+from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import amount, bytes_in_words, printable, shortened
 from compare_q.backends.hub import SILENT, Watch
 from compare_q.backends.hub_files import INDEX
@@ -47,6 +48,8 @@ NO_SCALES = "calibrate the KV cache, or serve with the KV cache in 16 bits"
 COPY = "copy the reference's tokenizer files into the model's folder"
 RULES_DIFFER = "give tokenizer_config.json a tokenizer_class that reads the file as it is, PreTrainedTokenizerFast"
 PADDING = ("pad_token", "unk_token")
+CONVERT = "convert the model again, with a current converter"
+NO_TOKENIZER = "no engine that is installed here makes tokens with the file's own tokenizer"
 OTHER_CONFIG = "give the config.json that belongs to these files"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
@@ -88,21 +91,16 @@ class Report:
         return any(finding.severity == "wrong" for finding in self.findings)
 
 
-def is_gguf(path: Path) -> bool:
-    """True for a GGUF file, or a folder that has GGUF files and no safetensors."""
-    if is_folder(path):
-        return not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
-    return path.suffix.lower() == ".gguf"
-
-
 def examine(
     path: Path, reference: Path | None = None, contents: Contents | None = None,
-    watch: Watch | None = None,
+    watch: Watch | None = None, *, reference_contents: Contents | None = None, made: Mapping[str, Any] | None = None,
 ) -> Report:  # fmt: skip
     """Return everything that headers, configs and small tensors show about a folder or GGUF model; InputError.
 
-    ``reference``: the model whose tokens it should have.  ``contents``: the folder's, None if nothing was compared.
-    ``watch``: gets the numbers of bytes searched for zeros; None: only samples of the weights are searched.
+    ``reference``: the model whose tokens it should have, and whose function it should compute.  ``contents``,
+    ``reference_contents``: of the two folders, None if nothing was compared.  ``made``: what the engine's own tokenizer
+    makes of samples (``token_rules.of_header``), None if that is not known.  ``watch``: gets the numbers of bytes
+    searched for zeros; None: only samples of the weights are searched.
     """
     findings, unchecked = list[Finding](), []
     if is_gguf(path):
@@ -120,10 +118,17 @@ def examine(
     findings += of_zeros(zeros.find(placed, whole=watch is not None, watch=watch or SILENT))
     if reference is not None:
         try:
-            both = [of_gguf(read_model(each)) if is_gguf(each) else of_folder(each) for each in (path, reference)]
-            findings += differing_tokens(*both)
+            mine = of_gguf(read_model(path), made) if is_gguf(path) else of_folder(path)
+            theirs = of_gguf(read_model(reference)) if is_gguf(reference) else of_folder(reference)
+            findings += differing_tokens(mine, theirs)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
+        if is_gguf(path) and made is None:
+            unchecked.append(f"pre-tokenizer: {NO_TOKENIZER}")
+        try:
+            findings += differing_function(path, reference, contents, reference_contents)
+        except InputError as error:
+            unchecked.append(f"the config against the reference's: {error}")
     findings.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Report(facts, tuple(findings), tuple(unchecked))
 
@@ -291,6 +296,10 @@ def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     cut = next((text for text, one, other in samples if one != other), None)
     if cut is not None and not differing and not other_merges:
         yield Finding("wrong", mine.where, f"its rules cut text into other tokens, such as {cut!r}", COPY)
+    if mine.where != FILE or reference.where != FILE:  # files of folders are compared by their tokens, above
+        for fault in faults(mine.rules, reference.rules):
+            severity: Severity = "wrong" if fault.is_sure else "warning"
+            yield Finding(severity, mine.where, f"{fault.what}: {SERVED}", CONVERT)
     own = CONFIG if mine.where == FILE else mine.where
     for name in sorted(mine.special.keys() & reference.special.keys()):
         if as_set(mine.special[name]) != as_set(reference.special[name]):
@@ -305,6 +314,23 @@ def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     elif reference.template is not None and mine.template != reference.template:
         what = "not the reference's chat template: chats get another prompt than the reference does"
         yield Finding("warning", where, what, f"{COPY}, or compare with both under one template")
+
+
+def differing_function(
+    path: Path, reference: Path, contents: Contents | None, reference_contents: Contents | None
+) -> Iterator[Finding]:
+    """Values of config or header that differ from the reference's and that a quantization never changes."""
+    known = {}
+    for folder, compared in ((path, contents), (reference, reference_contents)):
+        if not is_gguf(folder):
+            if compared is None:
+                return
+            known[folder] = compared.function
+    found = function.differences(path, reference, known)
+    if found:
+        where = read_model(path).files[0].name if is_gguf(path) else "config.json"
+        what = f"{function.sentence(path, found)}: it computes another function than the model that was quantized"
+        yield Finding("wrong", where, what, f"give it the reference's values, or {CONVERT}")
 
 
 def as_set(stated: Any) -> Any:

@@ -14,7 +14,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -27,7 +27,7 @@ from compare_q.backends.checkpoint.config import scaling_json, step_numbers
 from compare_q.backends.checkpoint.files import sampled
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import LARGEST, is_file, open_regular
+from compare_q.backends.common.json_files import LARGEST, is_file, is_folder, open_regular
 from compare_q.backends.common.messages import bytes_in_words, one_line, printable
 from compare_q.backends.common.storage import times_of
 from compare_q.backends.hub import SILENT, Watch
@@ -36,6 +36,7 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+MERGES = "tokenizer.ggml.merges"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -96,6 +97,14 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
         raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
 
 
+def merges_in(file: Path) -> list[str]:
+    """The merges of a file's tokenizer, which ``read_header`` passes over; empty if there are none; InputError."""
+    header_of(file)  # InputError for a damaged file
+    with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = _Reader(data, (MERGES,)).header().fields.get(MERGES)
+    return [merge.decode(errors="replace") for merge in found] if isinstance(found, list) else []
+
+
 def header_of(file: Path) -> GgufHeader:
     """The header of a file as it is now; InputError if it is damaged."""
     stat = file.stat()
@@ -112,10 +121,13 @@ def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
 
 
 class _Reader:
-    """Reads a header once; struct.error or ValueError if it is damaged.  ``at``: bytes read so far."""
+    """Reads a header once; struct.error or ValueError if it is damaged.
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 0
+    ``kept``: the arrays of strings whose values are read.  ``at``: bytes read so far.
+    """
+
+    def __init__(self, data: mmap.mmap, kept: Collection[str] = (TOKENS,)) -> None:
+        self.data, self.kept, self.at = data, kept, 0
 
     def header(self) -> GgufHeader:
         """The whole header."""
@@ -125,7 +137,7 @@ class _Reader:
         fields = {}
         for _ in range(n_fields):
             name = self.string().decode()
-            fields[name] = self.value(self.numbers("I")[0], keep=name == TOKENS)
+            fields[name] = self.value(self.numbers("I")[0], keep=name in self.kept)
         placed = []
         for _ in range(n_tensors):
             name, (dimensions,) = self.string().decode(), self.numbers("I")
@@ -243,6 +255,10 @@ class GgufModel:
         ordinary = (number for number, token_type in enumerate(types) if token_type in (NORMAL, BYTE))
         return {number: tokens[number].decode(errors="replace") for number in ordinary}
 
+    def merges(self) -> list[str]:
+        """The merges of the tokenizer, read from the file again."""
+        return merges_in(self.files[0]) if MERGES in self.fields and self.files else []
+
     def storage(self) -> Storage:
         """Stored size by the convention above; None with a note if a tensor's type is unknown."""
         bits = {"layer": 0, "head": 0, "embedding": 0}
@@ -297,6 +313,13 @@ def shard_names(name: str) -> list[str]:
     match = SHARD.fullmatch(name)
     shards = range(1, int(match[3]) + 1) if match else ()
     return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in shards if match] or [name]
+
+
+def is_gguf(path: Path) -> bool:
+    """True for a GGUF file, or a folder that has GGUF files and no safetensors."""
+    if is_folder(path):
+        return not any(path.glob("*.safetensors")) and any(path.glob("*.gguf"))
+    return path.suffix.lower() == ".gguf"
 
 
 def read_model(path: Path) -> GgufModel:

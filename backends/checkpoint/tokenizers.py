@@ -17,6 +17,7 @@ from typing import Any
 
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
+from compare_q.backends.checkpoint.token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_bytes
 from compare_q.backends.common.messages import one_line
@@ -24,16 +25,7 @@ from compare_q.backends.common.messages import one_line
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 IDS = ("bos_token_id", "eos_token_id")
-SAMPLES = (
-    "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
-    "two  spaces and a tab\there,\n\n\tand some after   ",
-    "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
-    "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
-    "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
-    "हिन्दी में; สวัสดีชาวโลก; Tiếng Việt",
-    "汉字和「かな」カタカナ、한국어 문장。",
-    "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
-)
+SAMPLES = (*ORDINARY, *SCRIPTS)
 """Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
 No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such texts.
@@ -53,6 +45,7 @@ class Tokens:
     special: Mapping[str, Any] = field(default_factory=dict)  # special tokens as text and ids
     template: str | None = None  # the chat template
     encoded: Sequence[Sequence[int]] = ()  # ids of each of ``SAMPLES``
+    rules: Rules = field(default_factory=Rules)  # compared with those of GGUF files
 
 
 def of_folder(folder: Path) -> Tokens:
@@ -76,9 +69,8 @@ def of_folder(folder: Path) -> Tokens:
     tokenizer = of_file(folder)
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
     merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
-    return replace(
-        found, vocabulary=vocabulary, merges=merges, encoded=[tokenizer.encode(text).ids for text in SAMPLES]
-    )
+    encoded = [tokenizer.encode(text).ids for text in SAMPLES]
+    return replace(found, vocabulary=vocabulary, merges=merges, encoded=encoded, rules=of_tokenizer(tokenizer, config))
 
 
 def of_file(folder: Path) -> Any:
@@ -99,15 +91,19 @@ def stripped(template: Any) -> str | None:
     return template.strip() if isinstance(template, str) else None
 
 
-def of_gguf(model: GgufModel) -> Tokens:
-    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a tokenizer.json."""
+def of_gguf(model: GgufModel, made: Mapping[str, Any] | None = None) -> Tokens:
+    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a tokenizer.json.
+
+    ``made``: what llama.cpp makes of the samples of ``token_rules``; None if it is not installed.
+    """
     tokens, special = model.field(TOKENS, list) or [], {}
     for key in IDS:
         number = model.field(f"tokenizer.ggml.{key}", int)
         if number is not None and number < len(tokens):
             special[key.removesuffix("_id")] = tokens[number].decode(errors="replace")
     template = stripped(model.fields.get("tokenizer.chat_template"))
-    return Tokens("tokenizer.ggml", model.vocabulary(), special=special, template=template)
+    rules = of_header(model.fields, model.merges(), made)
+    return Tokens("tokenizer.ggml", model.vocabulary(), special=special, template=template, rules=rules)
 
 
 def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,178 @@
+"""Compare the rules by which a GGUF file and its reference turn text into tokens: merges, pre-tokenizer, BOS, prefix.
+
+compare_q gives models token ids, so that scores do not depend on these rules.  A server of the file does: with other
+rules it gives the model other tokens.
+
+A pre-tokenizer has only a name in a header.  llama.cpp, where it is installed, makes tokens of sample texts, and these
+are compared.  The samples are normalized (NFKC), because llama.cpp does not normalize text, and correct conversions of
+models that do would differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from compare_q.backends.common.messages import amount, printable
+
+ORDINARY = (
+    "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
+    "two  spaces and a tab\there,\n\n\tand some after   ",
+    "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
+)
+"""Contractions, digits, white space, code: every correct conversion makes the same tokens of them."""
+SCRIPTS = (
+    "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
+    "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
+    "हिन्दी में; สวัสดีชาวโลก; Tiếng Việt",
+    "汉字和「かな」カタカナ、한국어 문장。",
+    "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
+)
+"""Unicode's normal forms and many scripts, whose classes of characters libraries know differently well."""
+PREFIXES = ("\u2581", "\u0120")
+"""How a space at the beginning of a token is written in SentencePiece's and in byte-level vocabularies."""
+SPACED = chr(ord(" ") + 256)
+"""How llama.cpp's converter writes a space inside a part of a merge."""
+MADE = "sample_tokens"
+"""The key of what the engine's own tokenizer makes of the samples, in a row's provenance."""
+CLASSES_WITH_BOS = ("Llama", "CodeLlama", "Gemma", "Cohere")
+"""Beginnings of names of Transformers' classes that may add BOS although neither config nor tokenizer.json says so."""
+SERVED = "a server of this file gives the model other tokens"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a tokenizer makes tokens; a field is None or empty if it is not known."""
+
+    merges: Sequence[str] = ()  # of BPE, in order: the two parts with a space between them
+    adds_bos: frozenset[bool] = frozenset()  # what the files say; two values if they disagree
+    prefixes: bool | None = None  # a space is added before the text
+    pre: str | None = None  # name of the pre-tokenizer in a header; "" if the header has none
+    ids: Mapping[str, str] = field(default_factory=dict)  # digest of a sample -> digest of its ids without BOS
+
+
+class Fault(NamedTuple):
+    """A difference between two tokenizers; ``is_sure``: text becomes other tokens."""
+
+    what: str
+    is_sure: bool = True
+
+
+def samples() -> list[str]:
+    """Return the texts whose tokens are compared."""
+    return [unicodedata.normalize("NFKC", text) for text in (*ORDINARY, *SCRIPTS)]
+
+
+def digest(value: Any) -> str:
+    """Return a short digest of a text or of ids."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def digests(ids: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Return digest of a sample -> digest of its ids; ``ids``: of each of the ``samples``, or of none."""
+    return {digest(text): digest(list(of_text)) for text, of_text in zip(samples(), ids, strict=False)}
+
+
+def of_tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> Rules:
+    """Return the rules of a tokenizer of the library ``tokenizers``; ``config``: its tokenizer_config.json."""
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [pair if isinstance(pair, str) else joined(pair) for pair in model.get("merges") or ()]
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    adds_bos = {whole.ids[: len(bare.ids)] != bare.ids}
+    if isinstance(config.get("add_bos_token"), bool):
+        adds_bos.add(config["add_bos_token"])
+    elif str(config.get("tokenizer_class")).startswith(CLASSES_WITH_BOS):
+        adds_bos = {True, False}
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in samples()]
+    prefixes = bool(bare.tokens) and bare.tokens[0].startswith(PREFIXES)
+    return Rules(merges, frozenset(adds_bos), prefixes, None, digests(ids))
+
+
+def joined(pair: Sequence[str]) -> str:
+    """Return the two parts of a merge as llama.cpp's converter writes them."""
+    return " ".join(part.replace(" ", SPACED) for part in pair)
+
+
+def of_header(fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[str, Any] | None) -> Rules:
+    """Return the rules in the fields of a header.
+
+    ``made``: what llama.cpp makes of the ``samples`` with the file's vocabulary: digests of ``ids``, and ``adds_bos``;
+    None if that is not known.
+    """
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token")
+    prefixes = fields.get("tokenizer.ggml.add_space_prefix")
+    if prefixes is None and fields.get("tokenizer.ggml.model") == "llama":
+        prefixes = True  # llama.cpp's default for SentencePiece
+    if made is not None:
+        adds_bos = made["adds_bos"]
+    return Rules(
+        merges,
+        frozenset({adds_bos} if isinstance(adds_bos, bool) else ()),
+        prefixes if isinstance(prefixes, bool) else None,
+        str(fields.get("tokenizer.ggml.pre") or ""),
+        made["ids"] if made is not None else {},
+    )
+
+
+def faults(mine: Rules, reference: Rules) -> Iterator[Fault]:
+    """Yield the differences between the rules of a model and of its reference, if one of them is a GGUF."""
+    of_merges = fault_of_merges(mine, reference)
+    cut = cut_differently(mine, reference)
+    compared = bool(mine.ids.keys() & reference.ids.keys())
+    if of_merges is not None and (of_merges.is_sure or not compared):
+        yield of_merges
+    elif cut is not None:
+        is_ordinary = cut in [unicodedata.normalize("NFKC", text) for text in ORDINARY]
+        named = "" if mine.pre is None else f"its pre-tokenizer is {pre_in_words(mine.pre)}, and "
+        yield Fault(f"{named}it cuts text into other tokens than the reference, such as {cut!r}", is_ordinary)
+    elif not compared and mine.pre is not None and reference.pre is not None and mine.pre != reference.pre:
+        names = f"{pre_in_words(mine.pre)}, and the reference's is {pre_in_words(reference.pre)}"
+        yield Fault(f"its pre-tokenizer is {names}")
+    if mine.adds_bos and reference.adds_bos and mine.adds_bos.isdisjoint(reference.adds_bos):
+        adds = "adds" if True in mine.adds_bos else "does not add"
+        does = "does not" if True in mine.adds_bos else "does"
+        yield Fault(f"it {adds} a BOS token before the text, and the reference {does}")
+    if not compared and None not in (mine.prefixes, reference.prefixes) and mine.prefixes != reference.prefixes:
+        adds = "adds" if mine.prefixes else "does not add"
+        does = "does not" if mine.prefixes else "does"
+        yield Fault(f"it {adds} a space before the text, and the reference {does}")
+
+
+def pre_in_words(name: str) -> str:
+    """Return the name of a pre-tokenizer for messages."""
+    return repr(printable(name)) if name else "not named"
+
+
+def cut_differently(mine: Rules, reference: Rules) -> str | None:
+    """Return the first sample that becomes other tokens; None if there is none, or if the tokens are not known."""
+    for text in samples():
+        key = digest(text)
+        if key in mine.ids and key in reference.ids and mine.ids[key] != reference.ids[key]:
+            return text
+    return None
+
+
+def fault_of_merges(mine: Rules, reference: Rules) -> Fault | None:
+    """Return how merges differ; None if they do not, or if one model states none.
+
+    A vocabulary without merges of its own (tiktoken's) is written with one merge for each token, or with every merge
+    that makes a token.  Both make the same tokens, so that only the tokens that merges make are sure to differ.
+    """
+    ours = list(mine.merges)
+    theirs = list(reference.merges)
+    if not ours or not theirs or ours == theirs:
+        return None
+    made = {merge.replace(" ", "", 1) for merge in ours}
+    wanted = {merge.replace(" ", "", 1) for merge in theirs}
+    if lacking := wanted - made:
+        first = next(merge for merge in theirs if merge.replace(" ", "", 1) in lacking)
+        return Fault(f"it lacks {amount(len(lacking), 'merge')} of the reference, such as {printable(first)!r}")
+    if more := made - wanted:
+        first = next(merge for merge in ours if merge.replace(" ", "", 1) in more)
+        return Fault(f"it has {amount(len(more), 'merge')} that the reference lacks, such as {printable(first)!r}")
+    return Fault("its merges are in another order than the reference's, or of other parts", is_sure=False)
