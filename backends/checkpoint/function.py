@@ -357,8 +357,9 @@ def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
             sizes["num_key_value_heads"] = heads
         if sizes["head_dim"] is None and is_number(facts.get("hidden_size")):
             sizes["head_dim"] = facts["hidden_size"] // heads
-    if "rope_theta" in facts and is_number(sizes["head_dim"]) and is_number(partial):
-        sizes["rotary dimensions"] = int(sizes["head_dim"] * partial)
+    size = sizes["head_dim"]
+    if "rope_theta" in facts and isinstance(size, int) and isinstance(partial, int | float):
+        sizes["rotary dimensions"] = int(size * partial)
     if is_number(facts.get("rotary_dim")):
         sizes["rotary dimensions"] = facts["rotary_dim"]
     return sizes
@@ -460,7 +461,7 @@ def may_differ(mine: Path, reference: Path) -> bool:
     return bool(unknown - {"rope_type", FROM_TENSOR}) or any(True for _ in differing(ours, theirs))
 
 
-def differences(mine: Path, reference: Path, known: Mapping[Path, Facts]) -> list[str]:
+def differences(mine: Path, reference: Path, known: Mapping[Path, Mapping[str, Any]]) -> list[str]:
     """Return the values of a model that differ from its reference's, as ``rope_theta 10,000 for 100,000``; InputError.
 
     ``known``: the ``filled_facts`` of the folders among them.  Without Transformers' defaults, only values that both
@@ -473,7 +474,7 @@ def differences(mine: Path, reference: Path, known: Mapping[Path, Facts]) -> lis
         if is_gguf(path):
             facts = of_gguf(read_model(path))
         elif complete:
-            facts = known[path]
+            facts = dict(known[path])
         else:
             facts = of_config(CheckpointConfig.read(path).text, hints=False)
         if len(folders) == 1 and not is_gguf(path):

@@ -15,13 +15,14 @@ from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.contents import Contents
-from compare_q.backends.checkpoint.doctor import examine, is_gguf
+from compare_q.backends.checkpoint.doctor import examine
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.checkpoint.gguf import is_gguf
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import exists
 from compare_q.backends.common.messages import bytes_in_words
-from compare_q.eval.cli.doctor import contents_of
+from compare_q.eval.cli.doctor import contents_of, made_tokens
 from compare_q.eval.cli.outputs import print_errors
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.terminal import say
@@ -99,7 +100,10 @@ def checked_files(
         try:
             lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
             if not files.is_remote and (is_gguf(path) or exists(path / "config.json")):
-                report = examine(path, None if reference == path else reference, found.get(path))
+                other = None if reference == path else reference
+                made = made_tokens(path) if other is not None else None
+                contents = found.get(other) if other is not None else None
+                report = examine(path, other, found.get(path), reference_contents=contents, made=made)
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]
                 said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]

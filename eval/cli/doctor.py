@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint.contents import Contents, compare_all
-from compare_q.backends.checkpoint.doctor import examine, is_gguf
+from compare_q.backends.checkpoint.doctor import examine
 from compare_q.backends.checkpoint.folder import Checkpoint
+from compare_q.backends.checkpoint.gguf import is_gguf, read_model
+from compare_q.backends.checkpoint.token_rules import digests, samples
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import check_no_pipes, exists, expanded
 from compare_q.backends.layers.groups import recorded_groups
@@ -36,7 +39,11 @@ def run(names: Sequence[str]) -> int:
     found, wrong = contents_of([path for _, path in models], progress), False
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}", unit="bytes") as phase:
-            report = examine(path, models[0][1] if number else None, found.get(path), phase)
+            reference = models[0][1] if number else None
+            report = examine(
+                path, reference, found.get(path), phase,
+                reference_contents=found.get(models[0][1]), made=made_tokens(path) if number else None,
+            )  # fmt: skip
         facts = [f"  {title:11} {text}" for title, text in report.facts]
         misread = misreadings(path)
         findings = [f"  {finding}" for finding in (*misread, *report.findings)] or ["  nothing wrong found"]
@@ -69,6 +76,27 @@ def check_pack(folder: Path) -> None:
         raise InputError(f"{folder / pack.SCORES}: lacks {len(lacking):,} of {len(manifest.windows):,} windows")
     tokens.of_pack(folder)
     reading.parse_data_spec({"pack": str(folder)}, reading.COMMAND_LINE)
+
+
+def made_tokens(path: Path) -> dict[str, Any] | None:
+    """Return what its engine's own tokenizer makes of sample texts, for a GGUF; None if that is not known."""
+    if not is_gguf(path):
+        return None
+    file = read_model(path).files[0]
+    try:
+        made = run_in_subprocess(tokens_of_engine, f"reading the tokenizer of {path}", file=str(file))
+    except InputError:  # the engine's process has died of it
+        return None
+    return None if made is None else dict(made)
+
+
+def tokens_of_engine(file: str) -> dict[str, Any] | None:
+    """Return ``Engine.tokens`` of the samples with digests instead of ids, by the engine that reads such files."""
+    load_fn = backends.reader_of(file)
+    if load_fn is None:
+        return None
+    made = backends.resolve(load_fn, None)[1].tokens(Path(file), samples())
+    return None if made is None else {**made, "ids": digests(made["ids"])}
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:

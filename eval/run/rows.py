@@ -12,7 +12,7 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
 from compare_q.backends.common.messages import with_class
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.run import reference, token_scores
+from compare_q.eval.run import reference, same_model, token_scores
 from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.masks import slices_of
 from compare_q.eval.run.reference import Reference
@@ -65,7 +65,9 @@ class Rows:
         try:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
             row = row.updated(slices=slices_of(stored, self.data, is_reference=work.model.is_reference))
-            row = row.updated(notes=(*row.notes, *self.scale_notes(stored)))
+            marked = self.marked[0] if self.marked else None
+            of_files = same_model.notes(row, work.model, marked, self.data.tokenizer)
+            row = row.updated(notes=(*row.notes, *self.scale_notes(stored), *of_files))
         except Exception as error:
             self.fail(work.model, error)
             return

@@ -1,0 +1,85 @@
+"""Notes on rows whose files compute another function, or cut text into other tokens, than the reference's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from compare_q.backends.base import Storage
+from compare_q.eval.results import ModelResult
+from compare_q.eval.run import same_model
+from tests.support.checkpoints import finish_gguf
+from tests.support.comparisons import Measured, toy
+from tests.support.toy import planned
+
+
+def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
+    measured: Callable[..., Measured], compare_q: Callable[..., Any], toy_model: Path, tmp_path: Path
+) -> None:
+    """The copy's weights are the reference's; its numbers, and those of the cache, are not."""
+    copy = tmp_path / "copy"
+    shutil.copytree(toy_model, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["rms_norm_eps"] = 0.01
+    (copy / "config.json").write_text(json.dumps(config))
+    models = [toy(toy_model, "ref", reference=True), toy(copy, "copy"), toy(toy_model, "same", dtype="bfloat16")]
+    for _ in ("scored", "from the cache"):
+        ran = measured(models)
+        assert ran.models["copy"]["kld"] > 1e-4
+        (note,) = (note for note in ran.models["copy"]["notes"] if "differs" in note)
+        assert note == "config differs from the reference's: rms_norm_eps 0.01 for 1e-06"
+        assert f"copy: {note}" in ran.out
+        assert not [note for label in ("ref", "same") for note in ran.models[label]["notes"] if "differs" in note]
+    checked = compare_q("check", "-d", tmp_path / "data.json", "-m", tmp_path / "models.json")
+    assert checked.status == 1, checked.out
+    assert f"copy: wrong: config.json: {note}" in checked.out
+
+
+def row(bits: float, kld: float, activations: str = "unknown", **fields: Any) -> ModelResult:
+    layer = {"layers": "*", "count": 1, "weights": "q8_0", "activations": activations, "kernel": "k"}
+    provenance = {"layers": [layer], **fields.pop("provenance", {})}
+    return ModelResult.of("row", "fake", Storage(bits, bits, 1), kld=kld, provenance=provenance, **fields)
+
+
+def notes_of(found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake", "none")) -> list[str]:
+    load_fn, model_dir = model
+    return list(same_model.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (row(8.5, 2.2), "a KLD of 2.2 at 8.5 bits per weight is more than 8 bits can cost: wrongly converted, or "),
+        (row(16.0, 0.5), "a KLD of 0.5 at 16 bits"),
+        (row(8.0, 0.5, "int8 token"), "another model, or the loss of its activations or KV cache"),
+        (row(8.5, 0.29), None),
+        (row(4.5, 2.2), None),
+        (row(16.0, 2.2, spec={"noise_floor": True}), None),
+    ],
+)
+def test_more_than_eight_bits_can_cost(found: ModelResult, said: str | None, tmp_path: Path) -> None:
+    notes = notes_of(found, tmp_path)
+    assert len(notes) == (said is not None)
+    assert all(str(said) in note for note in notes)
+
+
+def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
+    """The toy's tokenizer has no merges; llama.cpp's record of an earlier version lacks its tokens."""
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_add_bos_token(True)
+    finish_gguf(writer, tensors=False)
+    (note,) = notes_of(row(8.5, 0.01), toy_model, ("llamacpp", str(file)))
+    assert note == (
+        "it adds a BOS token before the text, and the reference does not: a server of this file gives the model other "
+        "tokens"
+    )
+    made = {"sample_tokens": {"adds_bos": False, "ids": {}}}
+    assert notes_of(row(8.5, 0.01, provenance=made), toy_model, ("llamacpp", str(file))) == []
