@@ -1,6 +1,7 @@
 """The layout of a table in a terminal: which columns fit its width, and how wide each of them is.
 
-The label stays whole as long as another column or error can be left out (``Table.spare``); numbers are never cut.
+The label stays whole as long as another column or error can be left out (``Table.spare``) that is none of ``WANTED``;
+then labels are shortened in the middle.  Numbers are never cut.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ MARGIN = 2
 LEAST_LABEL, LEAST_WORDS = 12, 14
 """Least widths in characters of a label and of other words that wrap.  If a label has less room than this, it does not
 wrap, and lines are longer than the terminal is wide."""
+
+
+SHORT_LABEL = 24
+"""Characters of the shortest form of a label."""
+WANTED = ("size", "bpw_layer", "same_top", f"kld{STDERR}", f"ppl{STDERR}")
+"""Columns and errors that are worth a shorter label."""
 
 
 class Drawn(NamedTuple):
@@ -69,7 +76,42 @@ def fitting(table: Table, width: int) -> tuple[list[Drawn], tuple[str, ...]]:
         narrow = without(columns, left_out)
         if least_width(narrow) <= width:
             break
+        if kept and table.spare[kept - 1] in WANTED:
+            shorter = with_short_labels(narrow, width)
+            if least_width(shorter) <= width:
+                return shorter, left_out
     return narrow, left_out
+
+
+def with_short_labels(columns: Sequence[Drawn], width: int) -> list[Drawn]:
+    """Return the columns with labels short enough for a table of this width; unchanged if two would become equal."""
+    labels = next((each for each in columns if each.filled.column.name == LABEL), None)
+    if labels is None:
+        return list(columns)
+    room = labels.least - (least_width(columns) - width)
+    whole = [cell.value for cell in labels.filled.cells]
+    short = [shortened(printable(label), room) for label in whole]
+    if room < SHORT_LABEL or len(set(short)) < len(set(whole)):
+        return list(columns)
+    cells = tuple(replace(cell, value=label) for cell, label in zip(labels.filled.cells, short, strict=True))
+    shorter = drawn(replace(labels.filled, cells=cells))
+    return [shorter if each is labels else each for each in columns]
+
+
+def shortened(label: str, room: int) -> str:
+    """Return a label without characters in its middle, so that it takes ``room`` characters of a terminal."""
+    head = label
+    tail = ""
+    if cell_len(label) > room:
+        head = label[: len(label) // 2]
+        tail = label[len(label) // 2 :]
+        while cell_len(head) + 1 + cell_len(tail) > room and (head or tail):
+            if len(head) > len(tail):
+                head = head[:-1]
+            else:
+                tail = tail[1:]
+        head += "…"
+    return head + tail
 
 
 def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:

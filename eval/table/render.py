@@ -19,6 +19,8 @@ from compare_q.eval.table.tables import Filled, Table, table_of
 from compare_q.eval.table.verdict import verdict
 
 NOTES = "what the columns and marks mean: --notes"
+ERRORS = "±: one standard error for other texts like this one"
+OF_PPL = "; rows share most of the error of PPL, so that KLD and differences of rows (--pairs) are known far better"
 MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
 """Characters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
 FORMULAS = tuple("=+-@\t\r＝＋－＠")
@@ -35,11 +37,19 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *
     layout.print_columns(console, table.title, columns)
     say(*layout.left_out_line(table, left_out, console.width), *table.notes, console=console)
     if not notes:
-        say(NOTES, console=console)
+        say(*errors_in_words(columns), NOTES, console=console)
         return
     filled = [each.filled for each in columns]
     meanings = [f"{each.column.title}: {each.column.note}" for each in filled]
     say("", *meanings, *table.legend_of(filled), console=console)
+
+
+def errors_in_words(columns: Sequence[layout.Drawn]) -> list[str]:
+    """Return a line on the errors in the columns; none if they have no errors."""
+    with_errors = [each.filled.column.name for each in columns if any(cell.error for cell in each.filled.cells)]
+    if not with_errors:
+        return []
+    return [ERRORS + OF_PPL] if "ppl" in with_errors and len(with_errors) > 1 else [ERRORS]
 
 
 def conclude(run: RunResult, console: Console) -> None:

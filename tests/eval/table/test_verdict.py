@@ -166,3 +166,27 @@ def test_words() -> None:
     assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == lists
     assert [percent(share) for share in (1.0, 0.99999, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
     assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == ["1.04", "4.1", "170", "1,200"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "klds", "expected"),
+    [
+        ((8.0, 5.0), (0.02, 0.24), True),  # 1.6 times smaller, 12 times the KLD
+        ((8.0, 7.9), (0.02, 0.24), False),  # hardly smaller
+        ((5.0, 8.0), (0.02, 0.24), False),  # the better one is smaller
+        ((8.0, None), (0.02, 0.24), False),
+        ((8.0, 5.0), (0.0005, 0.24), False),  # the better one loses no more than roundings
+        ((8.0, 5.0), (0.02, 0.02), False),
+    ],
+)
+def test_loss_is_weighed_against_size(
+    sizes: tuple[float, float | None], klds: tuple[float, float], expected: bool
+) -> None:
+    rows = []
+    for label, size, kld in zip(("Q8_0", "Q4_1"), sizes, klds, strict=True):
+        storage = Storage(4.5, 16.0, 8 * 2.0**30, file_bytes=None if size is None else int(size * 1e9))
+        rows.append(row(label, kld, storage=storage))
+    said = verdict(run_of(REF, *rows))
+    found = re.search(r"Q4_1 [^.]*(1\.6) times smaller than Q8_0[^.]* 12 times", said)
+    assert (found is not None) == expected
+    assert ("smaller" in said) == expected
