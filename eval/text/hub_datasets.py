@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -191,7 +192,10 @@ def map_names(names: Any, change: Callable[[str], str]) -> Any:
 
 def row_limit(spec: DataSpec) -> int:
     """Return the maximum number of rows of the data set, 0 for all.  If both keys are set, ``max_text_rows`` counts."""
-    return (spec.max_text_rows if "max_text_rows" in spec.model_fields_set else spec.max_dataset_rows) or 0
+    rows = spec.max_dataset_rows
+    if "max_text_rows" in spec.model_fields_set:
+        rows = spec.max_text_rows
+    return min(rows or 0, sys.maxsize)  # itertools takes no larger number
 
 
 @contextmanager

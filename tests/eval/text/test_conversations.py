@@ -87,6 +87,7 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     assert rows_of(file)[0].messages == (ASK, {"role": "assistant", "content": "Hi", "weight": 1})
     assert [each.messages for each in rows_of(file, text_column="talk")] == [(ASK,), ()]
     assert len(rows_of(file, max_text_rows=1)) == 1
+    assert rows_of(file, max_text_rows=10**39) == rows_of(file)
 
 
 @pytest.mark.parametrize(
