@@ -65,6 +65,7 @@ ALIASES = {
     "tp_size": ("tensor_parallel_size",), "context": ("max_model_len", "eval_len"),
     "ctx": ("max_model_len", "eval_len"),
     "n_ctx": ("max_model_len", "eval_len"), "stride": ("eval_stride",),
+    "bpw": ("bpw_layer",),
     "seq_len": ("eval_len",), "length": ("eval_len",), "rows": ("max_rows",), "limit": ("max_rows",),
     "ngl": ("n_gpu_layers",), "threads": ("n_threads",), "attn_backend": ("attention_backend",), "loader": ("load_fn",),
 }  # fmt: skip

@@ -70,6 +70,9 @@ FOREIGN_FLAGS = {
 """Flags of llama-perplexity, of lm-eval and of compare_q 0.3, and what compare-q has instead."""
 
 
+NO_REFERENCE = 'no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are InputErrors of one line."""
 
@@ -441,9 +444,11 @@ def check_content(
 
     ``slices``: names of the slices that rows have; ``labels``: the models'; ``reference``: if there is one.
     """
+    is_run = args.command == "run"
+    comparing = [each.column.name for each in args.fail_if if each.column.of_reference is not None]
     refuse(
-        (args.measure == "kld" and not reference,
-         '--kld: no model is the reference: mark one with "reference": true (or out_logits), or give --logits_file'),
+        (args.measure == "kld" and not reference, f"--kld: {NO_REFERENCE}"),
+        (is_run and comparing and not reference, f"--fail-if: no row can have {', '.join(comparing)}: {NO_REFERENCE}"),
     )  # fmt: skip
     pairs.check_labels(args.pair, labels)
     check_slices(args, slices)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import paths_in
 from compare_q.eval.cli.cache import limited
 from compare_q.eval.common.cache import Cache
@@ -36,13 +36,15 @@ SPECS = ("data.json", "models.json")
 NO_PART_OF_A_MODEL = (*measures.SUFFIXES, ".html", ".csv", ".md")
 """Suffixes of outputs that may be written into the folder of a model: no engine reads such files, and they are no part
 of the key of cached scores."""
+LONGEST_ERROR = 3000
+"""Maximum number of characters in a line about an error, which may repeat a word of the command line."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
 def print_errors(problems: str) -> int:
     """Print each line on standard error; return the exit status: 2, or 0 without problems."""
     for line in problems.splitlines():
-        say(f"error: {line}", console=Console(stderr=True))
+        say(f"error: {shortened(line, LONGEST_ERROR)}", console=Console(stderr=True))
     return 2 if problems else 0
 
 

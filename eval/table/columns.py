@@ -170,10 +170,18 @@ def named(name: str) -> Column:
     if column is None or (colon and not column.parameter):
         slices = ", ".join(f"{each}:SLICE" for each in OF_SLICES)
         known = f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
-        raise InputError(f"{printable(name)!r} is not a column{nearest(name, BY_NAME)}; there are: {known}")
+        raise InputError(f"{printable(name)!r} is not a column{meant(name)}; there are: {known}")
     if column.parameter == "context":
         return of_context(column, parameter)
     return of_slice(column, parameter) if colon else column
+
+
+def meant(name: str) -> str:
+    """Return a hint at the column whose title in the table a user wrote, or else at a similar name."""
+    titles = {column.title.removesuffix(" %").lower(): column.name for column in COLUMNS}
+    written = name.removesuffix("%").strip().lower().replace("_", " ")
+    found = titles.get(written)
+    return f" (did you mean {found!r}?)" if found else nearest(name, BY_NAME)
 
 
 def of_context(column: Column, parameter: str) -> Column:

@@ -186,8 +186,10 @@ def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     for model in run.models:
         if model.error:
             continue
-        facts = [*memory.facts(model), *(fault for column in lengths for fault in memory.too_long(model, column))]
-        said += [(model.label, fact) for fact in facts]
+        facts = memory.facts(model)
+        for column in lengths:
+            facts += memory.too_long(model, column)
+        said += [(model.label, fact) for fact in facts if not any(fact in note for note in model.notes)]  # of --fit
     return [*notes, f"memory: {engine}", *by_note(said)]
 
 

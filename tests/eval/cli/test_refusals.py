@@ -32,6 +32,8 @@ def refused(
 TOY = in_transformers(Path("{model}"))
 INPUTS = [
     refused("--kld", f"{RUN} -kld"),
+    refused("--fail-if: no row can have kld: ", f"{RUN} --fail-if kld>0.1"),
+    refused("--fail-if: no row can have same_top: ", f"{RUN} --fail-if same_top<99"),
     refused("-d and -m", "-d {data}"),
     refused("-d and -m", "check"),
     refused("-r/--rows", "-d x -m y --rows=-1"),
@@ -47,6 +49,8 @@ INPUTS = [
     refused("'show'", "shwo x.json"),  # the error suggests the word that was meant
     refused("'--columns'", "show r.json --colums kld"),
     refused("'kld'", "show r.json --columns kdl"),
+    refused("did you mean 'bpw_layer'?", "show r.json --columns bpw"),
+    refused("did you mean 'size'?", "show r.json --columns file_GB"),
     refused("--columns: 'memory'", "show r.json --columns memory"),
     refused("--columns: 'memory:abc'", "show r.json --columns memory:abc"),
     refused("--sort: 'memory:0'", "show r.json --sort memory:0"),
