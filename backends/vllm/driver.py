@@ -10,8 +10,8 @@ windows: vLLM may leave out states that no request reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -117,11 +117,12 @@ class VllmDriver:
     ) -> Iterator[TokenScores]:
         """Yield the scores of each window when it finishes; ModelError if a position is missing, or logits repeat."""
         doubtful: list[tuple[Window, int, list[NDArray[np.float32]]]] = []
-        for window, shards, _ in self.run(windows, plan, noise_seed):
-            if end := repetition(window, shards):
-                doubtful.append((window, end, shards))
-            else:
-                yield statistics.scores(window.index, window.targets, shards)
+        with closing(self.run(windows, plan, noise_seed)) as finished:
+            for window, shards, _ in finished:
+                if end := repetition(window, shards):
+                    doubtful.append((window, end, shards))
+                else:
+                    yield statistics.scores(window.index, window.targets, shards)
         report = self.report
         for window, end, shards in doubtful:
             self.check_repetition(window, end, gathered=plan.gathered)
@@ -130,29 +131,20 @@ class VllmDriver:
 
     def run(
         self, windows: Sequence[Window], plan: ScoringPlan | None, noise_seed: int | None = None, **sampling: Any
-    ) -> Iterator[tuple[Window, list[NDArray[np.float32]], Any]]:
+    ) -> Generator[tuple[Window, list[NDArray[np.float32]], Any], None, None]:
         """Queue all windows, then step; yield (window, statistics of each shard, RequestOutput) when a window finishes.
 
         ``plan`` None: nothing is scored.  The scheduler is paused while windows are queued, so that the batches are the
         same every time: otherwise bf16 perplexities change in the fifth digit.
         """
-        from vllm import SamplingParams
-
         engine = self.llm.llm_engine
         waiting = {str(window.index): window for window in windows}
         companions = [COMPANION] if self.step and windows else []
-        common = {"max_tokens": 1, "detokenize": False, "skip_reading_prefix_cache": True}
-        if plan is not None:
-            digests = tuple((window.index, window.digest) for window in windows)
-            self.call("compare_q_begin", asdict(replace(plan, step=self.step, windows=digests)), noise_seed)
+        digests = tuple((window.index, window.digest) for window in windows)
         try:
-            with paused(engine):
-                for name, window in waiting.items():
-                    params = SamplingParams(**common, extra_args={TAG: [window.index, window.spans]}, **sampling)
-                    engine.add_request(name, {"prompt_token_ids": window.token_ids.tolist()}, params)
-                for name in companions:
-                    longest = max(windows, key=lambda window: len(window.token_ids)).token_ids.tolist()
-                    engine.add_request(name, {"prompt_token_ids": longest}, SamplingParams(**common))
+            if plan is not None:
+                self.call("compare_q_begin", asdict(replace(plan, step=self.step, windows=digests)), noise_seed)
+            self.queue(waiting, companions, sampling)
             self.n_steps = 0
             while waiting and engine.has_unfinished_requests():
                 self.n_steps += 1
@@ -161,15 +153,42 @@ class VllmDriver:
                 shards = self.collect(finished) if plan is not None and finished else {}
                 for window, output in zip(finished, done, strict=True):
                     yield window, shards.get(window.index, []), output
-        finally:
-            # The caller stopped iterating, or a request was refused; the companion never finishes.
-            if waiting or companions:
-                engine.abort_request([*waiting, *companions])
+        except BaseException:  # also if the caller stops iterating
+            self.interrupt([*waiting, *companions], scored=plan is not None)
+            raise
+        if waiting or companions:  # the companion never finishes
+            engine.abort_request([*waiting, *companions])
         if plan is not None:
             self.report = self.end()
         if waiting:
             first = min(window.index for window in waiting.values())
             raise ModelError(f"vLLM returned no result for {len(waiting)} windows, the first is window {first}")
+
+    def queue(self, windows: Mapping[str, Window], companions: Sequence[str], sampling: Mapping[str, Any]) -> None:
+        """Queue the requests of windows, by their names, and then of companions, which have the longest window."""
+        from vllm import SamplingParams
+
+        engine = self.llm.llm_engine
+        common = {"max_tokens": 1, "detokenize": False, "skip_reading_prefix_cache": True}
+        with paused(engine):
+            for name, window in windows.items():
+                params = SamplingParams(**common, extra_args={TAG: [window.index, window.spans]}, **sampling)
+                engine.add_request(name, {"prompt_token_ids": window.token_ids.tolist()}, params)
+            for name in companions:
+                longest = max(windows.values(), key=lambda window: len(window.token_ids)).token_ids.tolist()
+                engine.add_request(name, {"prompt_token_ids": longest}, SamplingParams(**common))
+
+    def interrupt(self, requests: Sequence[str], *, scored: bool) -> None:
+        """Abort requests, and end their scoring run with its threads and the windows that were read ahead.
+
+        Errors are ignored: an engine that has died cannot do this, and the error that interrupted the run is reported.
+        """
+        with suppress(Exception):
+            if requests:
+                self.llm.llm_engine.abort_request(list(requests))
+        with suppress(Exception):
+            if scored:
+                self.call("compare_q_end")
 
     def collect(self, windows: Sequence[Window]) -> dict[int, list[NDArray[np.float32]]]:
         """Return window -> partial statistics [T, F] per vocabulary shard.
@@ -255,8 +274,9 @@ class VllmDriver:
     def beside_own(self, windows: Sequence[Window], *, gathered: bool) -> Beside:
         """Score windows by compare_q and by ``prompt_logprobs=0`` in the same steps."""
         found, plan = {}, ScoringPlan(gathered=gathered, probe=True)
-        for window, shards, output in self.run(windows, plan, prompt_logprobs=0, flat_logprobs=True):
-            found[window.index] = shards, own_logprobs(window, output.prompt_logprobs)
+        with closing(self.run(windows, plan, prompt_logprobs=0, flat_logprobs=True)) as finished:
+            for window, shards, output in finished:
+                found[window.index] = shards, own_logprobs(window, output.prompt_logprobs)
         shards_of, theirs = map(list, zip(*(found[window.index] for window in windows), strict=True))
         ours = [statistics.scores(w.index, w.targets, own).logprob for w, own in zip(windows, shards_of, strict=True)]
         limit = 2 * spacing(self.report["logits_dtype"]) * np.concatenate(list(map(largest_logit, shards_of))) + 1e-4

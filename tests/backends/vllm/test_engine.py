@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,33 @@ def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
     with pytest.raises(ModelError, match=rf"scoring failed in vLLM's worker: .*row\.{digest}"):
         scores_of(toy_engine, WINDOWS, against(broken))
     assert len(scores_of(toy_engine, WINDOWS)) == len(WINDOWS)
+
+
+def test_an_interrupted_run_leaves_no_threads(
+    toy_engine: VllmEngine, toy_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that stops, a damaged store, and statistics that fail; each run reads ahead and writes in threads."""
+    (tmp_path / "record").mkdir()
+    request = against(toy_store).model_copy(update={"record": tmp_path / "record", "record_key": "k"})
+    gold = scores_of(toy_engine, WINDOWS, against(toy_store))
+    broken = tmp_path / "broken"
+    shutil.copytree(toy_store, broken)
+    window_of(broken, WINDOWS[3].digest).unlink()
+    before = threading.active_count()
+    stopped = toy_engine.score(WINDOWS, request)
+    next(stopped)
+    stopped.close()  # type: ignore[attr-defined]
+    assert threading.active_count() <= before
+    with pytest.raises(ModelError) as damaged:
+        scores_of(toy_engine, WINDOWS, against(broken))
+    assert threading.active_count() <= before
+    plan = toy_engine.driver.plan(request, toy_engine.driver.probe(WINDOWS))
+    with monkeypatch.context() as patch:
+        patch.setattr("compare_q.backends.scoring.statistics.scores", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failed:
+            list(toy_engine.driver.score(WINDOWS, plan))
+    assert threading.active_count() <= before, (damaged, failed)  # held, with their frames
+    assert_same(scores_of(toy_engine, WINDOWS, against(toy_store)), gold, atol=0.0)
 
 
 def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
