@@ -35,6 +35,8 @@ TIMEOUT = re.compile(r"^Timeout \(([\d:.]+)\)!$", re.MULTILINE)
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
+FAILED = re.compile(r"(EngineCore|WorkerProc) (failed|hit an exception|encountered a fatal error)")
+"""What a process of vLLM logs before the traceback of the exception that ends it."""
 GENERIC = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
 )
@@ -167,12 +169,20 @@ def captured(log_file: Path | None) -> Iterator[None]:
             os.close(descriptor)
 
 
+def is_generic(error: BaseException) -> bool:
+    """True if an exception has no text, or only says that there is another exception in the log."""
+    text = str(error)
+    return not text.strip() or GENERIC.search(text) is not None
+
+
 def root_cause(log: str) -> str | None:
     """``Type: message`` of the first exception in a log that does not merely report another exception.
 
-    Lines of level WARNING are skipped: vLLM logs tracebacks of errors that it survives.
+    If a process of vLLM says that it failed, earlier exceptions were caught.  Lines of level WARNING are skipped: vLLM
+    logs tracebacks of errors that it survives.
     """
-    for line in log.splitlines():
+    failed = FAILED.search(log)
+    for line in log[failed.start() if failed else 0 :].splitlines():
         match = EXCEPTION.search(line)
         if match and "WARNING" not in line and not GENERIC.search(line):
             return f"{match[1]}: {match[2].strip()}"

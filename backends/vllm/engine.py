@@ -50,9 +50,9 @@ from compare_q.backends.checkpoint.contents import and_more
 from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import dtype_name, one_line
+from compare_q.backends.common.messages import dtype_name, one_line, with_class
 from compare_q.backends.common.packages import computing
-from compare_q.backends.common.process import fork_blockers, in_worker, root_cause, warnings_in
+from compare_q.backends.common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
 from compare_q.backends.hub import local_folder
 from compare_q.backends.layers import groups, noise
 from compare_q.backends.vllm import compat, layers
@@ -131,6 +131,7 @@ class VllmEngine(Engine):
         self.llm: Any = None
         self.arguments: dict[str, Any] = {}
         self.log_start = 0
+        self.phase_start = 0
 
     @classmethod
     def option_names(cls) -> Collection[str] | None:
@@ -205,8 +206,7 @@ class VllmEngine(Engine):
         set_environment(verbose=self.planned.log_file is None)
         register_architectures(config.raw, self.planned.options)
         set_ranks(ranks(self.planned.options))
-        log = self.planned.log_file
-        self.log_start = log.stat().st_size if log is not None and log.exists() else 0
+        self.log_start = self.phase_start = self._log_bytes()
         try:
             allow_whole_context(self.planned, config)
             from vllm import LLM
@@ -220,12 +220,18 @@ class VllmEngine(Engine):
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Return the scores in the order in which windows finish; all are queued at once, so that batches are full."""
+        self.phase_start = self._log_bytes()
         self.driver.route = route = self.driver.probe(windows)
         return self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
 
     def explained(self, error: Exception) -> str:
-        """Return the first error in the log of vLLM's processes, else the most informative line of the exception."""
-        if not isinstance(error, ValidationError) and (cause := root_cause(self._log())):
+        """Return the most informative line of an exception.
+
+        If it only refers to an error in another process, that is searched in what vLLM has logged since the beginning
+        of loading or scoring.
+        """
+        cause = root_cause(self._log(self.phase_start)) if is_generic(error) else None
+        if cause is not None:
             return f"{cause} (log: {self.planned.log_file})"
         return reason_of(error)
 
@@ -264,7 +270,7 @@ class VllmEngine(Engine):
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "batch": "all windows queued at once" if decode is None else f"{decode.batch} windows at a time",
             "scorer": self.driver.provenance(),
-            "warnings": warnings_in(self._log()),
+            "warnings": warnings_in(self._log(self.log_start)),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
             "notes": [
@@ -290,10 +296,15 @@ class VllmEngine(Engine):
             vars(self).pop("driver", None)  # missing if loading failed
             gc.collect()
 
-    def _log(self) -> str:
-        """Return vLLM's output since this model's load began; empty if it goes to the terminal."""
+    def _log_bytes(self) -> int:
+        """Return the size of the log; 0 if vLLM's output goes to the terminal."""
         log = self.planned.log_file
-        return log.read_bytes()[self.log_start :].decode(errors="replace") if log is not None and log.exists() else ""
+        return log.stat().st_size if log is not None and log.exists() else 0
+
+    def _log(self, start: int) -> str:
+        """Return vLLM's output from a position in the log on; empty if it goes to the terminal."""
+        log = self.planned.log_file
+        return log.read_bytes()[start:].decode(errors="replace") if log is not None and log.exists() else ""
 
 
 def reason_of(error: BaseException) -> str:
@@ -302,6 +313,8 @@ def reason_of(error: BaseException) -> str:
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = "".join(f"{step}: " for step in found["loc"])
         return place + " ".join(found["msg"].removeprefix("Value error, ").split())
+    if isinstance(error, (LookupError, AttributeError, TypeError)):  # their texts say little: 'model.norm.weight'
+        return with_class(error)
     return one_line(error)
 
 

@@ -188,6 +188,8 @@ class WorkerProcess:
 
         ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if it was killed.
         """
+        if self.group:  # errors that were logged before, and caught, do not explain this command's failure
+            self.log_start = os.fstat(self.log.fileno()).st_size
         with suppress(OSError):  # reading tells whether it has died
             self.channel.send_bytes(messages.encoded(command))
         message: Message | None = None

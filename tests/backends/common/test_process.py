@@ -80,3 +80,31 @@ def test_libcuda_says_whether_cuda_was_started(monkeypatch: pytest.MonkeyPatch, 
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: driver)
     assert process.has_started_cuda() is started
+
+
+CAUGHT = """\
+(EngineCore pid=7) ERROR 11-28 18:00:00 [__init__.py:72] Failed to load plugin x
+(EngineCore pid=7) ERROR 11-28 18:00:00 [__init__.py:72] ModuleNotFoundError: No module named 'x'
+WARNING 11-28 18:00:01 [a.py:1] ImportError: an optional kernel
+"""
+DIED = """\
+(Worker pid=8) ERROR 11-28 18:00:02 [multiproc_executor.py:953] WorkerProc failed to start.
+(Worker pid=8) ERROR 11-28 18:00:02 [multiproc_executor.py:953] ValueError: too few blocks
+(EngineCore pid=7) ERROR 11-28 18:00:03 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=7) ERROR 11-28 18:00:03 [core.py:1510] Exception: WorkerProc initialization failed due to an exception
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "gold"),
+    [
+        ("", None),
+        (DIED, "ValueError: too few blocks"),
+        (CAUGHT + DIED, "ValueError: too few blocks"),
+        (CAUGHT, "ModuleNotFoundError: No module named 'x'"),
+        ("RuntimeError: Engine core initialization failed. See root cause above.\nKeyError: 'a'", "KeyError: 'a'"),
+        ("INFO EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: full", "torch.OutOfMemoryError: full"),
+    ],
+)
+def test_the_error_that_ended_a_process(log: str, gold: str | None) -> None:
+    assert process.root_cause(log) == gold

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.base import Decode, PlannedModel
+from compare_q.backends.base import Decode, PlannedModel, ScoreRequest
 from compare_q.backends.checkpoint.config import CheckpointConfig
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
@@ -287,3 +287,29 @@ def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert said == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
     monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
     check_checkpoint(request_for(folder), folder)
+
+
+DEAD = RuntimeError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+
+@pytest.mark.parametrize(
+    ("error", "gold"),
+    [
+        (RuntimeError("shape [3] is invalid"), "shape [3] is invalid"),
+        (KeyError("norm.weight"), "KeyError: 'norm.weight'"),
+        (DEAD, "torch.OutOfMemoryError: full (log: {log})"),
+        (AssertionError(), "torch.OutOfMemoryError: full (log: {log})"),
+    ],
+)
+def test_an_error_while_scoring_is_not_one_that_loading_caught(
+    toy_model: Path, tmp_path: Path, error: Exception, gold: str
+) -> None:
+    """The exception explains itself, unless it refers to another process, which has logged its error since."""
+    log = tmp_path / "log"
+    log.write_text("ERROR ImportError: an optional kernel, an hour ago\n")
+    backend = VllmEngine(request_for(toy_model).updated(log_file=log))
+    with pytest.raises(AttributeError):
+        backend.score([], ScoreRequest())  # nothing is loaded
+    with log.open("a") as stream:
+        stream.write("ERROR torch.OutOfMemoryError: full\n")
+    assert backend.explained(error) == gold.format(log=log)
