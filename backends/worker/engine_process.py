@@ -2,8 +2,8 @@
 
 The driver starts one engine process for each pair of a Python and an engine (``eval/common/processes.py``).  An engine
 process uses no GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the
-group and sends the driver the exit status.  When the driver ends, even by kill -9, the engine process kills all groups
-and ends.
+group, deletes its temporary files, and sends the driver the exit status.  When the driver ends, even by kill -9, the
+engine process does the same for all workers, and ends.
 
 If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
 engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
@@ -24,17 +24,27 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from compare_q.backends.common.process import WORKER, die_with_parent, fork_blockers
+from compare_q.backends.worker import temporary
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request the end of a run.  If one reaches all processes of a run, the driver decides what to do."""
 LEAVE = signal.SIGUSR1
 """Signal that ends an import, sent by the driver, or by the system when the driver ends.  Later, closing the socket
 ends this process."""
-Workers = dict[int, Connection]
-"""Process id (also of the group) of each running worker -> its channel to the driver."""
+
+
+class Running(NamedTuple):
+    """A running worker: its channel to the driver, and its folder for temporary files ("": the user's)."""
+
+    channel: Connection
+    folder: str
+
+
+Workers = dict[int, Running]
+"""Running workers by process id, which is also the id of their process group."""
 
 
 def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
@@ -64,16 +74,16 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
         forked = serve_forks(control, refusal, workers)
     finally:
         if forked is None:
-            for group in workers:
-                end_group(group)
+            end_all(workers)
     if forked is None:
         os._exit(0)  # skip the cleanup of libraries, which takes seconds
     try:  # this is a fork
-        channel, log, requested = forked
-        become_worker(me, log, before, [control, *workers.values()])
+        running, log, requested = forked
+        become_worker(me, log, before, [control, *(other.channel for other in workers.values())])
+        temporary.use(running.folder)
         from compare_q.backends.worker import worker
 
-        worker.serve(channel, requested, alone)
+        worker.serve(running.channel, requested, alone)
         atexit._run_exitfuncs()
         code = 0
     except BaseException:
@@ -107,11 +117,11 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
         backends.engine_class(engine).import_engine(verbose=verbose)
 
 
-def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple[Connection, int, float] | None:
+def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple[Running, int, float] | None:
     """Fork workers when the driver requests them, and reap them; None when the driver has ended.
 
-    In each fork, return its channel, its log, and when it was requested.  ``refusal``: why no worker can run in this
-    Python; otherwise empty.
+    In each fork, return its channel and folder, its log, and when it was requested.  ``refusal``: why no worker can run
+    in this Python; otherwise empty.
     """
     woken, waking = os.pipe()
     os.set_blocking(waking, False)
@@ -132,6 +142,7 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
         channel, log = Connection(descriptors[0]), descriptors[1]
         sys.stdout.flush()
         reason, worker = refusal, -1
+        folder = "" if refusal else temporary.new_folder()
         try:
             worker = -1 if refusal else os.fork()
         except OSError as error:  # too many processes: only this worker fails
@@ -140,14 +151,15 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
             signal.set_wakeup_fd(-1)
             os.close(woken)
             os.close(waking)
-            return channel, log, float(requested)
+            return Running(channel, folder), log, float(requested)
         os.close(log)
         if reason:
+            temporary.remove(folder)
             send_failed(channel, reason=reason)
         else:
             with suppress(OSError):  # the worker does the same, and may have started another program by now
                 os.setpgid(worker, worker)
-            workers[worker] = channel
+            workers[worker] = Running(channel, folder)
 
 
 def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list[Any]) -> None:
@@ -169,13 +181,28 @@ def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list
     os.environ[WORKER] = "1"
 
 
+def end_all(workers: Workers) -> None:
+    """Kill the groups of all workers, and delete their temporary files."""
+    for group in workers:
+        end_group(group)
+    for group, worker in workers.items():
+        with suppress(ChildProcessError):
+            os.waitpid(group, 0)
+        temporary.remove(worker.folder)
+
+
 def reap(workers: Workers) -> None:
-    """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status."""
+    """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status.
+
+    Their temporary files are deleted before.
+    """
     for worker in list(workers):
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             end_group(worker)
-            send_failed(workers.pop(worker), status=os.waitstatus_to_exitcode(status))
+            channel, folder = workers.pop(worker)
+            temporary.remove(folder)
+            send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 
 def send_failed(channel: Connection, **fields: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import pytest
 
 from compare_q import backends
 from compare_q.backends.common.errors import InputError, ModelError, StoppedError
-from compare_q.backends.worker.messages import InspectEngine
+from compare_q.backends.worker.messages import CallCommand, InspectEngine
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import WorkerProcess
 from tests.support import ROOT
@@ -22,6 +24,7 @@ from tests.support.toy import planned, refusal
 
 pytestmark = pytest.mark.engine
 CODE = Path(backends.__file__).resolve().parent
+LEAVE_A_FILE = CallCommand(function="tests.eval.common.test_worker_process:leave_a_file", arguments={})
 QUESTION = InspectEngine(planned("a", "fake", "none", 1))
 
 
@@ -107,6 +110,42 @@ def test_a_worker_that_is_killed_was_interrupted(tmp_path: Path, when: str) -> N
         worker.perform(QUESTION, 60.0, ignore)
     worker.close()
     wait_until(lambda: not workers_of(Path(os.environ["COMPARE_Q_CACHE"])))
+
+
+def leave_a_file(_: object) -> str:
+    """Leave a temporary file in a worker, as vLLM does if it is interrupted; return its folder."""
+    descriptor, name = tempfile.mkstemp(prefix="vllm_dist_")
+    os.close(descriptor)
+    return str(Path(name).parent)
+
+
+@pytest.mark.parametrize("end", ["kill", "kill -9", "close"])
+def test_a_worker_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """They are in a folder of its own, below the user's TMPDIR."""
+    mine = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets must fit
+    monkeypatch.setenv("TMPDIR", str(mine))
+    worker = WorkerProcess(log_file=tmp_path / "log")
+    folder = Path(worker.perform(LEAVE_A_FILE, 60.0, ignore))
+    assert folder.parent == mine
+    assert list(folder.iterdir())
+    if end == "kill":
+        worker.kill()
+    elif end == "kill -9":
+        os.kill(worker.group, signal.SIGKILL)
+    worker.close()
+    wait_until(lambda: not folder.exists())
+    assert list(mine.iterdir()) == []
+    mine.rmdir()
+
+
+def test_a_long_tmpdir_is_used_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in it would make the paths of an engine's sockets longer than the system allows."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    worker = WorkerProcess(log_file=tmp_path / "log")
+    assert worker.perform(LEAVE_A_FILE, 60.0, ignore) == str(long)
+    worker.close()
 
 
 def ignore(message: object) -> None:
