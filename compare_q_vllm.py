@@ -14,6 +14,7 @@ number of windows:
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import tempfile
@@ -59,15 +60,24 @@ def load_vllm_score(model_dir: str | list[Any], size: int = 2048 + 512) -> tuple
         model_dir=str(folder),
         max_tokens=min(size, context or size),
         options=options,
-        log_file=Path(tempfile.gettempdir()) / f"compare_q_vllm.{os.getpid()}.log",
     )
     VllmEngine.check(request)
     loaded = VllmEngine(request)
     storage = loaded.files(request).storage()
     if storage.vram_bits is None:
         raise ModelError(f"{folder}: stored size unknown: {storage.note}")
+    loaded.planned = request.updated(log_file=new_log())
     loaded.load()
     return loaded, storage.bpw_layer, storage.bpw_head, storage.vram_bits
+
+
+def new_log() -> Path:
+    """Create an empty log that only this user can read, under a new name; it is deleted when the program ends."""
+    descriptor, name = tempfile.mkstemp(prefix="compare_q_vllm.", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
+    atexit.register(log.unlink, missing_ok=True)
+    return log
 
 
 def fwd_vllm_score(model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int = 1024) -> torch.Tensor:

@@ -83,6 +83,21 @@ def run(script: str, *words: object) -> str:
     return done.stdout
 
 
+def test_the_log_has_a_new_name_and_is_deleted_at_the_end(tmp_path: Path) -> None:
+    """The folder of temporary files may be shared: a name that can be guessed could be another user's link."""
+    code = "import compare_q_vllm, os; logs = [compare_q_vllm.new_log() for _ in range(2)]; print(*logs)\n"
+    code += "print(*(oct(os.stat(log).st_mode & 0o777) for log in logs))"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
+    logs, modes = map(str.split, done.stdout.splitlines())
+    assert len(set(logs)) == 2
+    assert {Path(log).parent for log in logs} == {tmp_path}
+    assert modes == ["0o600"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> None:
     (tmp_path / "eval").mkdir()
     link = tmp_path / "eval" / "compare_q_vllm.py"
