@@ -58,7 +58,7 @@ def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
     Therefore one window and two steps are enough.
     """
     longest = model.max_tokens + 1
-    batched = model.options.get("max_num_batched_tokens", most_batched)
+    batched: int = model.options.get("max_num_batched_tokens", most_batched)
     tokens = max(2 * batched, min(4 * longest, longest + 2 * batched))
     if model.decode is not None:
         tokens = max(tokens, model.decode.batch * (longest + BLOCK))
