@@ -31,6 +31,10 @@ from compare_q.eval.run.claims import claimed_windows, lock_file
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 
 
+LARGE = 20e9
+"""Bytes of a cache of which every run says how large it is."""
+
+
 class Entry(NamedTuple):
     """One entry: ``size`` in bytes, ``used`` last in seconds since 1970, the ``label`` of its model."""
 
@@ -175,6 +179,22 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
 def size_of(entry: Entry) -> int:
     """Return the bytes that compare_q's files of an entry take now."""
     return sum(storage.size_of(file) or 0 for file in own_files(entry.section, entry.path))
+
+
+def word_on_size(cache: Cache) -> str | None:
+    """Return a line on a cache that takes much of a disk; None for a smaller one."""
+    total = 0
+    for section, pattern in NAMES.items():
+        with suppress(OSError):  # the folder does not exist
+            for path in (cache.root / section).iterdir():
+                if pattern.fullmatch(path.name):
+                    total += sum(storage.size_of(file) or 0 for file in own_files(section, path))
+    if total < LARGE:
+        return None
+    return (
+        f"cache: {bytes_in_words(total)} in {cache.root}; compare-q cache lists it, and --cache-limit SIZE deletes "
+        "what was not used for longest"
+    )
 
 
 def limited(cache: Cache, limit: int) -> str:

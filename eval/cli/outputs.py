@@ -17,7 +17,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import paths_in
-from compare_q.eval.cli.cache import limited
+from compare_q.eval.cli.cache import limited, word_on_size
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.common.terminal import say
@@ -199,6 +199,8 @@ def write_run(
     if args.cache_limit is not None:
         with outputs.writing(cache.root):
             say(limited(cache, args.cache_limit))
+    else:
+        print_note(word_on_size(cache))
     return results
 
 

@@ -49,6 +49,10 @@ NAMES = {
 """Section -> the names of its files, or of its folders (scores and references)."""
 
 
+LARGEST_LOG = 16 * 2**20
+"""Bytes of an engine's log from which on the next run begins a new one."""
+ALL_LOGS = 256 * 2**20
+"""Bytes of all logs together above which a run deletes the oldest ones."""
 LOCK_POLL_S = 0.5
 """Seconds between two attempts to get a lock, and two checks of whether the run was stopped."""
 
@@ -66,6 +70,7 @@ class Cache:
         self.marks: Path | None = None
         self.temporary: set[tuple[str, str]] = set()  # (section, key) of entries that this run makes and deletes
         self.locks: set[Path] = set()
+        self.logs: set[Path] = set()  # that engines of this run write
         self.using = threading.Lock()
         self.release: Callable[[], object] = lambda: None  # ends the marks and locks of this run, which has ended
 
@@ -150,7 +155,33 @@ class Cache:
         file = self.root / "logs" / f"{name}.{key}.log"
         while os.path.lexists(file) and not storage.is_regular(file):  # a pipe
             file = file.with_name(f"_{file.name}")
+        is_new_here = file not in self.logs
+        self.logs.add(file)
+        size = storage.size_of(file) or 0
+        if is_new_here and size > LARGEST_LOG and key not in self.used_by_runs(others=True):
+            storage.delete([file])
+        self.limit_logs()
         return file
+
+    def limit_logs(self) -> None:
+        """Delete the oldest logs until the others take at most ``ALL_LOGS`` bytes.
+
+        Those of running models stay, and do not count.
+        """
+        in_use = self.used_by_runs()
+        logs = []
+        for file in storage.files_in(self.root / "logs"):
+            name = NAMES["logs"].fullmatch(file.name)
+            if name and name[1] not in in_use and file not in self.logs:
+                with suppress(OSError):  # deleted in the meantime
+                    found = file.lstat()
+                    logs.append((found.st_mtime, file, found.st_size))
+        total = sum(size for _, _, size in logs)
+        for _, file, size in sorted(logs):
+            if total <= ALL_LOGS:
+                break
+            storage.delete(own_files("logs", file))
+            total -= size
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:

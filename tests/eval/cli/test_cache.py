@@ -19,7 +19,7 @@ from compare_q.eval.cli import cache as cache_listing
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run.claims import claimed
 from tests.support.stores import numbers, store_of
-from tests.support.toy import Ran, assert_refused
+from tests.support.toy import FAKE, Ran, assert_refused
 
 Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
@@ -207,3 +207,14 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     assert listed.status == 0
     assert re.search(r"\d+\.\d kB  scores of fake uniform, ", listed.out)
     assert f"{own_cache}: 1 tokens" in listed.out.replace("\n", "")
+
+
+def test_a_run_says_the_size_of_a_large_cache(
+    compare_q: Run, write_specs: Specs, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, models = write_specs([FAKE])
+    line = ("-d", data, "-m", models)
+    assert str(own_cache) not in compare_q(*line).err
+    monkeypatch.setattr(cache_listing, "LARGE", 100)
+    assert str(own_cache) in compare_q(*line).err
+    assert compare_q(*line, "--cache-limit", "1TB").err.count(str(own_cache)) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.backends.scoring import segments
+from compare_q.eval.common import cache as cache_module
 from compare_q.eval.common.cache import Cache
 from tests.support.scores import random_scores, random_windows
 from tests.support.stores import digest, state_store, window_of
@@ -153,3 +154,29 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     assert files(tmp_path) == there
     Cache(tmp_path).check_writable()
     assert files(tmp_path) == {}
+
+
+def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go; a log that runs have appended too much to begins anew; those of running models stay."""
+    monkeypatch.setattr(cache_module, "LARGEST_LOG", 100)
+    monkeypatch.setattr(cache_module, "ALL_LOGS", 250)
+    keys = [str(number) * 40 for number in range(5)]
+    logs = []
+    for number, key in enumerate(keys):
+        log = Cache(tmp_path).log_file("label", key)
+        log.write_bytes(b"x" * 100)
+        os.utime(log, (number, number))
+        logs.append(log)
+    own = tmp_path / "logs" / "mine.txt"
+    own.write_bytes(b"x" * 1000)
+    assert [log.exists() for log in logs] == [False, False, True, True, True]
+    other = Cache(tmp_path)
+    other.use("scores", keys[2])
+    cache = Cache(tmp_path)
+    fresh = cache.log_file("label", "a" * 40)
+    fresh.write_bytes(b"x" * 101)
+    assert [log.exists() for log in logs[2:]] == [True, True, True]
+    assert cache.log_file("label", "a" * 40).stat().st_size == 101  # another worker of the same run
+    assert not Cache(tmp_path).log_file("label", "a" * 40).exists()
+    assert logs[2].exists()
+    assert own.exists()
