@@ -13,7 +13,7 @@ from compare_q.eval.results import ModelResult, RunResult, option_texts
 from compare_q.eval.table import notes
 from compare_q.eval.table.columns import COLUMNS, Column, named
 from compare_q.eval.table.notes import BEST
-from compare_q.eval.table.numbers import error_text, number_text
+from compare_q.eval.table.numbers import decimals_of_error, error_text, number_text
 
 EARLIER = "*"
 """After seconds that an earlier run measured."""
@@ -28,6 +28,8 @@ LAST_SPARE = (
 """Names of columns and errors that a narrow terminal leaves out after those with a ``Column.spare``, in this order."""
 TOP_ERROR = 8
 """``Column.spare`` of the error of ``same_top``."""
+FINER = 2
+"""Decimals of PPL beyond those of its error, which is mostly about the text: rows of one table differ far less."""
 LONGEST_NAME = 14
 """Characters of a text's name in a header, if that is enough to distinguish the texts."""
 
@@ -130,6 +132,7 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
     known = set[str]().union(*options)
     different = {name for name in known if any(each.get(name, ...) != options[0].get(name, ...) for each in options)}
     for column in with_short_headers(list(map(named, names))):
+        column = with_digits_of_errors(column, run.models)
         best, cells = best_labels(run.models, column.best) if column.best else frozenset(), []
         for model in run.models:
             if column.name == "label":
@@ -145,6 +148,25 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
                 cells.append(cell_of(column, model, is_best=model.label in best))
         found.append(Filled(column, tuple(cells), note=said.get(column.name, "")))
     return found
+
+
+def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Column:
+    """Return the column without decimals that the errors of all its numbers make meaningless: 294.45 beside ± 26.
+
+    All numbers of a column have the same decimals.  PPL has ``FINER`` more than its error.
+    """
+    if column.digits is None or not column.error:
+        return column
+    more = FINER if column.name.partition(":")[0] == "ppl" else 0
+    needed = []
+    for model in models:
+        is_shown = model.blocks is not None and not (model.reference and column.of_reference is not None)
+        if is_shown and column.value(model) is not None:
+            stderr = column.stderr(model)
+            if not stderr:
+                return column
+            needed.append(decimals_of_error(column.times * stderr) + more)
+    return replace(column, digits=min([column.digits, max(needed, default=column.digits)]))
 
 
 def with_short_headers(columns: Sequence[Column]) -> list[Column]:

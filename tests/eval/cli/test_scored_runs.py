@@ -58,7 +58,7 @@ def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_pat
     """The bug is not a CompareQError: the logits do not have a row for a token id."""
     models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"},
               {**FAKE, "label": "small", "engine": {"vocab_size": 5}}]  # fmt: skip
-    ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=1)
+    ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=2)  # no plot
     assert "bad: failed: told to fail after 2 windows" in ran.out
     assert "small: failed: IndexError: " in ran.out
     assert "Traceback" not in ran.out + ran.err

@@ -201,7 +201,7 @@ def test_slices_are_shown_by_kld_or_without_a_reference_by_ppl() -> None:
         return [(each.column.title, *(cell.shown for cell in each.cells)) for each in page.columns_of_slices(run)]
 
     assert shown(three())[1] == ("wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000")
-    assert shown(three(reference=False))[3] == ("chat PPL", "20.0000", "20.0600", "21.6000", "20.2000")
+    assert shown(three(reference=False))[3] == ("chat PPL", "20.000", "20.060", "21.600", "20.200")
     assert shown(results_of(*MODELS)) == []
     assert shown(three().updated(models=three().models[:1])) == []
 

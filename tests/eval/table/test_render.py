@@ -210,3 +210,22 @@ class TestCsv:
         assert {cell for row in rows for cell in row if "HYPERLINK" in cell} == {f"'{printable(text)}"}
         assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 0, 2]
         assert "-80.0" in rows[2]
+
+
+@pytest.mark.parametrize(
+    ("errors", "shown_as"),
+    [
+        ((26.0, 31.0), ["294.45", "305.13"]),
+        ((2.6, 3.1), ["294.453", "305.131"]),
+        ((0.26, 3.1), ["294.4529", "305.1307"]),
+        ((None, 26.0), ["294.4529", "305.1307"]),
+    ],
+)
+def test_digits_follow_the_errors_of_a_column(errors: tuple[float | None, float], shown_as: list[str]) -> None:
+    """PPL has two digits more than its smallest error, and never more than four."""
+    rows = []
+    for label, value, stderr in zip("ab", (294.4529, 305.1307), errors, strict=True):
+        row = with_ppl(QUANT, Perplexity(value, -80.0, 40, 0, stderr, stderr))
+        rows.append(replace(row, label=label))
+    cells = next(each.cells for each in table_of(run_of(*rows)).columns if each.column.name == "ppl")
+    assert [cell.value for cell in cells] == shown_as
