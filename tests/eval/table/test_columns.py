@@ -223,7 +223,7 @@ def test_columns_of_slices_show_the_numbers_of_the_slice() -> None:
     few = Slice(7, 20.0, None, 0.5, None, None, None)
     row = replace(QUANT, slices={"few": few})
     found = cells(run_of(REF, row), "W4A16", ("kld:few", "ppl:few", "same_top:few"))
-    assert [(cell.value, cell.error) for cell in found.values()] == [("0.50000", ""), ("20.000", ""), ("n/a", "")]
+    assert [(cell.value, cell.error) for cell in found.values()] == [("0.50000", ""), ("20.0000", ""), ("n/a", "")]
     assert [named(name).header for name in ("kld:chat", "same_top:chat")] == ["chat\nKLD", "chat\nsame top %"]
 
 
