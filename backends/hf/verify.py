@@ -18,13 +18,13 @@ numbers (bitsandbytes, gptqmodel, FP8 kernels), and none of these classes runs o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from compare_q.backends.checkpoint import dequantize
-from compare_q.backends.checkpoint.contents import new_names, stored_tensors
+from compare_q.backends.checkpoint.contents import new_names, split, stored_tensors
 from compare_q.backends.checkpoint.dequantize import UnreadError
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import Parts, layout_of
@@ -78,7 +78,7 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
     places = loaded_names(checkpoint, model, samples)
     tensors = model.state_dict()
     for sample in samples:
-        weight = tensors.get(places.get(sample.module, ""))
+        weight = loaded_weight(tensors, places.get(sample.module, set()))
         if weight is not None and not is_plain(weight):
             continue
         try:
@@ -126,16 +126,34 @@ def numbers_in(name: str) -> list[int]:
     return [int(number) for number in NUMBER.findall(name)]
 
 
-def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) -> Mapping[str, str]:
-    """Module of a sample -> the name of its weights in the loaded model; without those that Transformers cannot map."""
+def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) -> Mapping[str, set[str]]:
+    """Module of a sample -> the names of its weights in the loaded model; without those that Transformers cannot map.
+
+    Transformers cuts some stored matrices into several, as HRM's gate, query, key and value.
+    """
     chosen = {sample.module for sample in samples}
     names = {name: each.module for name, each in stored_tensors(checkpoint, chosen).items()}
     weights = [name for name in names if not name.endswith("bias")]
+    places: dict[str, set[str]] = {}
     try:
-        renamed = new_names(model, weights)
+        for name, target in new_names(model, weights).items():
+            places[names[name]] = {target, *split(model, {name: target})}
     except Exception:  # Transformers' rules raise anything; modules without a place are left out, or refused
         return {}
-    return {names[name]: target for name, target in renamed.items()}
+    return places
+
+
+def loaded_weight(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> torch.Tensor | None:
+    """Return the tensor of these names; several matrices below each other, in any order.  None if there is none."""
+    import torch
+
+    weights = [tensors[name] for name in names if name in tensors]
+    if not weights:
+        return None
+    columns = {weight.shape[-1] for weight in weights}
+    if len(weights) == 1 or len(columns) > 1:
+        return weights[0]
+    return torch.cat(weights)
 
 
 def is_plain(weight: Any) -> bool:

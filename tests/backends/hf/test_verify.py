@@ -15,7 +15,7 @@ from compare_q.backends.base import ScoreRequest
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.verify import check_weights
-from tests.support.toy import brute_force, toy_windows
+from tests.support.toy import brute_force, save_llama, toy_windows
 from tests.support.toy_mixtures import (
     Quantizer,
     compressed,
@@ -136,4 +136,17 @@ def test_the_order_of_rows_in_a_stack_is_free(mixtures: dict[str, Path], tmp_pat
     with torch.inference_mode():
         engine.model.model.layers[1].mlp.experts.gate_up_proj.mul_(2)
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.experts\.0\.(gate|up)_proj.*about 2 times as large"):
+        check_weights(checkpoint, engine.model)
+
+
+def test_a_stored_matrix_that_is_cut_into_several(tmp_path: Path) -> None:
+    """HRM stores gate, query, key and value as one matrix, and loads four."""
+    from demo.quantize import quantize
+
+    folder = tmp_path / "quantized"
+    quantize(save_llama(tmp_path / "toy", "HrmText"), "W4A16", folder, group_size=32)
+    engine, checkpoint = loaded(folder, dtype="bfloat16"), Checkpoint(folder)
+    with torch.inference_mode():
+        engine.model.model.H_module.layers[1].self_attn.v_proj.weight.mul_(2)
+    with pytest.raises(ModelError, match=r"layers\.1\.attn\.gqkv_proj"):
         check_weights(checkpoint, engine.model)
