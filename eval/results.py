@@ -45,8 +45,9 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Number formats for a narrow column."""
 PREFILL_STEP = 2048
 """Tokens of a prefill step, as in ExLlamaV3 and, on small GPUs, in vLLM; llama.cpp computes 512."""
-EMBEDDED, EMBEDDED_END = b'<script type="application/json" id="results">', b"</script>"
-"""What stands before and after the results.json in a report.html."""
+EMBEDDED = b'<script type="application/json" id="results">'
+EMBEDDED_END = b"</script>"
+"""The texts before and after the results.json in a report.html."""
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 
 

@@ -29,10 +29,8 @@ from compare_q.eval.common.terminal import say
 from compare_q.eval.run.claims import claimed_windows, lock_file
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
-
-
 LARGE = 20e9
-"""Bytes of a cache of which every run says how large it is."""
+"""Every run reports the size of a cache with more bytes."""
 
 
 class Entry(NamedTuple):
@@ -181,14 +179,14 @@ def size_of(entry: Entry) -> int:
     return sum(storage.size_of(file) or 0 for file in own_files(entry.section, entry.path))
 
 
-def word_on_size(cache: Cache) -> str | None:
-    """Return a line on a cache that takes much of a disk; None for a smaller one."""
+def large_cache_note(cache: Cache) -> str | None:
+    """Return a line on the size of a cache above ``LARGE``; None for a smaller one."""
     total = 0
-    for section, pattern in NAMES.items():
+    for section in NAMES:
         with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
-                if pattern.fullmatch(path.name):
-                    total += sum(storage.size_of(file) or 0 for file in own_files(section, path))
+                for file in own_files(section, path):
+                    total += storage.size_of(file) or 0
     if total < LARGE:
         return None
     return (

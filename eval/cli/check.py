@@ -100,17 +100,20 @@ def checked_files(
         try:
             lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
             if not files.is_remote and (is_gguf(path) or exists(path / "config.json")):
-                other = None if reference == path else reference
-                made = made_tokens(path) if other is not None else None
-                contents = found.get(other) if other is not None else None
-                report = examine(path, other, found.get(path), reference_contents=contents, made=made)
+                if reference is None or reference == path:
+                    report = examine(path, None, found.get(path))
+                else:
+                    others = found.get(reference)
+                    made = made_tokens(path)
+                    report = examine(path, reference, found.get(path), reference_contents=others, made=made)
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]
                 said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
                 said += [f"not checked: {reason}" for reason in report.unchecked]
                 lines += [f"{label}: {each}" for each in (*said, *too_large(config, model))]
                 wrong = wrong or report.is_wrong
-                if fault := backends.engine_class(model.engine).misreads(model):
+                fault = backends.engine_class(model.engine).misreads(model)
+                if fault:
                     lines.append(f"{label}: wrong: {fault}")
                     wrong = True
                 if refusal := config.workers.refusal(model):

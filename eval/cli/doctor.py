@@ -36,14 +36,18 @@ def run(names: Sequence[str]) -> int:
         check_pack(expanded(name))
         say(name, *described(expanded(name)), "  nothing wrong found")
     models = [model for name in names if name not in packs for model in models_of(name, progress)]
-    found, wrong = contents_of([path for _, path in models], progress), False
+    contents = contents_of([path for _, path in models], progress)
+    wrong = False
     for number, (name, path) in enumerate(models):
         with progress.phase(f"examining {name}", unit="bytes") as phase:
-            reference = models[0][1] if number else None
-            report = examine(
-                path, reference, found.get(path), phase,
-                reference_contents=found.get(models[0][1]), made=made_tokens(path) if number else None,
-            )  # fmt: skip
+            if number:
+                first = models[0][1]
+                made = made_tokens(path)
+                report = examine(
+                    path, first, contents.get(path), phase, reference_contents=contents.get(first), made=made
+                )
+            else:
+                report = examine(path, None, contents.get(path), phase)
         facts = [f"  {title:11} {text}" for title, text in report.facts]
         misread = misreadings(path)
         findings = [f"  {finding}" for finding in (*misread, *report.findings)] or ["  nothing wrong found"]

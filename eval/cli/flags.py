@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         if action.type in (Path, str, names) and not given.strip():
             raise argparse.ArgumentError(action, "is empty; give it a value")
         if action.type is Path and given == "-":
-            raise argparse.ArgumentError(action, "- is no file; /dev/stdout and /dev/stdin are")
+            raise argparse.ArgumentError(action, "- does not name a file; use /dev/stdout or /dev/stdin")
         try:
             return super()._get_value(action, given)
         except InputError as error:
@@ -399,11 +399,12 @@ def refuse(*cases: tuple[object, str]) -> None:
 
 def check_no_picture(args: argparse.Namespace) -> None:
     """InputError for the file of a plot after ``-p``, which takes none: it would be read as a model or a run."""
+    if not args.plot:
+        return
+    kind = "run" if args.source else "model"
     for name in (*args.models, *map(str, args.source)):
-        if args.plot and name.lower().endswith(tuple(SUFFIXES)):
-            raise InputError(
-                f"{printable(name)}: is no {'run' if args.source else 'model'}; -pf names the file of the plot"
-            )
+        if name.lower().endswith(tuple(SUFFIXES)):
+            raise InputError(f"{printable(name)}: is not a {kind}; -pf names the file of the plot")
 
 
 def check_run(args: argparse.Namespace) -> None:

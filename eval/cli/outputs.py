@@ -17,7 +17,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
 from compare_q.backends.common.messages import printable, shortened
 from compare_q.backends.common.options import paths_in
-from compare_q.eval.cli.cache import limited, word_on_size
+from compare_q.eval.cli.cache import large_cache_note, limited
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.common.terminal import say
@@ -34,8 +34,8 @@ FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html",
 SPECS = ("data.json", "models.json")
 """The files that ``--save-specs`` writes: data specs and model specs.  No existing file is replaced."""
 NO_PART_OF_A_MODEL = (*measures.SUFFIXES, ".html", ".csv", ".md")
-"""Suffixes of outputs that may be written into the folder of a model: no engine reads such files, and they are no part
-of the key of cached scores."""
+"""Suffixes of outputs that may be written into the folder of a model: engines do not read such files, and the keys of
+cached scores do not depend on them."""
 LONGEST_ERROR = 3000
 """Maximum number of characters in a line about an error, which may repeat a word of the command line."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
@@ -101,7 +101,7 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
 
 
 def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
-    """Return the paths of models and tokenizers, from which an engine reads only files of a checkpoint."""
+    """Return the paths of models and tokenizers.  Engines read only files of a checkpoint there."""
     folders: list[str | Path] = [model.located for model in models]
     for spec in texts.values():
         folders.append(spec.locate(spec.tokenizer_dir))
@@ -200,7 +200,7 @@ def write_run(
         with outputs.writing(cache.root):
             say(limited(cache, args.cache_limit))
     else:
-        print_note(word_on_size(cache))
+        print_note(large_cache_note(cache))
     return results
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             return recorded_as_pack(args, config, models[0], data[0], folder)
         except BaseException:
-            config.workers.stop()  # from now on no second signal interrupts, which could leave files behind
+            config.workers.stop()  # ignores further signals, which could interrupt the deletion of files
             raise
 
 

@@ -32,14 +32,14 @@ def existing(target: Path) -> Manifest | None:
     if not os.path.lexists(target):
         return None
     if target.is_symlink() or not pack.is_pack(target):
-        raise InputError(f"-o: {printable(target)}: is there, and no reference pack; name another folder")
+        raise InputError(f"-o: {printable(target)}: exists and is not a reference pack; name another folder")
     return pack.read(target)
 
 
 def check_parent(target: Path) -> None:
     """InputError unless the folder that is to contain the pack exists."""
     if not target.absolute().parent.is_dir():
-        raise InputError(f"-o: {printable(target)}: there is no folder {printable(target.parent)}")
+        raise InputError(f"-o: {printable(target)}: the folder {printable(target.parent)} does not exist")
 
 
 def check_replaced(target: Path, replaced: Manifest, identity: Mapping[str, str], n_windows: int) -> None:

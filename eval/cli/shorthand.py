@@ -46,7 +46,7 @@ SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
 NO_INPUT = (*SUFFIXES, ".html", ".csv", ".log")
-"""Suffixes of files that are no model and no text, so that a mistyped name does not mean them."""
+"""Suffixes of files that are neither models nor texts; hints at similar names leave them out."""
 PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
 """Keys of a data spec that may be paths."""
 NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
@@ -235,9 +235,12 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
 
 
 def near(path: Path, *others: str) -> str:
-    """Return a hint at a path that exists beside one that does not, or at one of the other names."""
-    beside = os.listdir(path.parent) if is_folder(path.parent) else []
-    paths = {name: str(path.parent / name) for name in beside if Path(name).suffix.lower() not in NO_INPUT}
+    """Return a hint at a similar name in the same folder, or among the other names, for a path that does not exist."""
+    paths = {}
+    if is_folder(path.parent):
+        for name in os.listdir(path.parent):
+            if Path(name).suffix.lower() not in NO_INPUT:
+                paths[name] = str(path.parent / name)
     return nearest(path.name, [*paths, *others], paths)
 
 

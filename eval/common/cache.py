@@ -47,10 +47,8 @@ NAMES = {
     "logs": re.compile(r".*\.([0-9a-f]{40})\.log", re.DOTALL),
 }
 """Section -> the names of its files, or of its folders (scores and references)."""
-
-
 LARGEST_LOG = 16 * 2**20
-"""Bytes of an engine's log from which on the next run begins a new one."""
+"""If an engine's log has more bytes, the next run begins a new one."""
 ALL_LOGS = 256 * 2**20
 """Bytes of all logs together above which a run deletes the oldest ones."""
 LOCK_POLL_S = 0.5
@@ -166,7 +164,7 @@ class Cache:
     def limit_logs(self) -> None:
         """Delete the oldest logs until the others take at most ``ALL_LOGS`` bytes.
 
-        Those of running models stay, and do not count.
+        The logs of running models are kept, and do not count.
         """
         in_use = self.used_by_runs()
         logs = []

@@ -136,11 +136,11 @@ def of_store(path: Path, data: EvalData, *, is_pack: bool = False) -> Reference:
         )
     if missing:
         n_held = len(data.windows) - len(missing)
-        cure = "name a text and windows that it has"
+        remedy = "name a text and windows that it has"
         if len(data.texts) == 1 and missing[0] == n_held:
-            cure = f"{fewer} {n_held}"
+            remedy = f"{fewer} {n_held}"
         windows = amount(len(data.windows), "window")
-        raise InputError(f"{where}: holds {n_held:,} of the run's {windows}; {cure}")
+        raise InputError(f"{where}: holds {n_held:,} of the run's {windows}; {remedy}")
     if opened.head.vocab_size <= data.top_id:
         raise InputError(f"{where}: has {opened.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
     identity = store.unlabelled(opened.identity)

@@ -1,4 +1,4 @@
-"""Notes on a row whose files compute another function than the reference's, or cut text into other tokens.
+"""Notes on a row whose files compute another function than the reference's, or make other tokens of a text.
 
 The row keeps its numbers, which are those that the engine serves.
 """
@@ -25,7 +25,7 @@ from compare_q.eval.results import ModelResult
 
 ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3
-"""KLD in nats that eight bits per weight never cost: measured ones are below 0.1."""
+"""A KLD in nats that eight bits per weight do not cost: the measured ones are below 0.1."""
 PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
 
 
@@ -35,14 +35,13 @@ def notes(row: ModelResult, model: PlannedModel, reference: PlannedModel | None,
     ``tokenizer``: the folder of the tokenizer that made the run's tokens.
     """
     path = path_of(model)
-    other_function = ""
+    note = ""
     if path is not None and reference is not None and not model.is_reference:
         with suppress(CompareQError, OSError):
-            other_function = of_function(path, path_of(reference))
-    if other_function:
-        yield other_function
-    elif too_lossy := of_eight_bits(row):
-        yield too_lossy
+            note = of_function(path, path_of(reference))
+    note = note or of_eight_bits(row)
+    if note:
+        yield note
     if path is not None and is_gguf(path):
         with suppress(CompareQError, OSError):
             yield from of_tokens(path, tokenizer, row)
@@ -90,7 +89,7 @@ def of_eight_bits(row: ModelResult) -> str:
 
 
 def of_tokens(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:
-    """Yield notes on rules by which a GGUF's tokenizer makes other tokens than the run's tokenizer."""
+    """Yield a note on each rule that gives a GGUF's tokenizer different tokens than the run's tokenizer."""
     made = row.provenance.get(MADE)
     mine = of_gguf(read_model(path), made if isinstance(made, dict) else None)
     for fault in token_rules.faults(mine.rules, rules_of(tokenizer)):

@@ -99,7 +99,7 @@ def score_reference(rows: Rows, work: Work) -> Scored:
 
 
 def is_temporary(config: RunConfig, model: PlannedModel) -> bool:
-    """Return True if no later run uses what this run makes of a model: a gate's passes have names of their own."""
+    """Return True if no later run uses the scores of a model in this run: each pass of a gate has its own key."""
     return config.is_temporary and model.spec.get("repeat") is not None
 
 

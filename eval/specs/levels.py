@@ -1,4 +1,4 @@
-"""Find the level of specs to which a key belongs that is written on another one.
+"""Find the level of specs where a misplaced key belongs.
 
 There are three levels: data specs, model specs, and the ``engine`` object of a model spec.
 """

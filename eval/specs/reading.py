@@ -29,7 +29,7 @@ Say = Callable[[str], object]
 NAMES = {DataSpec: "text", ModelSpec: "model"}
 """The name of an item of a list of specs in error messages."""
 OF_RESULTS = {"format", "created", "models"}
-"""Keys of results.json, which is sometimes given in place of a spec."""
+"""Keys of results.json, which is sometimes given instead of a spec."""
 NO_REFERENCE = (
     'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
     "spec, or give a stored one with --logits_file"

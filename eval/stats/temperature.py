@@ -1,4 +1,4 @@
-"""The temperature by which the logits of one model are those of another one, divided.
+"""Fit the temperature at which the scores of one model are closest to those of another model.
 
 A model's log-probabilities at temperature T are ``x / T - log Z(1 / T)``, where x are those at temperature 1, and
 ``Z(b)`` is the sum of ``p ** b`` over the vocabulary.  ``Z`` is not stored; it is estimated from the entropy and the

@@ -151,7 +151,7 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
 
 
 def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Column:
-    """Return the column without decimals that the errors of all its numbers make meaningless: 294.45 beside ± 26.
+    """Return the column without decimals that are smaller than the errors of all its numbers: 294, not 294.45, ± 26.
 
     All numbers of a column have the same decimals.  PPL has ``FINER`` more than its error.
     """

@@ -81,7 +81,7 @@ def of_kld(run: RunResult, rows: Sequence[ModelResult]) -> list[str]:
 def for_its_size(found: Ranking, near: Collection[str]) -> list[str]:
     """Return a sentence on what the smallest of the worse rows saves, and what that costs; none if it saves nothing.
 
-    A nearly lossless row is no measure: its KLD is that of roundings.
+    A nearly lossless row is not compared, because its KLD comes from roundings.
     """
     best = found.best
     sized = [model for model in found.worse if model.file_bytes and model.kld]

@@ -34,9 +34,11 @@ TOKENS_VERSION = 8
 RENDER_S = 60.0
 """Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
 SECONDS_A_MILLION = 100.0
-"""Maximum seconds to tokenize a million characters, besides ``RENDER_S``; tokenizers in Rust take 1, in Python 10."""
+"""Maximum seconds to tokenize a million characters, in addition to ``RENDER_S``; tokenizers in Rust take 1 s,
+in Python 10 s."""
 LONG = 4_000_000
-"""Characters from which a text's time is estimated by its first million, since a text is tokenized in one step."""
+"""For a text with at least this number of characters, the time is estimated by its first million, because a text is
+tokenized in one step, which shows no progress."""
 MILLION = 1_000_000
 Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)

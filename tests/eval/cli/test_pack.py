@@ -295,7 +295,7 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     assert (ran.status, "is a pack of another text" in ran.err) == (2, True)
     assert digest_of(target) == before
     (tmp_path / "mine").mkdir()
-    assert_refused(compare_q(*words[:6], tmp_path / "mine"), "is there, and no reference pack")
+    assert_refused(compare_q(*words[:6], tmp_path / "mine"), "exists and is not a reference pack")
     assert_refused(compare_q(*words[:5]), "-o: is missing")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     answer = compare_q(*with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}}))

@@ -141,7 +141,7 @@ def test_a_pack_of_a_pack_is_refused(compare_q: Run, words: Words, tmp_path: Pat
 
 def test_a_target_without_a_parent_or_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert "is there, and no reference pack" in refusal(pack_target.existing, tmp_path / "mine")
+    assert "exists and is not a reference pack" in refusal(pack_target.existing, tmp_path / "mine")
     (tmp_path / "link").symlink_to(tmp_path / "mine")
-    assert "is there, and no reference pack" in refusal(pack_target.existing, tmp_path / "link")
-    assert "there is no folder" in refusal(pack_target.existing, tmp_path / "no" / "x.pack")
+    assert "exists and is not a reference pack" in refusal(pack_target.existing, tmp_path / "link")
+    assert "does not exist" in refusal(pack_target.existing, tmp_path / "no" / "x.pack")
