@@ -5,8 +5,12 @@ ModelOpt multiplies by ``weight_scale_2``.  An engine then computes with weights
 predictions without a word, or states that are not finite.
 
 A format's largest code times a scale is a bound, because quantizers choose the scale so that the largest weight gets
-about the largest code.  Only scales are read, for NVFP4 only the global ones.  For very large models a part of each
-tensor is read, at least 4 KiB.  Embeddings are left out: some models multiply them by less than 1 afterwards.
+about the largest code.  Only scales are read, for NVFP4 only the global ones if these rule out large weights.  For very
+large models a part of each tensor is read, at least 4 KiB.  Embeddings are left out: some models multiply them by less
+than 1 afterwards.
+
+A scale of exactly 1 bounds nothing.  Quantizers give it to a matrix, block or expert whose weights are all zero
+(compressed-tensors for NVFP4, Transformers for FP8), and to FP8 weights that were cast without a scale.
 """
 
 from __future__ import annotations
@@ -39,14 +43,16 @@ rotations that are not normalized raise that to some hundreds at most.  FP8 weig
 a scale of 1, which allows 448.  Reciprocal scales of 8 bits, and of NVFP4, allow 10,000 to 10,000,000.
 """
 UNUSUAL_WEIGHT, UNUSUAL_RATIO = 100.0, 100.0
-"""Weights above the first number are wrong too if they exceed this many times the median of the same layers.
+"""Weights above the first number are wrong too if a module's usual scale is this many times that of the same layers.
 
 Reciprocal scales of 4 bits may allow only hundreds (310 to 16,000 in SmolLM2-135M, whose true bounds are 0.4 to 5).
+The usual scale, which is the median, must be large too (420 times that of the other layers there): one large weight in
+a layer is possible, but it makes only the scale of its own group or row large.
 """
 LARGEST_CODE = {"nvfp4": 6.0, "mxfp4": 6.0, "mxfp6": 28.0, "mxfp8": 448.0, "fp8": 448.0, "nf4": 1.0, "fp4": 1.0}
 """Number format -> its largest number.  A scale of 1 may also mean a cast to E5M2, whose largest number is 57,344."""
 LARGEST_FP8 = 448.0
-"""The largest scale of a group of NVFP4."""
+"""The largest possible scale of a group of NVFP4."""
 SCALES = (
     "weight_global_scale", "weight_scale_2", "SCB", "weight.absmax", "weight_scale", "weight_scale_inv", "scale",
     "scales", "_weight_scale",
@@ -59,11 +65,15 @@ CAUSE = "the scale is probably stored as its reciprocal (1 / scale); convert or 
 
 
 class Bound(NamedTuple):
-    """The largest weight that a module's scales allow: ``scale`` is the scale that decides, in the tensor ``part``."""
+    """The largest weight that a module's scales allow: ``scale`` is the scale that decides, in the tensor ``part``.
+
+    ``usual``: the weight that the median of the scales allows, without those that are 1; None if all are 1.
+    """
 
     part: str
     scale: float
     weight: float
+    usual: float | None = None
 
 
 def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
@@ -81,16 +91,26 @@ def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
                 found = bound_of(parts, checkpoint.config, lambda scale: numbers_of(scale, files[scale.file], most))
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 continue  # its parts fit no format; its size is then n/a
-            if found is not None:
-                bounds[module] = found
-                kinds.setdefault(NUMBER.sub("*", module), []).append(found.weight)
-    usual = {kind: statistics.median(weights) for kind, weights in kinds.items()}
-    for module, (part, scale, weight) in bounds.items():
-        name = f"{module}.{part}"
-        if not math.isfinite(weight):
-            yield Fault(name, f"a scale of {scale:g}, so that its weights are no numbers", "no numbers")
-        elif weight > LARGEST_WEIGHT or weight > max(UNUSUAL_WEIGHT, UNUSUAL_RATIO * usual[NUMBER.sub("*", module)]):
-            yield Fault(name, f"a scale of {scale:.4g} allows weights up to {weight:,.0f}, which no layer has", "scale")
+            if found is None:
+                continue
+            bounds[module] = found
+            if found.usual is not None and math.isfinite(found.usual):
+                kinds.setdefault(NUMBER.sub("*", module), []).append(found.usual)
+    medians = {kind: statistics.median(weights) for kind, weights in kinds.items()}
+    for module, found in bounds.items():
+        name = f"{module}.{found.part}"
+        if not math.isfinite(found.weight):
+            yield Fault(name, f"a scale of {found.scale:g}, so that its weights are no numbers", "no numbers")
+        elif found.weight > LARGEST_WEIGHT or is_unusual(found, medians.get(NUMBER.sub("*", module))):
+            what = f"a scale of {found.scale:.4g} allows weights up to {found.weight:,.0f}, which no layer has"
+            yield Fault(name, what, "scale")
+
+
+def is_unusual(found: Bound, median: float | None) -> bool:
+    """True for weights that are large in the whole module; ``median``: of the ``usual`` weights of the same layers."""
+    if median is None or found.usual is None:
+        return False
+    return found.weight > UNUSUAL_WEIGHT and found.usual > UNUSUAL_RATIO * median
 
 
 def bound_of(parts: Parts, config: CheckpointConfig, read: Callable[[Tensor], NDArray[np.float32]]) -> Bound | None:
@@ -102,15 +122,31 @@ def bound_of(parts: Parts, config: CheckpointConfig, read: Callable[[Tensor], ND
         return None
     if part == "weight.absmax" and parts[part].dtype == "U8":  # nested: indices into a table
         return None
+    if kind == "nvfp4" and part not in ("weight_global_scale", "weight_scale_2"):
+        return None
     scales = read(parts[part])
-    if kind == "nvfp4":
-        if part not in ("weight_global_scale", "weight_scale_2"):
-            return None
-        code *= LARGEST_FP8
     with np.errstate(divide="ignore"):
         multipliers = 1 / scales if part == "weight_global_scale" else scales
-    decisive = int(multipliers.argmax())  # of a NaN, if there is one
-    return Bound(part, float(scales[decisive]), code * float(multipliers[decisive]))
+    numbers = multipliers.reshape(-1)
+    scaled = np.flatnonzero(numbers != 1)
+    decisive = int(numbers.argmax())  # of a NaN, if there is one
+    if kind == "nvfp4":
+        if len(scaled):  # otherwise an expert whose weights are all zero would decide for a stack
+            decisive = int(scaled[numbers[scaled].argmax()])
+        code *= largest_group_scale(parts, code * float(numbers[decisive]), read)
+    usual = code * float(np.median(numbers[scaled])) if len(scaled) else None
+    return Bound(part, float(scales.reshape(-1)[decisive]), code * float(numbers[decisive]), usual)
+
+
+def largest_group_scale(parts: Parts, weight: float, read: Callable[[Tensor], NDArray[np.float32]]) -> float:
+    """The largest scale of a group of NVFP4; it is read only if the largest possible one would allow large weights.
+
+    ``weight``: the largest weight in a group whose scale is 1.
+    """
+    groups = parts.get("weight_scale")
+    if groups is None or not math.isfinite(weight) or weight * LARGEST_FP8 <= UNUSUAL_WEIGHT:
+        return LARGEST_FP8
+    return float(np.fmax.reduce(read(groups), axis=None, initial=0.0))  # without NaN
 
 
 def code_of(kind: str, part: str) -> float | None:

@@ -60,6 +60,8 @@ def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
 )
 def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: float | None) -> None:
     parts, values = CASES[case].parts, CASES[case].values | ({part: numbers} if numbers else {})
+    if case == "nvfp4 a16":
+        values = {**values, "weight_scale": bytes([0x7E] * 32)}  # 448, the largest number of FP8
     entries = {f"{Q}.{name}": entry for name, entry in parts.items()}
     stored = {f"{Q}.{name}": value for name, value in values.items()}
     config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
@@ -94,6 +96,58 @@ def test_scales_that_no_weight_has(tmp_path: Path, scales: list[float], wrong: d
     if wrong:
         with pytest.raises(ModelError, match=rf"{modules[min(wrong)]}\.weight_scale: a scale of"):
             notes_of(tmp_path)
+
+
+ZERO, HALF = bytes([0]), bytes([0x30])
+"""0.0 and 0.5 in FP8."""
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("kind", ["block of zeros", "matrix of zeros", "one large weight"])
+def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> None:
+    """Transformers gives blocks of zeros a scale of 1, which allows 448; one block may have a weight of 150.
+
+    Usual blocks have 448 / 1024.  In the wrong layer all scales are reciprocals, 1,024 of 448 each.
+    """
+    usual = 1 / 1024
+    odd = {
+        "block of zeros": [1.0, usual, usual, usual],
+        "matrix of zeros": [1.0] * 4,
+        "one large weight": [150 / 448, usual, usual, usual],
+    }[kind]
+    layers = [[usual] * 4, odd, [usual] * 4]
+    if is_wrong:
+        layers.append([0.5] * 4)
+    entries: Entries = {}
+    values = {}
+    for at, scales in enumerate(layers):
+        module = f"model.layers.{at}.mlp.up_proj"
+        entries |= {f"{module}.weight": ("F8_E4M3", 256, 256), f"{module}.weight_scale_inv": ("F32", 2, 2)}
+        values[f"{module}.weight_scale_inv"] = floats(*scales)
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    found = [each.tensor for each in impossible(written(tmp_path, entries, values, config))]
+    assert found == (["model.layers.3.mlp.up_proj.weight_scale_inv"] if is_wrong else [])
+
+
+@pytest.mark.parametrize(
+    ("scale", "group", "is_wrong"),
+    [
+        (1.0, ZERO, False),  # compressed-tensors' global scale of a matrix of zeros
+        (1.0, HALF, False),  # no global scale: weights up to 3
+        (1 / 4, HALF, False),  # up to 12
+        (1 / 2688, bytes([0x7E]), True),  # the reciprocal of 2688
+    ],
+)
+def test_global_scales_of_nvfp4(tmp_path: Path, scale: float, group: bytes, *, is_wrong: bool) -> None:
+    """A global scale alone does not condemn a matrix: its groups may have small scales."""
+    entries: Entries = {}
+    values = {}
+    for at, (own, groups) in enumerate([(2688.0, bytes([0x7E])), (scale, group), (2688.0, bytes([0x7E]))]):
+        module = f"model.layers.{at}.mlp.up_proj"
+        entries |= {f"{module}.{name}": entry for name, entry in CASES["nvfp4 a16"].parts.items()}
+        values |= {f"{module}.weight_global_scale": floats(own), f"{module}.weight_scale": groups * 32}
+    found = [each.tensor for each in impossible(written(tmp_path, entries, values, {}))]
+    assert found == (["model.layers.1.mlp.up_proj.weight_global_scale"] if is_wrong else [])
 
 
 def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
