@@ -29,11 +29,13 @@ def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
     if not load_fns:
         return ""
     if kind is DataSpec:
-        return f'; it is an option of {load_fns[0]}: it belongs into "engine" of a model spec, which -m takes'
+        return f'; it is an option of {load_fns[0]}, and belongs in "engine" of a model spec, which -m takes'
     own = raw.get("load_fn") if isinstance(raw, Mapping) else None
     if own in load_fns:
-        return f'; it is an option of the engine: it belongs into "engine": {{"{key}": ...}}'
-    return f'; it is an option of {load_fns[0]}, in "engine": {own} does not have it'
+        return f'; it is an option of the engine, and belongs in "engine": {{"{key}": ...}}'
+    if is_load_fn(own):
+        return f'; it is an option of {load_fns[0]}, in "engine", and {own} does not have it'
+    return f'; it is an option of {load_fns[0]}, and belongs in "engine"'
 
 
 def hint_on_axis(axis: str) -> str:
@@ -48,6 +50,11 @@ def engines_with(option: str) -> list[str]:
         if option in (engine.option_names() or ()):
             found += engine.capabilities.load_fns
     return found
+
+
+def is_load_fn(name: Any) -> bool:
+    """Return True for the ``load_fn`` of an engine; False for None and for an unknown one."""
+    return any(name in engine.capabilities.load_fns for _, engine in backends.engines())
 
 
 def check_options(spec: ModelSpec) -> None:

@@ -100,7 +100,7 @@ def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
         )
     if cached := sum(model.from_cache for model in rows):
         notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
-    notes += [f"{model.label}: {note}" for model in rows for note in model_notes(model, run)]
+    notes += by_note((model.label, note) for model in rows for note in model_notes(model, run))
     return notes + memory_notes(run, columns)
 
 
