@@ -65,7 +65,8 @@ def misreadings(path: Path) -> list[str]:
     for name, engine in backends.engines():
         load_fn = engine.capabilities.load_fns[0]
         model = PlannedModel(label=name, engine=name, load_fn=load_fn, model_dir=str(path), max_tokens=1)
-        if fault := engine.misreads(model):
+        fault = engine.misreads(model)
+        if fault:
             lines.append(f"wrong in {name}: {fault}")
     return lines
 

@@ -5,6 +5,7 @@ The row keeps its numbers, which are those that the engine serves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -26,6 +27,8 @@ from compare_q.eval.results import ModelResult
 ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3
 """A KLD in nats that eight bits per weight do not cost: the measured ones are below 0.1."""
+FEW_BITS = re.compile(r"[a-z]*[1-7](?!\d)")
+"""Beginning of the name of a weight format with fewer than eight bits: int4, nvfp4, q6_k, but not int8 or bfloat16."""
 PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
 
 
@@ -39,7 +42,8 @@ def notes(row: ModelResult, model: PlannedModel, reference: PlannedModel | None,
     if path is not None and reference is not None and not model.is_reference:
         with suppress(CompareQError, OSError):
             note = of_function(path, path_of(reference))
-    note = note or of_eight_bits(row)
+    if not note and not changes_config(model):
+        note = of_eight_bits(row)
     if note:
         yield note
     if path is not None and is_gguf(path):
@@ -50,12 +54,16 @@ def notes(row: ModelResult, model: PlannedModel, reference: PlannedModel | None,
 def path_of(model: PlannedModel) -> Path | None:
     """Return the folder or GGUF file of a model; None if it is not here, or if options change the config."""
     files = backends.files_of(model)
-    if not isinstance(files, HuggingFaceFolder | GgufFiles):
-        return None
-    if isinstance(files, HuggingFaceFolder) and files.other_config:
+    if not isinstance(files, HuggingFaceFolder | GgufFiles) or changes_config(model):
         return None
     here = files.cached()
     return None if here is None else Path(here.model_dir)
+
+
+def changes_config(model: PlannedModel) -> bool:
+    """Return True if options of the engine change the model's config, and so what it computes."""
+    files = backends.files_of(model)
+    return isinstance(files, HuggingFaceFolder) and bool(files.other_config)
 
 
 def of_function(path: Path, reference: Path | None) -> str:
@@ -81,11 +89,14 @@ def of_eight_bits(row: ModelResult) -> str:
         return ""
     if row.bpw_layer is None or row.bpw_layer < ENOUGH_BITS:
         return ""
+    if any(FEW_BITS.match(layer.weights.lower()) for layer in row.layers):  # other layers have more bits
+        return ""
+    causes = "wrongly converted, or another model"
     formats = {layer.activations for layer in row.layers} - groups.PLAIN - {UNKNOWN}
     caches = {cache.stored for cache in row.kv_caches} - PLAIN_CACHES
-    rounded = ", or the loss of its activations or KV cache" if formats or caches else ""
-    cost = f"a KLD of {row.kld:.2g} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can cost"
-    return f"{cost}: wrongly converted, or another model{rounded}"
+    if formats or caches:
+        causes += ", or the loss of its activations or KV cache"
+    return f"a KLD of {row.kld:.2g} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can cost: {causes}"
 
 
 def of_tokens(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:

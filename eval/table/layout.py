@@ -90,7 +90,7 @@ def with_short_labels(columns: Sequence[Drawn], width: int) -> list[Drawn]:
         return list(columns)
     room = labels.least - (least_width(columns) - width)
     whole = [cell.value for cell in labels.filled.cells]
-    short = [shortened(printable(label), room) for label in whole]
+    short = [cut_in_middle(printable(label), room) for label in whole]
     if room < SHORT_LABEL or len(set(short)) < len(set(whole)):
         return list(columns)
     cells = tuple(replace(cell, value=label) for cell, label in zip(labels.filled.cells, short, strict=True))
@@ -98,20 +98,19 @@ def with_short_labels(columns: Sequence[Drawn], width: int) -> list[Drawn]:
     return [shorter if each is labels else each for each in columns]
 
 
-def shortened(label: str, room: int) -> str:
+def cut_in_middle(label: str, room: int) -> str:
     """Return a label without characters in its middle, so that it takes ``room`` characters of a terminal."""
-    head = label
-    tail = ""
-    if cell_len(label) > room:
-        head = label[: len(label) // 2]
-        tail = label[len(label) // 2 :]
-        while cell_len(head) + 1 + cell_len(tail) > room and (head or tail):
-            if len(head) > len(tail):
-                head = head[:-1]
-            else:
-                tail = tail[1:]
-        head += "…"
-    return head + tail
+    if cell_len(label) <= room:
+        return label
+    middle = len(label) // 2
+    head = label[:middle]
+    tail = label[middle:]
+    while cell_len(head) + 1 + cell_len(tail) > room and (head or tail):
+        if len(head) > len(tail):
+            head = head[:-1]
+        else:
+            tail = tail[1:]
+    return f"{head}…{tail}"
 
 
 def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:

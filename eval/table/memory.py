@@ -47,7 +47,9 @@ class Fit(NamedTuple):
         if not sizes or 1e9 * max(sizes.values()) > self.limit:
             return None
         largest = max(sizes, key=lambda label: sizes[label])
-        rows = "every row fits" if len(sizes) == len(run.models) else "every row whose memory is known fits"
+        rows = "every row fits"
+        if len(sizes) < len(run.models):
+            rows = "every row whose memory is known fits"
         return f"--fit {self.words}: {rows}; {largest} needs the most, {number_text(sizes[largest], 3)} GB"
 
 

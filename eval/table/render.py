@@ -49,7 +49,9 @@ def errors_in_words(columns: Sequence[layout.Drawn]) -> list[str]:
     with_errors = [each.filled.column.name for each in columns if any(cell.error for cell in each.filled.cells)]
     if not with_errors:
         return []
-    return [ERRORS + OF_PPL] if "ppl" in with_errors and len(with_errors) > 1 else [ERRORS]
+    if "ppl" in with_errors and len(with_errors) > 1:
+        return [ERRORS + OF_PPL]
+    return [ERRORS]
 
 
 def conclude(run: RunResult, console: Console) -> None:

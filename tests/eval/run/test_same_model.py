@@ -41,9 +41,12 @@ def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
     assert f"copy: wrong: config.json: {note}" in checked.out
 
 
-def row(bits: float, kld: float, activations: str = "unknown", **fields: Any) -> ModelResult:
-    layer = {"layers": "*", "count": 1, "weights": "q8_0", "activations": activations, "kernel": "k"}
-    provenance = {"layers": [layer], **fields.pop("provenance", {})}
+def row(
+    bits: float, kld: float, activations: str = "unknown", weights: Sequence[str] = ("q8_0",), **fields: Any
+) -> ModelResult:
+    layer = {"layers": "*", "count": 1, "activations": activations, "kernel": "k"}
+    layers = [{**layer, "weights": each} for each in weights]
+    provenance = {"layers": layers, **fields.pop("provenance", {})}
     return ModelResult.of("row", "fake", Storage(bits, bits, 1), kld=kld, provenance=provenance, **fields)
 
 
@@ -60,6 +63,9 @@ def notes_of(found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake"
         (row(8.0, 0.5, "int8 token"), "another model, or the loss of its activations or KV cache"),
         (row(8.5, 0.29), None),
         (row(4.5, 2.2), None),
+        (row(9.0, 0.5, weights=("bfloat16", "int2 g16")), None),
+        (row(9.0, 0.5, weights=("bfloat16", "iq2_xxs")), None),
+        (row(12.0, 0.5, weights=("bfloat16", "fp8 block 128x128")), "a KLD of 0.5 at 12 bits"),
         (row(16.0, 2.2, spec={"noise_floor": True}), None),
     ],
 )
@@ -83,3 +89,8 @@ def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
     )
     made = {"sample_tokens": {"adds_bos": False, "ids": {}}}
     assert notes_of(row(8.5, 0.01, provenance=made), toy_model, ("llamacpp", str(file))) == []
+
+
+def test_options_that_change_the_config_explain_a_loss(toy_model: Path) -> None:
+    changed = planned("row", "vllm_score", str(toy_model), 10, {"hf_overrides": {"rope_theta": 5.0}})
+    assert list(same_model.notes(row(16.0, 0.5), changed, None, toy_model)) == []
