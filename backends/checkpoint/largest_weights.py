@@ -134,7 +134,10 @@ def bound_of(parts: Parts, config: CheckpointConfig, read: Callable[[Tensor], ND
         if len(scaled):  # otherwise an expert whose weights are all zero would decide for a stack
             decisive = int(scaled[numbers[scaled].argmax()])
         code *= largest_group_scale(parts, code * float(numbers[decisive]), read)
-    usual = code * float(np.median(numbers[scaled])) if len(scaled) else None
+    usual = None
+    if len(scaled):
+        middle = len(scaled) // 2
+        usual = code * float(np.partition(numbers[scaled], middle)[middle])  # np.median takes four times as long
     return Bound(part, float(scales.reshape(-1)[decisive]), code * float(numbers[decisive]), usual)
 
 
