@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint.folder import storage_of
+from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
+from compare_q.backends.checkpoint.formats import layout_of
 from compare_q.backends.layers.names import role_of
 from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support import DATA
@@ -303,3 +304,21 @@ def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> N
     router = {f"{LAYER}.mlp.router.weight": ("BF16", 2, 4)}
     found = storage_of(write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)}))
     assert found == Storage((bits + 512) / (weights + 32), 16.0, bits + 512 + 640)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((), "fp8 tensor"),
+        ((2,), "fp8 tensor"),  # one scale for each of two matrices that are stored as one
+        ((8,), "fp8 channel"),
+        ((8, 1), "fp8 channel"),
+        ((2, 2), "fp8 block 4x2"),
+        ((1, 4), "fp8 block 8x1"),
+    ],
+)
+def test_words_for_the_scales_of_a_matrix(tmp_path: Path, shape: tuple[int, ...], words: str) -> None:
+    """8 x 4 weights in FP8; the shape of the scales decides which weights share one."""
+    entries = {**ENDS, f"{Q}.weight": ("F8_E4M3", 8, 4), f"{Q}.weight_scale": ("F32", *shape)}
+    checkpoint = Checkpoint(write_checkpoint(tmp_path / "model", entries, {}))
+    assert layout_of(checkpoint.quantized[Q], checkpoint.config).words == words

@@ -13,7 +13,7 @@ from compare_q.eval.specs.reading import parse_data_spec
 from compare_q.eval.specs.types import DataSpec
 from compare_q.eval.stats.precision import WINDOWS
 from tests.support.fake_engine import FakeEngine, windows_asked
-from tests.support.toy import Run
+from tests.support.toy import Run, Specs
 
 
 @pytest.fixture
@@ -104,3 +104,14 @@ def test_texts_with_a_default_number_of_windows() -> None:
     sized = with_default_windows(texts, None)
     numbers = {name: spec.max_rows for name, spec in sized.items()}
     assert numbers == {"spread": WINDOWS, "five": 5, "first": None, "chat": 7}
+
+
+def test_model_specs_score_every_window_of_a_spread_text(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a call that names its models has a default number of windows."""
+    asked = windows_asked(monkeypatch)
+    data, models = write_specs(None, eval_len=20, eval_stride=20, sample="spread")
+    ran = compare_q("-d", data, "-m", models)
+    assert ran.status == 0, ran.err
+    assert len(asked) == 49  # the last one would need a token after the text
