@@ -322,3 +322,11 @@ def test_words_for_the_scales_of_a_matrix(tmp_path: Path, shape: tuple[int, ...]
     entries = {**ENDS, f"{Q}.weight": ("F8_E4M3", 8, 4), f"{Q}.weight_scale": ("F32", *shape)}
     checkpoint = Checkpoint(write_checkpoint(tmp_path / "model", entries, {}))
     assert layout_of(checkpoint.quantized[Q], checkpoint.config).words == words
+
+
+def test_a_matrix_that_may_be_a_head_leaves_the_size_unknown(tmp_path: Path) -> None:
+    entries = {f"{Q}.weight": ("BF16", 8, 4), "model.words.weight": ("BF16", 10, 4)}
+    folder = write_checkpoint(tmp_path / "model", entries, {"vocab_size": 10, "hidden_size": 4})
+    found = storage_of(folder)
+    assert (found.bpw_layer, found.bpw_head) == (None, None)
+    assert found.note.startswith("model.words: ")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from compare_q.backends.common import machine
 from compare_q.backends.hf.engine import TransformersEngine
@@ -102,3 +104,18 @@ def test_a_model_larger_than_the_memory_is_named_with_what_to_do(
     assert found[0].startswith("toy: ")
     assert "streaming" in found[0]
     assert "reference pack" in found[0]
+
+
+@needs_accelerate
+def test_a_check_names_a_tensor_that_the_files_lack(
+    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "incomplete"
+    shutil.copytree(toy_model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    data, models = write_specs([in_transformers(folder)])
+    ran = compare_q("check", "-d", data, "-m", models)
+    assert ran.status == 1
+    assert "model.layers.1.mlp.up_proj.weight" in ran.out
