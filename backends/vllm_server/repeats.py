@@ -167,7 +167,12 @@ class Repeats:
 
 
 def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, equal infinities nothing."""
+    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, equal infinities nothing.
+
+    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more, and is therefore reduced by the square
+    root of their share: otherwise the rounding in one of many short windows would look like another model.
+    """
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         each = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))
-    return float(np.minimum(each, LARGEST).mean())
+    share = min(len(each) / (FIRST_TOKENS - 1), 1.0)
+    return float(np.minimum(each, LARGEST).mean() * np.sqrt(share))

@@ -12,6 +12,7 @@ import pytest
 
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server.engine import SAMPLE_IDS, VllmServerEngine
+from compare_q.backends.vllm_server.repeats import difference
 from tests.support.toy import toy_windows
 from tests.support.vllm_server import Handler, Stub, choice, gold, request_for, scores_of
 
@@ -118,6 +119,13 @@ def test_rounding_is_no_second_model(
     assert ran["repeats"]["windows"] >= 32 + 4
     assert (ran["repeats"]["largest"] > 0.1) == is_noted
     assert (ran["repeats"]["largest"] == 0) == (size == 0)
+
+
+@pytest.mark.parametrize(("tokens", "weight"), [(8, (8 / 31) ** 0.5), (31, 1.0), (63, 1.0)])
+def test_short_windows_count_less(tokens: int, weight: float) -> None:
+    """The mean of few tokens varies more by rounding."""
+    before = np.full(tokens, -3.0, np.float32)
+    assert difference(before, before - np.float32(0.25)) == pytest.approx(0.25 * weight)
 
 
 @pytest.mark.parametrize("length", [2, 5, 31, 33, 100])
