@@ -468,7 +468,8 @@ class VllmServerEngine(Engine):
 
         sample = self.served.connected(question, connections=2, keep=False)
         if not self.seen.sample.agrees(sample):
-            raise ModelError(f"{self.served.server.url}: the server's model changed while it was scored; run again")
+            self.repeats.problem = "the server's model changed while it was scored; run again"
+            raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
 
     async def window(self, connection: Connection, window: Window) -> TokenScores:
         """Scores of one window; ModelError with the index of the window."""

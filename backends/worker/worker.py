@@ -85,8 +85,15 @@ class Committer:
         self.waiting.append((self.windows.pop(scores.window), scores))
 
     def commit(self) -> None:
-        """Write the collected scores; ModelError if the engine's model has changed since it was loaded."""
-        self.engine.check_unchanged()
+        """Write the collected scores; ModelError if the engine's model has changed since it was loaded.
+
+        Then the scores are dropped: a second check may meet the right model by chance.
+        """
+        try:
+            self.engine.check_unchanged()
+        except BaseException:
+            self.waiting = []
+            raise
         command = self.command
         now = time.perf_counter()
         seconds = now - self.last

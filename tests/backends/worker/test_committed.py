@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import ScoreRequest, Window
+from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import Reader, forget
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import messages
+from compare_q.backends.worker import messages, worker
 from compare_q.backends.worker.messages import Done, Failed, LoadCommand, ScoreCommand
 from compare_q.backends.worker.worker import Worker
 from tests.support.fake_engine import FakeEngine
@@ -35,10 +36,10 @@ def scored(folder: Path, windows: list[Window], tag: str, request: ScoreRequest)
     file = folder / "windows.npz"
     messages.write_windows(file, windows)
     sent: list[Any] = []
-    worker = Worker(0.0)
-    worker.perform(LoadCommand(engine(boost=1.0).planned), sent.append)
-    worker.perform(ScoreCommand(request, file, folder / "scores", tag, "s"), sent.append)
-    worker.close()
+    scoring = Worker(0.0)
+    scoring.perform(LoadCommand(engine(boost=1.0).planned), sent.append)
+    scoring.perform(ScoreCommand(request, file, folder / "scores", tag, "s"), sent.append)
+    scoring.close()
     last = sent[-1]
     assert isinstance(last, Done | Failed)
     return last
@@ -72,3 +73,18 @@ def test_a_store_that_lacks_a_window_fails_in_one_line(tmp_path: Path, store: Pa
     assert str(store) in message.reason
     assert "\n" not in message.reason
     assert not segments.segment_files(tmp_path / "scores")
+
+
+def test_scores_of_a_changed_model_are_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if the next check meets the right model again: the check before the second commit fails once."""
+    checks = list[int]()
+
+    def check(engine: FakeEngine) -> None:
+        checks.append(len(checks))
+        if len(checks) == 2:
+            raise ModelError("another model answers")
+
+    monkeypatch.setattr(worker, "COMMIT_S", 0.0)
+    monkeypatch.setattr(FakeEngine, "check_unchanged", check)
+    assert isinstance(scored(tmp_path, WINDOWS, segments.ALONE, ScoreRequest()), Failed)
+    assert segments.committed(tmp_path / "scores", segments.ALONE, {}) == {WINDOWS[0].digest}
