@@ -3,10 +3,10 @@
     python -m benchmarks.mutations OUT.json --count 60 --seed 24
 
 The tests that start no engine run once with coverage.py (``pip install coverage``), which notes the lines that each
-test function executes.  Then places are drawn by the seed from all places of ``FOLDERS`` that a test executes or that
-no test executes; one change after the other is written into a copy of the checkout, and the test functions that
-execute its line run until one fails.  A change that no test executes, or that no test notices, is missed; ``--engines``
-runs all other tests of the missed changes' folders too.  The changes: another comparison, ``and`` for ``or``, a
+test function executes.  Then places are drawn by the seed from all places in functions of ``FOLDERS``.  One change
+after the other is written into a copy of the checkout, and the test functions that execute its line run until one
+fails.  If none of them fails, ``--engines`` runs tests of the folder that start engines or processes, too
+(``ENGINE_TESTS``).  A change that no test notices is missed.  The changes: another comparison, ``and`` for ``or``, a
 condition that is turned around, a number that is one larger, ``True`` for ``False``, ``+`` for ``-``, a call whose
 result nobody uses left out, and None instead of what a function returns.
 """
@@ -30,7 +30,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("eval/run", "eval/cli", "backends/worker", "backends/vllm_server", "backends/checkpoint")
 FAST = ["-m", "not engine and not paths"]
+ENGINE_TESTS = {
+    "eval/run": ("tests/eval/run", "tests/end_to_end/test_workers.py"),
+    "eval/cli": ("tests/eval/cli", "tests/end_to_end/test_workers.py"),
+    "backends/worker": ("tests/backends/worker", "tests/end_to_end/test_workers.py"),
+    "backends/vllm_server": ("tests/backends/vllm_server",),
+    "backends/checkpoint": ("tests/backends/checkpoint", "tests/backends/hf"),
+}
 TEST_S = 300
+ENGINES_S = 1800
 """Seconds after which the tests of one change count as failed: the change makes them wait."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -145,12 +153,12 @@ def applied(source: str, change: Change) -> str:
     return b"".join(lines).decode()
 
 
-def pytest_in(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(root: Path, *words: str, seconds: int = TEST_S) -> subprocess.CompletedProcess[str]:
     """Run pytest in a checkout; a run that takes too long is a failure."""
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", *words]
     try:
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=TEST_S)
+        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "FAILED: it does not end", "")
 
@@ -174,33 +182,48 @@ def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
     return found
 
 
-def words_of(functions: list[str]) -> list[str]:
-    """Return pytest's arguments for test functions that coverage.py names ``tests.folder.test_file.test_function``."""
+def words_of(root: Path, functions: list[str]) -> list[str]:
+    """Return pytest's arguments for test functions that coverage.py names ``tests.folder.test_file.test_function``.
+
+    Left out are functions that only tests call, and hypothesis' inner functions, which pytest cannot find.
+    """
     words = []
     for function in functions:
         parts = function.split(".")
-        place = next(at for at, part in enumerate(parts) if part.startswith("test_"))
-        words.append("::".join(["/".join(parts[: place + 1]) + ".py", *parts[place + 1 :]]))
+        place = next((at for at, part in enumerate(parts) if part.startswith("test_")), len(parts))
+        file = root.joinpath(*parts[: place + 1]).with_suffix(".py")
+        if len(parts) == place + 2 and file.exists() and f"\ndef {parts[-1]}(" in file.read_text(encoding="utf-8"):
+            words.append(f"{file.relative_to(root)}::{parts[-1]}")
     return words
 
 
-def outcome_of(root: Path, change: Change, functions: list[str]) -> Outcome:
+def failure(ran: subprocess.CompletedProcess[str]) -> str:
+    """Return the first failed test of a run of pytest; "" if none failed, RuntimeError if it found no test."""
+    if ran.returncode == 0:
+        return ""
+    if ran.returncode != 1:
+        raise RuntimeError(f"pytest ended with exit status {ran.returncode}: {ran.stdout[-1000:]}")
+    return next(line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+
+
+def outcome_of(root: Path, change: Change, functions: list[str], *, engines: bool) -> Outcome:
     """Write a change into the checkout, run the tests, and restore the file."""
     file = root / change.file
     source = file.read_text(encoding="utf-8")
-    tests = [name for name in functions if any(part.startswith("test_") for part in name.split("."))]
-    if not tests:
-        return Outcome(change, 0, "")
+    words = words_of(root, functions)
+    tests = len(words)
+    folder = str(Path(change.file).parent)
+    failed = ""
     file.write_text(applied(source, change), encoding="utf-8")
     try:
-        ran = pytest_in(root, "-x", *FAST, *words_of(tests))
+        if words:
+            failed = failure(pytest_in(root, "-x", *FAST, *words))
+        if engines and not failed:
+            words = ["-x", "-m", "engine and not paths", *ENGINE_TESTS[folder]]
+            failed = failure(pytest_in(root, *words, seconds=ENGINES_S))
     finally:
         file.write_text(source, encoding="utf-8")
-    failures = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    failed = ""
-    if ran.returncode:
-        failed = failures[0] if failures else f"pytest ended with exit status {ran.returncode}"
-    return Outcome(change, len(tests), failed)
+    return Outcome(change, tests, failed)
 
 
 def main() -> int:
@@ -208,6 +231,7 @@ def main() -> int:
     p.add_argument("out", type=Path)
     p.add_argument("--count", type=int, default=60)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--engines", action="store_true", help="run tests that start engines, too")
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) / "checkout"
@@ -217,7 +241,8 @@ def main() -> int:
         drawn = random.Random(args.seed).sample(changes(root), args.count)
         outcomes: list[dict[str, Any]] = []
         for change in drawn:
-            outcome = outcome_of(root, change, lines.get(change.file, {}).get(change.line, []))
+            functions = lines.get(change.file, {}).get(change.line, [])
+            outcome = outcome_of(root, change, functions, engines=args.engines)
             outcomes.append(asdict(outcome))
             print(f"{change.file}:{change.line}: {change.before!r} -> {change.after!r}: ", end="")
             print(outcome.failed or f"MISSED by {outcome.tests} tests", flush=True)
