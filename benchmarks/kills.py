@@ -4,14 +4,21 @@
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
     python -m benchmarks.kills OUT.json --kills 20 --engines pack gate "vLLM's server"
 
-A table of two toy models (a reference and a model compared with it) is measured once undisturbed, and then in new
-caches, where the driver, an engine process, a worker or vLLM's engine core is killed at a random moment and the run
-is started again. "pack" records a reference pack, "gate" compares a model with itself, and "vLLM's server" is a real
-one, which is not killed. Final results must be equal except for times; for vLLM, whose batches differ, the largest
-difference is reported. No process and no extra file may be left. "two runs": two runs use one cache at the same time,
-with closed-form models on two texts in different orders; each run's reference is a model of the other run.
-``--pairs``: pairs of signals within a second, after which the driver must show its finished rows. ``--seconds``:
-after this time, nothing is disturbed.
+A run of two toy models (a reference and a model compared with it) is measured once undisturbed. Then it is repeated in
+new caches. At random moments, the driver, an engine process, a worker or vLLM's engine core is killed, and the run is
+started again. Final results must be equal except for times. vLLM's batches differ between runs, so the largest
+difference is reported. All processes must end, and no extra file may be left.
+
+Special campaigns:
+
+- "pack" records a reference pack;
+- "gate" compares a model with itself;
+- "vLLM's server" uses a real server, which is not killed;
+- "two runs": two runs use one cache at the same time, with closed-form models on two texts in different orders. Each
+  run's reference is a model of the other run.
+
+``--pairs``: number of pairs of signals. The two signals of a pair are sent within a second, and the driver must then
+show its finished rows. ``--seconds``: time after which nothing is disturbed.
 """
 
 from __future__ import annotations
@@ -143,7 +150,7 @@ class Seen:
 class Run:
     """One of a campaign's runs, which is started again until it has finished.
 
-    ``begin``: of its last start in the log; ``disturbed``: whether a process of that start was killed.
+    ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start was killed.
     """
 
     folder: Path
@@ -156,7 +163,7 @@ class Run:
     disturbed: bool = False
 
     def start(self) -> None:
-        """Start it; its results are written next to the log."""
+        """Start the run; its results are written next to the log."""
         if self.out.is_dir():
             shutil.rmtree(self.out)
         self.out.unlink(missing_ok=True)
@@ -182,7 +189,7 @@ class Run:
 
     @property
     def out(self) -> Path:
-        """What the command line writes: a file, or the folder of a pack."""
+        """The path that the command line writes: a file, or the folder of a pack."""
         return self.log.with_suffix(".out")
 
     @property
@@ -197,7 +204,7 @@ class Run:
         return self.log.read_bytes()[self.begin :].decode(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Process id -> what it is."""
+        """Process id -> kind of process."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -265,7 +272,7 @@ class Run:
 
 
 def comparable(run: Run) -> Any:
-    """Return a run's results without times; of a pack also a checksum of each tensor."""
+    """Return a run's results without times; for a pack, also return a checksum of each tensor."""
 
     def stripped(found: Any) -> Any:
         if isinstance(found, dict):

@@ -1,14 +1,17 @@
-"""Change one place of the code at a time and see whether a test fails.
+"""Change one place of the code at a time, and check whether a test fails.
 
     python -m benchmarks.mutations OUT.json --count 60 --seed 24
 
-The tests that start no engine run once with coverage.py (``pip install coverage``), which notes the lines that each
-test function executes.  Then places are drawn by the seed from all places in functions of ``FOLDERS``.  One change
-after the other is written into a copy of the checkout, and the test functions that execute its line run until one
-fails.  If none of them fails, ``--engines`` runs tests of the folder that start engines or processes, too
-(``ENGINE_TESTS``).  A change that no test notices is missed.  The changes: another comparison, ``and`` for ``or``, a
-condition that is turned around, a number that is one larger, ``True`` for ``False``, ``+`` for ``-``, a call whose
-result nobody uses left out, and None instead of what a function returns.
+First, the tests that do not start an engine run once with coverage.py (``pip install coverage``), which records the
+lines that each test function executes.  Then the seed draws places from all functions of ``FOLDERS``.  One change after
+the other is written into a copy of the checkout.  The test functions that execute the changed line run until one fails.
+If all of them pass, ``--engines`` also runs the folder's tests that start engines or processes (``ENGINE_TESTS``).  A
+change counts as missed if all tests pass.  The changes:
+
+- another comparison, ``and`` for ``or``, or a negated condition;
+- a number that is one larger, ``True`` for ``False``, or ``+`` for ``-``;
+- a call left out whose result is not used;
+- None instead of the value that a function returns.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ ENGINE_TESTS = {
 }
 TEST_S = 300
 ENGINES_S = 1800
-"""Seconds after which the tests of one change count as failed: the change makes them wait."""
+"""Seconds after which the tests of one change count as failed, because a change can make tests wait forever."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -185,7 +188,8 @@ def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
 def words_of(root: Path, functions: list[str]) -> list[str]:
     """Return pytest's arguments for test functions that coverage.py names ``tests.folder.test_file.test_function``.
 
-    Left out are functions that only tests call, and hypothesis' inner functions, which pytest cannot find.
+    Two kinds of functions are left out: functions that only tests call, and hypothesis' inner functions, which pytest
+    cannot find.
     """
     words = []
     for function in functions:

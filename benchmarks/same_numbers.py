@@ -42,7 +42,7 @@ EAGER = {"enforce_eager": True}
 
 
 PORT = 8765
-"""Of the real vLLM server, on this machine."""
+"""Port of the real vLLM server on this machine."""
 STARTUP_S = 300
 
 
@@ -238,7 +238,7 @@ def compare(before: Path, after: Path) -> int:
 
 
 def joined(before: Path) -> int:
-    """Print whether each text of the joined run has the numbers of its own run; exit status 1 if one differs."""
+    """Print whether each text has the same numbers alone and in the joined run; exit status 1 if one differs."""
     results = {name: json.loads((before / f"{name}.json").read_text("utf-8")) for name in ("texts", *ALONE)}
     differing = 0
     compared = 0

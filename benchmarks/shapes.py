@@ -244,7 +244,7 @@ def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int 
 
 
 def make_apart(*arguments: Any) -> None:
-    """Run ``make`` in a process of its own, because a process that has used a GPU keeps some of its memory."""
+    """Run ``make`` in a separate process, because a process that has used a GPU keeps some of the GPU's memory."""
     process = multiprocessing.get_context("spawn").Process(target=make, args=arguments)
     process.start()
     process.join()
