@@ -33,7 +33,7 @@ OUTSIDE = "COMPARE_Q_ENGINES"
 GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run; the first one whose engine is installed is used."""
 DEQUANTIZING = "transformers_auto_bf16"
-"""load_fn for weight-only formats for which the first installed engine of ``GENERAL`` has no kernel."""
+"""load_fn for weight-only formats that the first installed engine of ``GENERAL`` has no kernel for."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
 LAYER_BY_LAYER = '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'

@@ -377,21 +377,22 @@ class Engine(ABC):
     def misreads(cls, model: PlannedModel) -> str:
         """Return why the engine would compute with other weights than a local model's files hold; "" if it would not.
 
-        Only for faults that the files do not have for every engine.  Headers are read, and no engine is imported.
+        Faults of the files themselves, which affect every engine, are not included.  The check reads headers, and does
+        not import an engine.
         """
         return ""
 
     @classmethod
     def tokens(cls, file: Path, texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return what the engine's own tokenizer makes of texts: ``ids`` without BOS, and ``adds_bos``.
+        """Return the ids that the engine's own tokenizer gives texts (``ids``, without BOS), and ``adds_bos``.
 
-        None if the engine has no tokenizer of its own, or is not installed.  Imports the engine.
+        None if the engine does not have its own tokenizer, or is not installed.  Imports the engine.
         """
         return None
 
     @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        """Return the format for which this engine has no kernel on this machine; "" if it has all kernels.
+        """Return a format that this engine has no kernel for on this machine; "" if it has all kernels.
 
         ``quantization``: the ``quantization_config`` of a checkpoint.  ``options``: the spec's ``engine`` object.
         """

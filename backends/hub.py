@@ -148,7 +148,7 @@ class Wanted:
 
 
 def bytes_of(files: Wanted | None) -> int:
-    """Bytes to download; none if the hub does not answer."""
+    """Bytes to download; 0 if the hub does not answer."""
     return sum(files.missing.values()) if files is not None else 0
 
 
@@ -172,7 +172,7 @@ def missing_files(
     sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
 
     def in_cache(file: str) -> Path | None:
-        """The path of a file in the local cache; None if it is not there."""
+        """The path of a file in the local cache; None if the cache does not have the file."""
         path = try_to_load_from_cache(name, file, None, found.sha, repo_type)
         return Path(path) if isinstance(path, str) else None
 

@@ -1,7 +1,7 @@
-"""Which files of a model's repository on the hub are its weights.
+"""Find the weights among the files of a model's repository on the hub.
 
-Repositories may have the same weights several times: Mistral's as ``consolidated*.safetensors``, others in folders such
-as ``onnx/``.  Only the files that ``checkpoint.files.weight_files`` will read are fetched.
+Repositories may store the same weights several times: Mistral's also as ``consolidated*.safetensors``, others also in
+folders such as ``onnx/``.  Only the files that ``checkpoint.files.weight_files`` will read are fetched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compare_q.backends.common.json_files import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHTS = "*.safetensors"
-"""The pattern of weights in lists of patterns; it stands for the files that ``weights_among`` returns."""
+"""The pattern of weights in lists of patterns.  It is replaced by the files that ``weights_among`` returns."""
 USUAL = "model*.safetensors"
 COPIES = "consolidated*"
 BELOW = "*/*.safetensors"
@@ -36,7 +36,7 @@ def matching(names: Collection[str], patterns: Iterable[str], index: Path | None
 def weights_among(names: Collection[str], index: Path | None) -> list[str]:
     """Return the names of the files with the model's weights among all ``names`` of a repository.
 
-    Without a local copy of an index that the repository has, these are all files that it may name.
+    If the repository has an index without a local copy, these are all files that the index may name.
     """
     named = named_in(index)
     if named:
@@ -48,9 +48,9 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
 
 
 def named_in(index: Path | None) -> set[str]:
-    """Return the files that an index names, and the single file, of which ``weight_files`` says that it is too much.
+    """Return the files that an index names, and ``SINGLE``; empty if the index is missing or damaged.
 
-    Empty without an index, or if it is damaged.
+    ``weight_files`` refuses ``SINGLE`` next to an index that does not name it.
     """
     if index is None or not index.is_file():
         return set()

@@ -271,7 +271,7 @@ class LlamacppEngine(LogitsEngine):
         }
 
     def made_tokens(self) -> dict[str, Any]:
-        """Digests of the tokens that the model's own tokenizer makes of sample texts, and whether it adds BOS."""
+        """Return digests of the sample texts' tokens by the model's own tokenizer, and whether it adds BOS."""
         vocabulary = self.library.llama_model_get_vocab(self.model)
         made = made_tokens(self.library, vocabulary, samples())
         return {**made, "ids": digests(made["ids"])}

@@ -132,7 +132,7 @@ def checked(files: ModelFiles) -> list[str]:
 def check_stored_numbers(files: HuggingFaceFolder, misshapen: set[str]) -> None:
     """ModelError if stored shapes contradict the config, or if scales allow weights that no model has.
 
-    ``misshapen``: modules whose weights do not have the size that the config requires, which says more.
+    ``misshapen``: modules whose weights do not have the size that the config requires; that error is more precise.
     """
     faults, fix = list(largest_weights.impossible(files.headers)), largest_weights.CAUSE
     sizes = [] if files.other_config else list(stored_sizes.contradictions(files.headers))

@@ -1,8 +1,8 @@
-"""Read rows of a quantized matrix as float32 numbers, from its files alone: no engine takes part.
+"""Read rows of a quantized matrix as float32 numbers, from its files alone, without an engine.
 
-``backends/hf/verify.py`` compares a loaded model with these numbers.  A format that is not listed here raises
-``UnreadError``.  Not read: GPTQ, AWQ, EXL3, bitsandbytes, torchao and ModelOpt's AWQ, which no engine here turns into
-plain floats while it loads them.
+``backends/hf/verify.py`` compares a loaded model with these numbers.  A format that this module does not know raises
+``UnreadError``: for example GPTQ, AWQ, EXL3, bitsandbytes, torchao and ModelOpt's AWQ.  No engine of compare_q converts
+these formats to plain floats while it loads them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from compare_q.backends.checkpoint.formats import (
 )
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""The numbers of FP4, by their four bits."""
+"""The number that each code of four bits has in FP4."""
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
-"""Names of the scales by which codes are multiplied.  ``weight_scale_inv`` is DeepSeek's name, and is no inverse."""
+"""Names of scales; codes are multiplied by them.  ``weight_scale_inv``, DeepSeek's name, is not an inverse."""
 GLOBAL = "weight_global_scale"
 """compressed-tensors' scale of a whole NVFP4 matrix; the other scales are divided by it."""
 GLOBAL_FACTOR = "weight_scale_2"
@@ -42,7 +42,7 @@ Floats = NDArray[np.float32]
 
 
 class UnreadError(Exception):
-    """The numbers of a matrix are not known; the text is the reason."""
+    """The numbers of a matrix cannot be read; the message states the reason."""
 
 
 def is_stack(parts: Parts) -> bool:
@@ -89,7 +89,7 @@ def rows_of(
 
 
 def of_expert(tensor: Tensor, expert: int) -> Tensor:
-    """Return the part of a stacked tensor that belongs to one expert; a tensor for all experts is returned whole."""
+    """Return one expert's part of a stacked tensor; a tensor that all experts share is returned whole."""
     count = tensor.shape[0] if tensor.shape else 1
     if len(tensor.shape) < 2 and count <= 1:
         return tensor
@@ -98,7 +98,7 @@ def of_expert(tensor: Tensor, expert: int) -> Tensor:
 
 
 def is_fp4(parts: Parts) -> bool:
-    """True if bytes hold two numbers of FP4: they have a scale of 8 bits for 16 or 32 numbers."""
+    """True if each byte holds two numbers of FP4: then every 16 or 32 numbers have a scale of 8 bits."""
     scale = scale_of(parts)
     if "weight_packed" in parts:
         return parts["weight_packed"].dtype == "U8" and scale is not None
@@ -110,12 +110,12 @@ def is_fp4(parts: Parts) -> bool:
 
 
 def scale_of(parts: Parts) -> Tensor | None:
-    """Return the scales of a module's codes; None if it has none."""
+    """Return the scales of a module's codes; None if the module has no scales."""
     return next((parts[name] for name in SCALES if name in parts), None)
 
 
 def packed_integers(parts: Parts, bits: int | None, rows: NDArray[np.intp]) -> Floats:
-    """compressed-tensors: 32 // bits integers per word of 32 bits, which are stored with half of their range added."""
+    """Return rows of compressed-tensors' integers: 32 // bits per word of 32 bits, stored plus half their range."""
     packed, scale = parts["weight_packed"], parts["weight_scale"]
     *_, count, columns = (int(size) for size in stored(parts["weight_shape"]).reshape(-1))
     if bits is None or not 0 < bits <= 8 or -(-columns // (32 // bits)) != packed.shape[-1]:

@@ -1,14 +1,15 @@
-"""Compare what two models compute besides their weights: rope, norms, attention, experts, activation, tied head.
+"""Compare two models' computations, apart from weights: rope, norms, attention, experts, activation, tied head.
 
-A quantization changes none of these.  Where a quantized copy differs from its reference, its KL divergence is not only
-the loss of the quantization.  The values come from config.json or from the header of a GGUF file.
+A quantization changes none of these.  If a quantized copy computes differently from its reference, the KL divergence
+includes this difference, and is not only the loss of the quantization.  The values come from config.json or from the
+header of a GGUF file.
 
-Two configs may state the same model in different ways: one leaves out keys that have their default value, or has the
-names of an older Transformers.  The values that the files state are compared first.  Only if they differ, the caller
-asks Transformers for the values that are not stated (``filled``), which takes a process that imports it.
+Two configs may describe the same model in different ways: one omits keys that have their default value, or uses the
+names of an older Transformers.  The values that the files state are compared first.  Only if these differ, the caller
+gets the other values from Transformers' defaults (``filled``), which requires a process that imports Transformers.
 
-Keys of GGUF headers are compared where the converters of llama.cpp write a config's value unchanged.  Sizes are not
-compared: a model of another size is another model on purpose.
+A key of a GGUF header is compared only if llama.cpp's converters write the config's value there unchanged.  Sizes are
+not compared: users compare models of different sizes on purpose.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ PLAIN = (
 )  # fmt: skip
 """Keys of values that have one name in all configs."""
 HINTS = ("model_type", "use_sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
-"""Keys that decide about other values, where these are not stated."""
+"""Keys that determine other values if the config does not state those."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SIZES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -81,25 +82,25 @@ SAME_ACTIVATION = {
     "swish": "silu", "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_tanh": "gelu_pytorch_tanh"
 }  # fmt: skip
 ROPE_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
-"""Values that YaRN has where the config does not state them."""
+"""YaRN's default values, for keys that a config does not state."""
 NOT_SCALING = {
     "rope_type", "type", "rope_theta", *PARTIAL, "mrope_section", "mrope_interleaved", "interleaved", "finetuned"
 }  # fmt: skip
 """Keys next to the parameters of a rope scaling; sections of ``mrope`` change nothing in text."""
 UNSCALED = ("", "mrope")
 UNKNOWN = "unknown"
-"""Type of a rope scaling that has no certain form in a header."""
+"""Type of a rope scaling whose form in a header is uncertain."""
 FROM_TENSOR = "rope_freqs"
-"""Name of a value that only headers have: the scaling is a tensor of factors, which may have another reason."""
+"""Name of a value that only headers have: a tensor holds factors, from a rope scaling or for another reason."""
 HEADER_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 ROW_STEP = 64
-"""One of so many rows of head and embedding is compared."""
+"""Step between the rows of head and embedding that are compared."""
 TOLERANCE = 1e-6
 """Largest relative difference between numbers that count as equal; GGUF stores float32."""
 SHOWN = 4
 """Largest number of differences in one line."""
 DEFAULT_BASE = 10_000.0
-"""llama.cpp's rope base where the header states none."""
+"""llama.cpp's rope base for a header that does not state one."""
 HEADER_KEYS: Mapping[str, str] = {
     "{}.attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "{}.attention.layer_norm_epsilon": "layer_norm_eps",
@@ -215,7 +216,7 @@ def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, A
 def filled(folders: Sequence[str]) -> list[Facts]:
     """Return the values of each folder's config with Transformers' defaults.
 
-    If Transformers cannot read a config without code of its own, the only value is "error", the reason.
+    If Transformers cannot read a config without the model's own code, the only value is "error", the reason.
     """
     return [filled_facts(Path(folder)) for folder in folders]
 
@@ -236,7 +237,7 @@ def filled_facts(folder: Path) -> Facts:
 
 
 def of_gguf(model: GgufModel) -> Facts:
-    """Return the values that llama.cpp takes from a header, or has by default; only those with a certain meaning."""
+    """Return the values that llama.cpp reads from a header, or its defaults, except values of uncertain meaning."""
     architecture = str(model.fields.get("general.architecture"))
     facts = dict(HEADER_DEFAULTS.get(architecture, {}))
     keys = dict(HEADER_KEYS)
@@ -279,7 +280,7 @@ def header_sizes(model: GgufModel) -> Facts:
 
 
 def heads_of(model: GgufModel) -> Facts:
-    """Return numbers and sizes of attention heads; nothing where layers differ, or where attention is latent."""
+    """Return numbers and sizes of attention heads; no values if layers differ, or if attention is latent."""
     heads = header_value(model, "{}.attention.head_count")
     unequal = header_value(model, "{}.attention.key_length_swa") is not None
     latent = header_value(model, "{}.attention.kv_lora_rank") is not None
@@ -326,8 +327,8 @@ def header_scaling(model: GgufModel) -> Facts:
 def as_header(facts: Facts, *, defaults: bool) -> Facts:
     """Return a config's values under the names of ``of_gguf``, as a header of its conversion has them.
 
-    ``defaults``: fill in the usual defaults of heads.  Values of rope are left out if the scaling has no certain form
-    in headers.
+    ``defaults``: fill in the usual defaults of heads.  The values of rope are omitted if the form of the scaling in
+    headers is uncertain.
     """
     layers = "full_attention."  # the header's base and scaling are those of layers without a window
     found = {name: value for name, value in facts.items() if not name.startswith(layers)}
@@ -343,7 +344,7 @@ def as_header(facts: Facts, *, defaults: bool) -> Facts:
 
 
 def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
-    """Return a config's numbers and sizes of heads as a header has them; None where they have no certain form."""
+    """Return a config's numbers and sizes of heads as a header states them; None for values of uncertain form."""
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "rotary dimensions")
     sizes = {name: facts.get(name) for name in names}
     unequal = any(facts.get(key) for key in (*UNEQUAL_CACHES, "kv_lora_rank", "qk_rope_head_dim"))
@@ -410,14 +411,15 @@ def scaling_in_words(facts: Facts, prefix: str) -> str:
 
 
 def is_another_size(mine: Facts, reference: Facts) -> bool:
-    """Return True if a size shows that two models are not of one checkpoint."""
+    """Return True if a size shows that two models were not made from the same checkpoint."""
     return any(name in mine and name in reference and not is_same(mine[name], reference[name]) for name in SIZES)
 
 
 def differing(mine: Facts, reference: Facts) -> Iterator[str]:
     """Yield the differences between values that both models have; nothing if they have different sizes.
 
-    A missing type of rope scaling is none at all.  Parameters of scalings of different types are not compared.
+    A missing type of rope scaling means that nothing is scaled.  If the types differ, their parameters are not
+    compared.
     """
     if is_another_size(mine, reference):
         return
@@ -444,9 +446,10 @@ def stated(path: Path) -> Facts:
 
 
 def may_differ(mine: Path, reference: Path) -> bool:
-    """Return True if the values that two models state differ, or if one states a value that the other does not.
+    """Return True if two models state different values, or if only one of them states a value.
 
-    Otherwise the models compute the same, whatever the defaults are.  InputError if a file is damaged.
+    If False, the models compute the same: a value that both omit has the same default in both.  InputError if a file is
+    damaged.
     """
     ours = stated(mine)
     theirs = stated(reference)
@@ -487,7 +490,7 @@ def differences(mine: Path, reference: Path, known: Mapping[Path, Mapping[str, A
 
 
 def head_is_embedding(path: Path) -> bool:
-    """Return True if the logits are made by the embedding: no head is stored, or the same matrix; InputError."""
+    """Return True if the embedding is also the head: no head is stored, or a copy of the embedding.  InputError."""
     if is_gguf(path):
         return read_model(path).head == "embedding"
     checkpoint = Checkpoint(path)
@@ -506,12 +509,12 @@ def head_is_embedding(path: Path) -> bool:
         return False
     of_head = stored_numbers(head)
     of_embedding = stored_numbers(embedding)
-    # One row after the other: usually the first ones differ, and no more of the files is read.
+    # Read one row after the other: usually the first rows differ, and the rest of the files is not read.
     return all(np.array_equal(of_head[row], of_embedding[row]) for row in range(0, head.shape[0], ROW_STEP))
 
 
 def sentence(mine: Path, found: Sequence[str]) -> str:
-    """Return the line on values that differ from the reference's."""
+    """Return the line that lists the values that differ from the reference's."""
     what = "header" if is_gguf(mine) else "config"
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return f"{what} differs from the reference's: {', '.join(found[:SHOWN])}{more}"

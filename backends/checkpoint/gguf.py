@@ -98,7 +98,7 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
 
 
 def merges_in(file: Path) -> list[str]:
-    """The merges of a file's tokenizer, which ``read_header`` passes over; empty if there are none; InputError."""
+    """The merges of a file's tokenizer, which ``read_header`` skips; empty if the file has no merges; InputError."""
     header_of(file)  # InputError for a damaged file
     with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = _Reader(data, (MERGES,)).header().fields.get(MERGES)

@@ -1,13 +1,13 @@
-"""Find scales that no weight has: the largest weight that they allow is far above that of any language model.
+"""Find impossible scales: they allow weights far above the largest weight of any language model.
 
 The usual cause is a scale that is stored as its reciprocal: compressed-tensors divides by ``weight_global_scale``, and
-ModelOpt multiplies by ``weight_scale_2``.  An engine then computes with weights of a million, and its row shows uniform
-predictions without a word, or states that are not finite.
+ModelOpt multiplies by ``weight_scale_2``.  An engine then computes with weights of a million.  Its row shows uniform
+predictions without a warning, or its states are not finite.
 
 A format's largest code times a scale is a bound, because quantizers choose the scale so that the largest weight gets
-about the largest code.  Only scales are read, for NVFP4 only the global ones if these rule out large weights.  For very
-large models a part of each tensor is read, at least 4 KiB.  Embeddings are left out: some models multiply them by less
-than 1 afterwards.
+about the largest code.  Only scales are read.  For NVFP4, the global scales are enough if they rule out large weights.
+For very large models, a part of each tensor is read, at least 4 KiB.  Embeddings are left out: some models multiply
+them by a number below 1 afterwards.
 
 A scale of exactly 1 bounds nothing.  Quantizers give it to a matrix, block or expert whose weights are all zero
 (compressed-tensors for NVFP4, Transformers for FP8), and to FP8 weights that were cast without a scale.
@@ -43,11 +43,12 @@ rotations that are not normalized raise that to some hundreds at most.  FP8 weig
 a scale of 1, which allows 448.  Reciprocal scales of 8 bits, and of NVFP4, allow 10,000 to 10,000,000.
 """
 UNUSUAL_WEIGHT, UNUSUAL_RATIO = 100.0, 100.0
-"""Weights above the first number are wrong too if a module's usual scale is this many times that of the same layers.
+"""A module's scales are wrong if they allow a weight above the first number, and if the module's median scale is also
+more than the second number times the median of the same layers.
 
 Reciprocal scales of 4 bits may allow only hundreds (310 to 16,000 in SmolLM2-135M, whose true bounds are 0.4 to 5).
-The usual scale, which is the median, must be large too (420 times that of the other layers there): one large weight in
-a layer is possible, but it makes only the scale of its own group or row large.
+The median scale must be large too (there, 420 times the median of the other layers).  One large weight in a layer is
+possible, but it makes only the scale of one group or row large.
 """
 LARGEST_CODE = {"nvfp4": 6.0, "mxfp4": 6.0, "mxfp6": 28.0, "mxfp8": 448.0, "fp8": 448.0, "nf4": 1.0, "fp4": 1.0}
 """Number format -> its largest number.  A scale of 1 may also mean a cast to E5M2, whose largest number is 57,344."""
@@ -77,7 +78,7 @@ class Bound(NamedTuple):
 
 
 def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Yield the scales of quantized matrices that allow weights which no model has, and scales that are no numbers."""
+    """Yield the scales of quantized matrices that allow impossible weights, and scales that are NaN or infinite."""
     quantized = {module: parts for module, parts in checkpoint.quantized.items()
                  if checkpoint.role(module) in ("layer", "head") and not is_outside(module)}  # fmt: skip
     most = max(READ // max(len(quantized), 1), LEAST)
@@ -107,14 +108,14 @@ def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def is_unusual(found: Bound, median: float | None) -> bool:
-    """True for weights that are large in the whole module; ``median``: of the ``usual`` weights of the same layers."""
+    """True if weights are large in the whole module; ``median``: of the ``usual`` weights of the same layers."""
     if median is None or found.usual is None:
         return False
     return found.weight > UNUSUAL_WEIGHT and found.usual > UNUSUAL_RATIO * median
 
 
 def bound_of(parts: Parts, config: CheckpointConfig, read: Callable[[Tensor], NDArray[np.float32]]) -> Bound | None:
-    """The bound of one module, from the numbers that ``read`` returns of its scales; None if its format is unknown."""
+    """Return the bound of one module, from its scales as ``read`` returns them; None if its format is unknown."""
     kind = number_format(layout_of(parts, config).words)
     part = next((name for name in SCALES if name in parts), "")
     code = code_of(kind, part)
@@ -163,7 +164,7 @@ def code_of(kind: str, part: str) -> float | None:
 
 
 def numbers_of(scale: Tensor, file: RawIOBase, most: int) -> NDArray[np.float32]:
-    """The absolute values of a scale; of some places in a tensor that has more than ``most`` bytes."""
+    """Return the absolute values of a scale; only a sample if the tensor has more than ``most`` bytes."""
     size = scale.nbytes // scale.numel
     if scale.nbytes <= most:
         places, length = [scale.start], scale.nbytes

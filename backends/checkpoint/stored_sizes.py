@@ -1,18 +1,18 @@
 """Compare the tensors of each quantized matrix with the sizes that the config states for it.
 
-Engines differ in which of the two they use.  If half of the scales are lost, Transformers takes the others for scales
-of larger groups, without a word, and vLLM fails with an error that names no tensor.  Only headers are read, and the
-first values of zero points that the config rules out.
+Some engines use the tensors' sizes, others the config's.  If half of the scales are lost, Transformers takes the rest
+for the scales of larger groups, without a warning.  vLLM fails with an error that does not name a tensor.  The check
+reads headers, and the first values of zero points that the config rules out.
 
-These differences are no contradiction, because engines read them correctly:
+These differences are not contradictions, because engines read them correctly:
 
 - A last group or block that is not full: 576 columns have 5 groups of 128.
 - int4 in whole bytes (compressed-tensors' int-quantized).
 - Zero points that are all zero, in a symmetric scheme.
 - Stacked experts whose matrices are stored transposed.  Only the number of their scales is compared.
 
-Methods whose config states no size of a group (bitsandbytes, EXL3) or that compare_q does not read are not compared,
-except that a group of NVFP4 always has 16 weights, and a group of MXFP4 and MXFP8 has 32.
+A method is not compared if its config does not state the size of a group (bitsandbytes, EXL3), or if compare_q does not
+read the method.  The exceptions have fixed sizes: 16 weights per group of NVFP4, and 32 per group of MXFP4 and MXFP8.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def contradictions(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def contradiction(parts: Parts, config: CheckpointConfig, stated: Declared, module: str) -> Fault | None:
-    """What contradicts the scheme of one module; the tensor is named by its part."""
+    """Return the contradiction between one module and its scheme; the fault names the tensor by its part."""
     scheme = stated.of(module)
     found = against(parts, config, scheme)
     if found is not None and scheme is not None and scheme == stated.default:
@@ -100,7 +100,7 @@ def contradiction(parts: Parts, config: CheckpointConfig, stated: Declared, modu
 
 
 def against(parts: Parts, config: CheckpointConfig, scheme: Scheme | None) -> Fault | None:
-    """What contradicts this scheme in one module; ``scheme``: None if the config's is not known."""
+    """Return the contradiction between one module and this scheme; ``scheme``: None if the config's is not known."""
     main = main_part(parts)
     if config.quant_method in NO_SIZES:
         return None
@@ -137,7 +137,7 @@ def against(parts: Parts, config: CheckpointConfig, scheme: Scheme | None) -> Fa
 
 
 def class_of(kind: str) -> str:
-    """The kind of numbers, without bits where these may differ from the stored ones: "int", "fp8", "nvfp4", "mxfp4"."""
+    """Return the kind of numbers, without bits if the stored bits may differ: "int", "fp8", "nvfp4", "mxfp4"."""
     return "fp8" if kind == "mxfp8" else re.sub(r"^u?int\d*$", "int", kind)
 
 
@@ -199,7 +199,7 @@ def grid_of(granularity: str, rows: int, columns: int) -> tuple[int, int] | None
 def stacked_counts(granularity: str, sizes: Sizes) -> set[int]:
     """Numbers of scales that stacked matrices may have, stored as they are or transposed.
 
-    Each matrix may be two matrices in one, gate and up, with a scale or with blocks of their own.
+    Each matrix may consist of two, gate and up, and each of the two may have its own scale or blocks.
     """
     found = {1, 2 * sizes.matrices} if granularity == "tensor" else set[int]()
     for rows, columns in ((sizes.rows, sizes.columns), (sizes.columns, sizes.rows)):
@@ -223,7 +223,7 @@ def grid_in_words(grid: tuple[int, int], rows: int, columns: int) -> str:
 
 
 def in_words(granularity: str) -> str:
-    """A granularity as the config's sentence ends: ``groups of 32``, ``one scale per row``, ..."""
+    """Return a granularity as words that end a message: ``groups of 32``, ``one scale per row``, ..."""
     if granularity.startswith("g"):
         return f"groups of {granularity[1:]}"
     if granularity.startswith("block "):
@@ -263,13 +263,13 @@ def zero_point_fault(parts: Parts, scheme: Scheme | None) -> Fault | None:
 
 
 def is_neutral(points: Tensor) -> bool:
-    """True if the first zero points (or words with several) are one number that means none."""
+    """True if the first zero points (or words of several) all equal one value that means "no zero point"."""
     found = first_numbers(points)
     return not len(found) or (bool((found == found[0]).all()) and int(found[0]) & 0xFFFFFFFF in NEUTRAL)
 
 
 def packed_integers(parts: Parts, quantization: Mapping[str, Any], scheme: Scheme) -> Fault | None:
-    """What contradicts the scheme of a GPTQ or AWQ module.
+    """Return the contradiction between a GPTQ or AWQ module and its scheme.
 
     GPTQ: qweight [in * bits / 32, out]; AWQ: [in, out * bits / 32]; both: scales [groups, out].  AWQ's other layouts,
     "gemv" and "gemv_fast", are not compared.
@@ -323,7 +323,7 @@ def varies(zeros: Tensor, row_bits: int) -> bool:
 
 
 def first_numbers(tensor: Tensor) -> NDArray[Any]:
-    """The first numbers of a tensor, at most 4 KiB: a model may have 100,000 of these tensors, on a disk of a network.
+    """The first numbers of a tensor, at most 4 KiB: a model may have 100,000 of these tensors on a network disk.
 
     Real zero points differ within the first row.
     """

@@ -1,11 +1,11 @@
-"""Compare the rules by which a GGUF file and its reference turn text into tokens: merges, pre-tokenizer, BOS, prefix.
+"""Compare the tokenizer rules of a GGUF file and its reference: merges, pre-tokenizer, BOS, prefix.
 
-compare_q gives models token ids, so that scores do not depend on these rules.  A server of the file does: with other
-rules it gives the model other tokens.
+compare_q gives models token ids, so that its scores do not depend on these rules.  A server of the file depends on
+them: with other rules, the server gives the model other tokens.
 
-A pre-tokenizer has only a name in a header.  llama.cpp, where it is installed, makes tokens of sample texts, and these
-are compared.  The samples are normalized (NFKC), because llama.cpp does not normalize text, and correct conversions of
-models that do would differ.
+A header states only the name of a pre-tokenizer.  If llama.cpp is installed, it tokenizes sample texts, and the tokens
+are compared.  The samples are normalized (NFKC), because llama.cpp does not normalize text.  Without this, correct
+conversions of models that normalize text would differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORDINARY = (
     "two  spaces and a tab\there,\n\n\tand some after   ",
     "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
 )
-"""Contractions, digits, white space, code: every correct conversion makes the same tokens of them."""
+"""Contractions, digits, white space, code: every correct conversion tokenizes these samples equally."""
 SCRIPTS = (
     "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
     "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
@@ -32,31 +32,31 @@ SCRIPTS = (
     "汉字和「かな」カタカナ、한국어 문장。",
     "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
 )
-"""Unicode's normal forms and many scripts, whose classes of characters libraries know differently well."""
+"""Unicode's normal forms and many scripts; libraries differ in the classes of characters that they know."""
 PREFIXES = ("\u2581", "\u0120")
-"""How a space at the beginning of a token is written in SentencePiece's and in byte-level vocabularies."""
+"""The character that begins a token with a leading space, in SentencePiece's and in byte-level vocabularies."""
 SPACED = chr(ord(" ") + 256)
-"""How llama.cpp's converter writes a space inside a part of a merge."""
+"""The character that llama.cpp's converter writes for a space inside a part of a merge."""
 MADE = "sample_tokens"
-"""The key of what the engine's own tokenizer makes of the samples, in a row's provenance."""
+"""Key in a row's provenance: the samples as tokenized by the engine's own tokenizer."""
 CLASSES_WITH_BOS = ("Llama", "CodeLlama", "Gemma", "Cohere")
-"""Beginnings of names of Transformers' classes that may add BOS although neither config nor tokenizer.json says so."""
+"""Beginnings of names of Transformers' classes that may add BOS even if config and tokenizer.json do not request it."""
 SERVED = "a server of this file gives the model other tokens"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a tokenizer makes tokens; a field is None or empty if it is not known."""
+    """The rules of a tokenizer; a field is None or empty if it is not known."""
 
     merges: Sequence[str] = ()  # of BPE, in order: the two parts with a space between them
-    adds_bos: frozenset[bool] = frozenset()  # what the files say; two values if they disagree
+    adds_bos: frozenset[bool] = frozenset()  # as the files state it; two values if they disagree
     prefixes: bool | None = None  # a space is added before the text
-    pre: str | None = None  # name of the pre-tokenizer in a header; "" if the header has none
+    pre: str | None = None  # name of the pre-tokenizer in a header; "" if the header states no name
     ids: Mapping[str, str] = field(default_factory=dict)  # digest of a sample -> digest of its ids without BOS
 
 
 class Fault(NamedTuple):
-    """A difference between two tokenizers; ``is_sure``: text becomes other tokens."""
+    """A difference between two tokenizers; ``is_sure``: some text certainly becomes other tokens."""
 
     what: str
     is_sure: bool = True
@@ -73,7 +73,7 @@ def digest(value: Any) -> str:
 
 
 def digests(ids: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Return digest of a sample -> digest of its ids; ``ids``: of each of the ``samples``, or of none."""
+    """Return digest of a sample -> digest of its ids; ``ids``: one list per sample of ``samples``, or empty."""
     return {digest(text): digest(list(of_text)) for text, of_text in zip(samples(), ids, strict=False)}
 
 
@@ -101,8 +101,8 @@ def joined(pair: Sequence[str]) -> str:
 def of_header(fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[str, Any] | None) -> Rules:
     """Return the rules in the fields of a header.
 
-    ``made``: what llama.cpp makes of the ``samples`` with the file's vocabulary: digests of ``ids``, and ``adds_bos``;
-    None if that is not known.
+    ``made``: the ``samples`` as llama.cpp tokenizes them with the file's vocabulary (digests of ``ids``, and
+    ``adds_bos``); None if unknown.
     """
     adds_bos = fields.get("tokenizer.ggml.add_bos_token")
     prefixes = fields.get("tokenizer.ggml.add_space_prefix")
@@ -149,7 +149,7 @@ def pre_in_words(name: str) -> str:
 
 
 def cut_differently(mine: Rules, reference: Rules) -> str | None:
-    """Return the first sample that becomes other tokens; None if there is none, or if the tokens are not known."""
+    """Return the first sample that becomes other tokens; None if all samples agree, or if the tokens are not known."""
     for text in samples():
         key = digest(text)
         if key in mine.ids and key in reference.ids and mine.ids[key] != reference.ids[key]:
@@ -158,10 +158,10 @@ def cut_differently(mine: Rules, reference: Rules) -> str | None:
 
 
 def fault_of_merges(mine: Rules, reference: Rules) -> Fault | None:
-    """Return how merges differ; None if they do not, or if one model states none.
+    """Return how merges differ; None if they do not differ, or if a model does not state merges.
 
-    A vocabulary without merges of its own (tiktoken's) is written with one merge for each token, or with every merge
-    that makes a token.  Both make the same tokens, so that only the tokens that merges make are sure to differ.
+    If a vocabulary does not come with merges (tiktoken's), converters write one merge for each token, or every merge
+    that makes a token.  Both ways tokenize equally.  Merges surely differ only if they make different tokens.
     """
     ours = list(mine.merges)
     theirs = list(reference.merges)

@@ -64,10 +64,10 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def check_no_pipes(folder: Path) -> None:
-    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would read it for ever."""
+    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would wait for it forever."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # its readers report that
+    except OSError:  # the code that reads the folder reports the error
         return
     for entry in entries:
         if exists(entry.path) and not (is_file(entry.path) or is_folder(entry.path)):
@@ -130,7 +130,7 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
 
 
 def fault(error: json.JSONDecodeError) -> str:
-    """The fault in invalid JSON: a frequent mistake by its name, or what Python expected and what is there instead."""
+    """Return the fault in invalid JSON: the name of a frequent mistake, or the expected and the actual characters."""
     at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
     rest = error.doc[at:].lstrip()
     if not error.doc.strip():

@@ -75,7 +75,7 @@ ALIASES = {
 def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> str:
     """`` (did you mean 'x'?)``, or an empty string if no known name is close or means the same; case is ignored.
 
-    ``shown``: names that are shown in another form, as a path.
+    ``shown``: known name -> the form in which the hint shows it, such as a path.
     """
     known = list(known)
     if same := next((each for each in ALIASES.get(name.lower(), ()) if each in known), ""):

@@ -36,7 +36,7 @@ EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
 FAILED = re.compile(r"(EngineCore|WorkerProc) (failed|hit an exception|encountered a fatal error)")
-"""What a process of vLLM logs before the traceback of the exception that ends it."""
+"""The line that a process of vLLM logs before the traceback of the exception that ends the process."""
 GENERIC = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
 )
@@ -74,7 +74,7 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
 
 
 def step_without_end(log: str) -> str | None:
-    """Return a sentence if ``time_limit`` has ended the process that wrote this log; else None."""
+    """Return a message if ``time_limit`` ended the process that wrote this log; otherwise None."""
     found = TIMEOUT.search(log)
     return f"one step did not end within {found[1]} (h:min:s)" if found else None
 
@@ -170,7 +170,7 @@ def captured(log_file: Path | None) -> Iterator[None]:
 
 
 def is_generic(error: BaseException) -> bool:
-    """True if an exception has no text, or only says that there is another exception in the log."""
+    """True if an exception has no text, or only refers to another exception in the log."""
     text = str(error)
     return not text.strip() or GENERIC.search(text) is not None
 
@@ -178,7 +178,7 @@ def is_generic(error: BaseException) -> bool:
 def root_cause(log: str) -> str | None:
     """``Type: message`` of the first exception in a log that does not merely report another exception.
 
-    If a process of vLLM says that it failed, earlier exceptions were caught.  Lines of level WARNING are skipped: vLLM
+    If a process of vLLM logs that it failed, earlier exceptions were caught.  Lines of level WARNING are skipped: vLLM
     logs tracebacks of errors that it survives.
     """
     failed = FAILED.search(log)

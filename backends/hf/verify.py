@@ -1,18 +1,19 @@
 """Compare the weights that Transformers has dequantized with the numbers in the checkpoint's files.
 
-Transformers decompresses most quantized checkpoints while it loads them.  Transformers 5.19 leaves parts out without a
-word: it ignores the global scale of NVFP4 experts, and reads all experts by the scheme of one group of the config.
+Transformers decompresses most quantized checkpoints while it loads them.  Transformers 5.19 makes mistakes without a
+warning: it ignores the global scale of NVFP4 experts, and reads all experts by the scheme of one group of the config.
 
 From every kind of quantized module (one name without its numbers, one stored format, one declared scheme) up to
 ``PER_KIND`` modules are compared, and from each module some rows.  ``backends/checkpoint/dequantize.py`` reads these
 rows from the files.
 
-Where a stored matrix ends up differs between families: gate and up projections of all experts are one tensor, below
-each other or row by row in turn, some with inputs and outputs exchanged.  Therefore a row counts as right if it is
-anywhere in the loaded matrix, as a row or as a column.  Two rows of a model are never so alike by chance.
+Transformers places a stored matrix differently in each model family.  Some families have one tensor for the gate and up
+projections of all experts, one below the other or in alternating rows.  Some exchange inputs and outputs.  Therefore a
+row counts as right if it is anywhere in the loaded matrix, as a row or as a column.  Two rows of a model are never so
+alike by chance.
 
-A module that is not a plain matrix of floats in the loaded model is left out: its own class computes with the stored
-numbers (bitsandbytes, gptqmodel, FP8 kernels), and none of these classes runs on a CPU.
+A module is left out if it is not a plain matrix of floats in the loaded model.  The module's own class then computes
+with the stored numbers (bitsandbytes, gptqmodel, FP8 kernels).  These classes do not run on a CPU.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ ROWS = 8
 TOLERANCE = 2.0**-7
 """Largest length of the difference of two rows that counts as rounding, relative to the stored row's length.
 
-Libraries dequantize in bfloat16, whatever the dtype of the run: two roundings of a product change a row by 0.002 of its
-length.  A zero point of int8 that is wrong by one step changes it by about 0.02, every other fault by more.
+Libraries dequantize in bfloat16, in runs of every dtype: two roundings of a product change a row by 0.002 of its
+length.  If an int8 zero point is wrong by one step, the row changes by about 0.02.  Every other fault changes the row
+by more.
 """
 PARALLEL = 0.999
 """Smallest cosine of two rows that differ only by a factor."""
@@ -54,7 +56,7 @@ SCALE_OR_BIAS = re.compile("scale|bias")
 
 
 class Sample(NamedTuple):
-    """A quantized module; ``expert``: which of the matrices that are stored or loaded as one tensor; None for one."""
+    """A quantized module; ``expert``: index of its matrix in a tensor of several, stored or loaded; else None."""
 
     module: str
     parts: Parts
@@ -70,7 +72,7 @@ class Difference(NamedTuple):
 
 
 def check_weights(checkpoint: Checkpoint, model: Any) -> None:
-    """ModelError for a module whose loaded weights are not those of its files, or routed experts that cannot be read.
+    """ModelError if a module's loaded weights differ from its files, or if routed experts cannot be read.
 
     ``model``: an object of Transformers with all its weights in memory.
     """
@@ -101,7 +103,7 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
 
 
 def sampled(checkpoint: Checkpoint) -> Iterator[Sample]:
-    """Yield some modules of every kind, with the first and the last; of stacked experts, the first and the last."""
+    """Yield some modules of every kind, including the first and last; for stacked experts, the first and last."""
     stated = declared(checkpoint.config.quantization)
     kinds: dict[Any, list[str]] = {}
     for module, parts in checkpoint.quantized.items():
@@ -127,7 +129,7 @@ def numbers_in(name: str) -> list[int]:
 
 
 def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) -> Mapping[str, set[str]]:
-    """Module of a sample -> the names of its weights in the loaded model; without those that Transformers cannot map.
+    """Module of a sample -> the names of its weights in the loaded model, except modules that Transformers cannot map.
 
     Transformers cuts some stored matrices into several, as HRM's gate, query, key and value.
     """
@@ -138,7 +140,7 @@ def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) 
     try:
         for name, target in new_names(model, weights).items():
             places[names[name]] = {target, *split(model, {name: target})}
-    except Exception:  # Transformers' rules raise anything; modules without a place are left out, or refused
+    except Exception:  # Transformers' rules raise anything; modules that it cannot map are left out or refused
         return {}
     return places
 
@@ -157,7 +159,7 @@ def loaded_weight(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -
 
 
 def is_plain(weight: Any) -> bool:
-    """True for a tensor of floats of 16 or more bits that belongs to no quantizer's class."""
+    """True for a tensor of floats of 16 or more bits that does not belong to a quantizer's class."""
     import torch
 
     is_own_class = type(weight) not in (torch.Tensor, torch.nn.Parameter)
@@ -216,7 +218,7 @@ def loaded_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
 
 
 def bits_of(checkpoint: Checkpoint, module: str) -> int | None:
-    """Return the bits of a module's integers, as the config declares them, else as the shapes show them."""
+    """Return the bits of a module's integers: the number that the config declares, or that the shapes imply."""
     scheme = declared(checkpoint.config.quantization).of(module)
     words = scheme.weights if scheme else layout_of(checkpoint.quantized[module], checkpoint.config).words
     found = re.fullmatch(r"u?int(\d)", number_format(words))
@@ -224,7 +226,7 @@ def bits_of(checkpoint: Checkpoint, module: str) -> int | None:
 
 
 def are_wrong(stored: torch.Tensor, loaded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return for each row whether it differs by more than rounding; ``dtype``: of the loaded weights."""
+    """Return for each row True if it differs by more than rounding; ``dtype``: of the loaded weights."""
     import torch
 
     info = torch.finfo(dtype)
@@ -243,7 +245,7 @@ def nearest_rows(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def most_alike(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return for each stored row the row of a matrix that differs least in direction: a scale may be missing."""
+    """Return for each stored row the matrix row of the most similar direction; lengths differ if a scale is missing."""
     import torch
 
     cosines = torch.nn.functional.normalize(stored, dim=1) @ torch.nn.functional.normalize(matrix, dim=1).T
@@ -257,7 +259,7 @@ def described(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, load
 
 
 def cause(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor) -> str:
-    """Return the probable reason for a difference, to be added to a message; "" if nothing points to one."""
+    """Return the probable reason for a difference, to be added to a message; "" if no reason is found."""
     import torch
 
     cosines = torch.nn.functional.cosine_similarity(stored, loaded, dim=1)

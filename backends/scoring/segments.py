@@ -222,10 +222,13 @@ def load(
 ) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    ``recordings``: of the windows that the reference has now, by the windows' digests.  If several segments have
-    a window, those of sessions with a record have priority, so that it is known what ran; then those of the tag with
-    most of the windows, so that few sessions are mixed; then those of ``tag``.  Other columns are left out.  A
-    partly used segment counts its share of the seconds.
+    ``recordings``: of the windows that the reference has now, by the windows' digests.  Other columns are left out.  A
+    partly used segment counts its share of the seconds.  If several segments have a window, these have priority, in
+    this order:
+
+    - segments of sessions with a record, which states what ran;
+    - segments of the tag with most of the windows, so that few sessions are mixed;
+    - segments of ``tag``.
     """
     place: dict[str, int] = {}
     for window in windows:

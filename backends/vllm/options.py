@@ -141,7 +141,7 @@ def check_kernels(
 
 
 def missing_kernel(quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return a weight-only format of a checkpoint for which vLLM has no kernel on this CPU; "" if there is none.
+    """Return a weight-only format of a checkpoint that vLLM has no kernel for on this CPU; "" if vLLM has all kernels.
 
     For NVFP4 vLLM has only kernels for GPUs.  Its int4 kernel needs AVX-512, and does not compute in float32.
     """

@@ -90,8 +90,9 @@ class Server:
 class Connection:
     """Open connections to one server, in one event loop: ``async with Connection(server) as connection``.
 
-    Whoever opens it closes it, and nobody else holds it, so that two users of a server cannot close each other's.
-    With ``keep=False`` every request has a new connection: a router may send each connection to another machine.
+    The code that opens a connection also closes it, and does not share it.  Two users of a server therefore cannot
+    close each other's connections.  With ``keep=False``, every request opens a new connection, because a router may
+    send each connection to another machine.
     """
 
     def __init__(self, server: Server, connections: int = 1, *, keep: bool = True) -> None:

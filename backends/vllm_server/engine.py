@@ -1,15 +1,15 @@
 """A running ``vllm serve``: log-probabilities of tokens from its completions endpoint.
 
 ``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.  vLLM answers with
-the log-probability of each real token, all digits of a float32, and computes the whole window, without its prefix
-cache.  Entropy, top-1 and KL divergence are unknown: an answer does not have all logits.  The
-returned rank does not identify the top token either, because it also counts tokens of equal probability.
+the log-probability of each real token, with all digits of a float32.  vLLM computes the whole window, without its
+prefix cache.  Entropy, top-1 and KL divergence are unknown, because an answer does not have all logits.  The returned
+rank does not identify the top token either, because it also counts tokens of equal probability.
 
-Before anything is scored, a sample is taken: ``SAMPLE_IDS`` are scored with ``TOP`` entries per position, which shows
-whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats, is part of the scores' key
-(``stamp``), because a server may be restarted with other weights under the same name.  It is taken again after loading
-and before scores are kept.  Between windows, and before scores are kept, the first tokens of windows are requested
-again over new connections (``Repeats``), so that a second model behind the address is found.
+Before any window is scored, the engine takes a sample: the server scores ``SAMPLE_IDS`` with ``TOP`` entries per
+position.  The sample shows whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats,
+is part of the scores' key (``stamp``), because a server may be restarted with other weights under the same name.  The
+engine takes the sample again after loading and before scores are kept.  Between windows, and before scores are kept, it
+requests the first tokens of windows again over new connections (``Repeats``), to find a second model at the address.
 
 The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
 """
@@ -74,7 +74,7 @@ ROUNDING = 1e-3
 """Largest excess of a sum of probabilities over 1, or of a log-probability over 0."""
 MOVED = 0.05
 """Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other weights would only pass if
-all 31 values agreed."""
+all 31 values agreed to this precision."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
 NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 NO_FINGERPRINT = (
@@ -181,9 +181,9 @@ class Seen(NamedTuple):
 class ServedModel(ModelFiles):
     """One model of a server, without files on this machine.
 
-    Coroutines ask over the connection that they are given, and raise ServerError.  The other methods open a connection
-    of their own; they raise ModelError if the server is silent or answers something unexpected, and InputError if the
-    spec is wrong.
+    Coroutines send requests over the connection that they receive, and raise ServerError.  The other methods open their
+    own connection.  They raise ModelError if the server does not answer or answers something unexpected, and InputError
+    if the spec is wrong.
     """
 
     @cached_property
@@ -205,7 +205,7 @@ class ServedModel(ModelFiles):
     def connected(
         self, question: Callable[[Connection], Awaitable[T]], connections: int = 1, *, keep: bool = True
     ) -> T:
-        """Return the answer to a question, over connections that are opened and closed here; ModelError.
+        """Return the answer to a request; this opens and closes the connections.  ModelError.
 
         ``connections`` and ``keep``: see ``Connection``.
         """
@@ -419,7 +419,7 @@ class VllmServerEngine(Engine):
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed.
 
-        Repetitions count as requests in flight, so that never more of them run than the user allows.
+        Repetitions count as requests in flight, so that the number of requests never exceeds the user's limit.
         """
         queue = iter(windows)
         most = self.options.concurrency

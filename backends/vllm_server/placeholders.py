@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW, MANY = 4, 16
-"""Number of tokens from which all values must not be equal, and from which they must have three different values."""
+"""From ``FEW`` tokens on, an answer must have two different values; from ``MANY`` tokens on, three."""
 
 
 def placeholder(logprob: NDArray[np.float32]) -> str:
     """Return why a prompt's log-probabilities [L - 1] cannot come from a model; "" if they can.
 
     Models repeat one value only where a token is certain: its float32 log-probability is then 0.0.  The first tokens of
-    a prompt never are, not even if the prompt repeats one token, so that real answers have more different values.
+    a prompt are never certain, even if the prompt repeats one token.  Real answers therefore have other values too.
     """
     values = np.unique(logprob)
     fewest = 1 if len(logprob) < FEW else 2 if len(logprob) < MANY else 3

@@ -1,13 +1,13 @@
 """Repeated requests, which find servers whose answers do not all come from one model.
 
-One address may stand for several deployments: a router spreads requests over them, or an update replaces one of them.
+One address may lead to several deployments: a router spreads requests over them, or an update replaces one of them.
 The log-probabilities of a window's first tokens do not depend on later tokens.  A request for the first tokens of a
 window must therefore give the same log-probabilities as the window itself, up to rounding.
 
-The first ``ALWAYS`` windows are repeated, and as many later ones as ``SHARE`` allows, in random order, so that windows
-and repetitions do not alternate as a router's answers may.  Each commit repeats one of the first ``ALWAYS`` windows
-again, which finds a model that was replaced.  These repetitions have one token more each time, so that no cache of a
-proxy has the answer.
+The first ``ALWAYS`` windows are repeated, and as many later windows as ``SHARE`` allows.  Their order and their moments
+are random, because a router may alternate between its models.  Each commit repeats one of the first ``ALWAYS`` windows
+again, to find a model that was replaced.  These repetitions have one token more each time, so that a proxy cannot
+answer them from its cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compare_q.backends.vllm_server.client import ServerError
 FIRST_TOKENS = 32
 """Number of tokens of the first repetition of a window."""
 FEWEST_TOKENS = 9
-"""Number of tokens of the shortest windows that are repeated: the rounding of a few tokens may look like a model's."""
+"""Number of tokens of the shortest windows that are repeated: in a few tokens, rounding may look like another model."""
 MORE_TOKENS = 32
 """Number of further tokens that later repetitions of a window may have."""
 ALWAYS = 32
@@ -36,7 +36,7 @@ NOW = 0.75
 WAITING = 1024
 """Largest number of windows that wait for their repetition."""
 ENOUGH = 4
-"""Number of repetitions from which one of them can differ from the others."""
+"""Smallest number of repetitions in which one can be found to differ from the others."""
 OTHER_MODEL = 0.15
 """Largest mean difference in nats per token that rounding may cause.
 
@@ -46,14 +46,14 @@ give a KLD of 0.0014 to 0.0016 (docs/measurements.md), which is 0.04 nats per to
 differs from bfloat16 by 0.36 to 0.62, and W4A16 by 0.64 to 0.90.
 """
 RATIO = 4.0
-"""A repetition that differs by so much more than the lower quartile of all is another model's.
+"""A difference above this many times the lower quartile of all, and above ``OTHER_MODEL``, shows another model.
 
-The quartile is a server's own rounding, also if every second request is answered by another model.
+The quartile shows the rounding of one model, even if another model answers every second request.
 """
 CERTAIN = 0.5
 """Mean difference in nats per token that shows another model without a comparison with other repetitions."""
 NOTED = 0.1
-"""Mean difference in nats per token from which a row has a note."""
+"""Smallest mean difference in nats per token that adds a note to the row."""
 LARGEST = 1.0
 """A token's difference counts at most this many nats: one very improbable token must not decide."""
 
@@ -71,7 +71,7 @@ class Beginning:
 
 
 class Repeats:
-    """Chooses what is requested again, and compares the answers."""
+    """Chooses the windows that are requested again, and compares the answers."""
 
     def __init__(self) -> None:
         self.random = random.Random(0)  # the order must be unrelated to a router's, not unknown
@@ -98,7 +98,7 @@ class Repeats:
         self.waiting.append(window.cut(FIRST_TOKENS))
 
     def take(self) -> Beginning:
-        """Remove a random one of the windows that wait, and return it."""
+        """Remove a random window from those that wait, and return it."""
         at = self.random.randrange(len(self.waiting))
         self.waiting[at], self.waiting[-1] = self.waiting[-1], self.waiting[at]
         return self.waiting.pop()
@@ -110,11 +110,11 @@ class Repeats:
         return min(allowed - self.repeated, len(self.waiting))
 
     def is_due(self) -> bool:
-        """Return True if a window should be repeated now; it is random, until none is owed."""
+        """Return True if a window should be repeated now: at random while a repetition is owed, never otherwise."""
         return self.owed > 0 and self.random.random() < NOW
 
     def next(self) -> Beginning:
-        """Return a window that is repeated now; one must be owed."""
+        """Return a window that is repeated now; a repetition must be owed."""
         self.repeated += 1
         return self.take()
 
@@ -167,10 +167,11 @@ class Repeats:
 
 
 def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, equal infinities nothing.
+    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, and equal infinities count 0.
 
-    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more, and is therefore reduced by the square
-    root of their share: otherwise the rounding in one of many short windows would look like another model.
+    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more.  It is therefore multiplied by the square
+    root of its share of ``FIRST_TOKENS``.  Otherwise the rounding in one of many short windows would look like another
+    model.
     """
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         each = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))

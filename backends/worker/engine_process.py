@@ -194,7 +194,7 @@ def end_all(workers: Workers) -> None:
 def reap(workers: Workers) -> None:
     """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status.
 
-    Their temporary files are deleted before.
+    The temporary files of these workers are deleted first.
     """
     for worker in list(workers):
         ended, status = os.waitpid(worker, os.WNOHANG)

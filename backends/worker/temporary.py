@@ -1,6 +1,6 @@
-"""A worker's own folder for temporary files, which the engine process deletes after the worker has ended.
+"""Folders for temporary files: one per worker, deleted by the engine process after the worker has ended.
 
-vLLM leaves ``vllm_dist_*`` behind if it is killed or interrupted.
+If vLLM is killed or interrupted, it does not delete its files ``vllm_dist_*``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 import time
 
 SOCKET_PATH = 107
-"""Bytes of the longest path of a Unix socket on Linux."""
+"""Length of the longest path of a Unix socket on Linux, in bytes."""
 SOCKET_NAME = 37
 """Bytes that an engine appends for a socket: a slash and a UUID in vLLM; multiprocessing needs 32, torch 35."""
 ATTEMPTS = 20
@@ -35,7 +35,7 @@ def new_folder() -> str:
 
 
 def use(folder: str) -> None:
-    """Have this process and the processes that it starts write temporary files there; "" changes nothing."""
+    """Make ``folder`` the folder for temporary files of this process and its children; "" changes nothing."""
     if folder:
         os.environ["TMPDIR"] = folder
         tempfile.tempdir = folder

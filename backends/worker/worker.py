@@ -87,7 +87,7 @@ class Committer:
     def commit(self) -> None:
         """Write the collected scores; ModelError if the engine's model has changed since it was loaded.
 
-        Then the scores are dropped: a second check may meet the right model by chance.
+        If it has changed, the scores are dropped, because a second check may reach the right model by chance.
         """
         try:
             self.engine.check_unchanged()
