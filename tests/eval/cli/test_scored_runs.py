@@ -122,4 +122,4 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
     ran, (ref, other) = run_models(models)
     assert (ref["error"], ref["kernel"]) == (None, None)
     assert other["kld_tokens"] == other["tokens"] == 891
-    assert "ref: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
+    assert "ref, other: what ran is not known: RuntimeError: cannot copy out of meta" in ran.out
