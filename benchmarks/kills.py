@@ -49,6 +49,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import shapes
+from tests.support.paths import TIMES, without_times
 from tests.support.real_server import running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,21 +108,7 @@ RUNS = {
     "gate": [Work("x", [{**HF, "label": "a"}, {**HF, "label": "b", "engine": {"dtype": "bfloat16"}}], "gate")],
 }
 """The command lines of a campaign, which use one cache at the same time."""
-TIMES = {
-    "created",
-    "command",
-    "load_seconds",
-    "score_seconds",
-    "tokens_per_second",
-    "from_cache",
-    "seconds",
-    "timing",
-    "sha256",
-    "run",
-    "repeat",
-    "spec_sha256",
-    "scores_key",
-}
+NOT_COMPARED = TIMES | {"sha256", "run", "repeat", "spec_sha256", "scores_key"}
 """Keys whose values depend on the time: also names of a gate's run, and checksums of files that state a date."""
 SHOWN = re.compile(r"^ label ", re.MULTILINE)
 NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
@@ -274,17 +261,12 @@ class Run:
 def comparable(run: Run) -> Any:
     """Return a run's results without times; for a pack, also return a checksum of each tensor."""
 
-    def stripped(found: Any) -> Any:
-        if isinstance(found, dict):
-            return {key: stripped(value) for key, value in found.items() if key not in TIMES}
-        return [stripped(each) for each in found] if isinstance(found, list) else found
-
     tensors = {}
     for file in sorted(run.results.parent.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
             content = tensor.flatten().view(torch.uint8).numpy().tobytes()
             tensors[f"{file.name}: {name}"] = hashlib.sha256(content).hexdigest()
-    return {**stripped(json.loads(run.results.read_text(encoding="utf-8"))), "tensors": tensors}
+    return {**without_times(json.loads(run.results.read_text(encoding="utf-8")), NOT_COMPARED), "tensors": tensors}
 
 
 def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
@@ -323,6 +305,20 @@ def files_of(cache: Path) -> set[str]:
             parts = file.relative_to(cache).parts
             segment = parts[0] == "scores" and file.suffix in (".safetensors", ".json")
             names.add("/".join((*parts[:-1], f"*{file.suffix}")) if segment else "/".join(parts))
+    return names
+
+
+def left_in(run: Run) -> set[str]:
+    """Names of what a run has left in its cache.
+
+    A gate's entries have other keys in each gate, so that they only have numbers here: it keeps its first variant.
+    """
+    if RUNS[run.engine][run.number].command != "gate":
+        return files_of(run.cache)
+    names = set()
+    for section in ("scores", "references", "runs"):
+        for number, _ in enumerate((run.cache / section).glob("*")):
+            names.add(f"{section}: entry {number + 1}")
     return names
 
 
@@ -373,7 +369,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
-    gold, files, duration = [comparable(run) for run in whole], files_of(whole[0].cache), 0.0
+    gold, files, duration = [comparable(run) for run in whole], left_in(whole[0]), 0.0
     todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
     todo += [Run.signal_twice for _ in range(pairs)]
     random.shuffle(todo)
@@ -390,7 +386,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
             seen.fields += [] if engine in BATCHES_DIFFER else itertools.islice(differing_fields(found, other), 40)
             if "models" in other:
                 seen.largest = max(seen.largest, difference(found, other))
-        seen.files_left += sorted(files_of(runs[0].cache) - files) + sorted(shared_memory() - shared)
+        seen.files_left += sorted(left_in(runs[0]) - files) + sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
         differing = f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"

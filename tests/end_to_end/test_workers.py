@@ -17,6 +17,7 @@ import pytest
 
 from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT, comparisons
+from tests.support.paths import without_times
 from tests.support.processes import processes_of, wait_until, workers_of
 from tests.support.toy import Specs
 
@@ -54,12 +55,7 @@ def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, 
 
 def results(file: Path) -> dict[str, Any]:
     """Return results.json without the keys that differ between runs: times, and whether a row was cached."""
-    found: dict[str, Any] = json.loads(file.read_text())
-    for key in ("created", "command"):
-        del found[key]
-    for model in found["models"]:
-        for key in ("load_seconds", "score_seconds", "tokens_per_second", "seconds", "timing", "from_cache"):
-            del model[key]
+    found: dict[str, Any] = without_times(json.loads(file.read_text()))
     return found
 
 

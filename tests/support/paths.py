@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,12 @@ class Runs:
             run.process.wait()
 
 
-def without_times(value: Any) -> Any:
-    """Results without the keys of ``TIMES``."""
+def without_times(value: Any, keys: Collection[str] = TIMES) -> Any:
+    """Results without some of their keys, at every depth."""
     if isinstance(value, dict):
-        return {key: without_times(each) for key, each in value.items() if key not in TIMES}
+        return {key: without_times(each, keys) for key, each in value.items() if key not in keys}
     if isinstance(value, list):
-        return [without_times(each) for each in value]
+        return [without_times(each, keys) for each in value]
     return value
 
 
