@@ -2,11 +2,11 @@
 
     python -m benchmarks.mutations OUT.json --count 60 --seed 24
 
-First, the tests that do not start an engine run once with coverage.py (``pip install coverage``), which records the
-lines that each test function executes.  Then the seed draws places from all functions of ``FOLDERS``.  One change after
-the other is written into a copy of the checkout.  The test functions that execute the changed line run until one fails.
-If all of them pass, ``--engines`` also runs the folder's tests that start engines or processes (``ENGINE_TESTS``).  A
-change counts as missed if all tests pass.  The changes:
+First, the tests that do not start an engine run once with coverage.py, which records the lines that each test function
+executes.  Then the seed draws places from all functions of ``FOLDERS``.  One change after the other is written into a
+copy of the checkout.  The test functions that execute the changed line run until one fails.  If all of them pass,
+``--engines`` also runs the folder's tests that start engines or processes (``ENGINE_TESTS``).  A change counts as
+missed if all tests pass.  The changes:
 
 - another comparison, ``and`` for ``or``, or a negated condition;
 - a number that is one larger, ``True`` for ``False``, or ``+`` for ``-``;
@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import coverage
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("eval/run", "eval/cli", "backends/worker", "backends/vllm_server", "backends/checkpoint")
@@ -174,8 +176,6 @@ def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *FAST]
     subprocess.run(command, cwd=root, env=environment, check=True)
-    import coverage
-
     measured = coverage.CoverageData(str(data))
     measured.read()
     found = {}
