@@ -137,7 +137,8 @@ class Seen:
 class Run:
     """One of a campaign's runs, which is started again until it has finished.
 
-    ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start was killed.
+    ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start was killed;
+    ``replaced``: number of result files that earlier starts wrote, for example a gate that lost a worker.
     """
 
     folder: Path
@@ -148,11 +149,14 @@ class Run:
     process: subprocess.Popen[bytes] = field(init=False)
     begin: int = 0
     disturbed: bool = False
+    replaced: int = 0
 
     def start(self) -> None:
         """Start the run; its results are written next to the log."""
         if self.out.is_dir():
             shutil.rmtree(self.out)
+        if self.out.exists():
+            self.replaced += 1
         self.out.unlink(missing_ok=True)
         self.disturbed = False
         work = RUNS[self.engine][self.number]
@@ -311,13 +315,17 @@ def files_of(cache: Path) -> set[str]:
 def left_in(run: Run) -> set[str]:
     """Names of what a run has left in its cache.
 
-    A gate's entries have other keys in each gate, so that they only have numbers here: it keeps its first variant.
+    A gate's entries have other keys in each gate, so that they only have numbers here.  A gate that writes its file
+    keeps the scores of its first variant, for ``--baseline``.
     """
     if RUNS[run.engine][run.number].command != "gate":
         return files_of(run.cache)
     names = set()
     for section in ("scores", "references", "runs"):
-        for number, _ in enumerate((run.cache / section).glob("*")):
+        count = len(list((run.cache / section).glob("*")))
+        if section == "scores":
+            count = math.ceil(count / (1 + run.replaced))
+        for number in range(count):
             names.add(f"{section}: entry {number + 1}")
     return names
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             result = gate.result()
         finally:
-            keep = result is not None and args.output is not None
+            keep = result is not None and result.is_baseline and args.output is not None
             try:
                 gate.tidy(keep=keep)
             except KeyboardInterrupt:  # the first signal; no second one interrupts this

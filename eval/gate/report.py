@@ -47,6 +47,11 @@ class GateResult(Stored):
         outcomes = {verdict.outcome for verdict in self.variants}
         return 3 if "failed" in outcomes else int(outcomes != {"as before"} or bool(self.conditions))
 
+    @property
+    def is_baseline(self) -> bool:
+        """True if other variants can be compared with the first one in a later gate."""
+        return self.variants[0].outcome not in ("failed", "not deterministic")
+
     def json_text(self) -> str:
         """The content of gate.json."""
         return self.model_dump_json(indent=2) + "\n"

@@ -250,6 +250,15 @@ def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Pat
     assert "base.json" in other.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("option", ["random=0.1", "nan_windows=[0]"])
+def test_a_first_variant_without_a_verdict_leaves_no_scores(gate: Any, own_cache: Path, option: str) -> None:
+    """Its first pass succeeds, but no later gate can use its scores with --baseline."""
+    ran, _, found = gate("--variant", f"old:engine.{option}", "--variant", "new:")
+    assert [verdict["outcome"] for verdict in found["variants"]] in (["failed"], ["not deterministic"])
+    assert ran.status != 0
+    assert not [file for file in (own_cache / "scores").glob("*") if file.is_dir()]
+
+
 def test_reports(gate: Any, tmp_path: Path) -> None:
     """The JUnit file has a case per variant and per failed condition; the Markdown names variants and command."""
     files = ("--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "m.md"))
