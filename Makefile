@@ -81,7 +81,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 schema: $(READY)  ## regenerate eval/spec/schema
-	$(BIN)/python -m compare_q.eval.specs.types
+	$(BIN)/python -m compare_q.eval.specs.spec_types
 	$(BIN)/python -m compare_q.eval.results
 
 # A CPU build of torch is not on PyPI. A mirror or wheel folder that pip knows of comes first, then torch's own index.

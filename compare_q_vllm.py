@@ -29,11 +29,11 @@ if (ROOT / "compare_q").is_dir() and str(ROOT) not in sys.path:
 try:
     from compare_q.backends import hub
     from compare_q.backends.base import PlannedModel
-    from compare_q.backends.checkpoint.config import CheckpointConfig
+    from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
     from compare_q.backends.common.errors import CompareQError, InputError, ModelError
     from compare_q.backends.common.process import captured
-    from compare_q.backends.vllm.engine import VllmEngine
     from compare_q.backends.vllm.hooks import TAG
+    from compare_q.backends.vllm.vllm_engine import VllmEngine
 except ModuleNotFoundError as missing:
     sys.exit(f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q")
 
@@ -125,7 +125,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
     """Return (data spec, model spec) equivalent to the flags."""
-    from compare_q.eval.specs.reading import parse_data_spec, parse_model_spec
+    from compare_q.eval.specs.spec_files import parse_data_spec, parse_model_spec
 
     data = {
         "tokenizer_dir": args.model, "dataset": args.dataset or "text", "path": args.text,
@@ -147,7 +147,7 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Score one model; exit status 0, or 2 with a message of one line."""
     from compare_q.eval.run import runner
-    from compare_q.eval.run.config import local_config
+    from compare_q.eval.run.run_config import local_config
     from compare_q.eval.run.workers import signals_interrupt
 
     args = argument_parser().parse_args(arguments)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import is_folder
-from compare_q.backends.common.messages import nearest, one_line
+from compare_q.backends.common.message_text import nearest, one_line
 
 if TYPE_CHECKING:
     from compare_q.backends.base import Engine, ModelFiles, PlannedModel
-    from compare_q.backends.checkpoint.config import CheckpointConfig
+    from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 
 ENGINES = {
-    "transformers": "compare_q.backends.hf.engine:TransformersEngine",
-    "vllm_score": "compare_q.backends.vllm.engine:VllmEngine",
-    "exllamav3": "compare_q.backends.exllama.engine:ExLlamaV3Engine",
+    "transformers": "compare_q.backends.hf.transformers_engine:TransformersEngine",
+    "vllm_score": "compare_q.backends.vllm.vllm_engine:VllmEngine",
+    "exllamav3": "compare_q.backends.exllama.exllama_engine:ExLlamaV3Engine",
     "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
-    "vllm_server": "compare_q.backends.vllm_server.engine:VllmServerEngine",
-    "pack": "compare_q.backends.pack:PackEngine",
+    "vllm_server": "compare_q.backends.vllm_server.server_engine:VllmServerEngine",
+    "pack": "compare_q.backends.pack_engine:PackEngine",
 }
 """Engine -> its class."""
 OUTSIDE = "COMPARE_Q_ENGINES"

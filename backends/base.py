@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.messages import with_class
+from compare_q.backends.common.message_text import with_class
 from compare_q.backends.common.packages import computing, installed_versions
 from compare_q.backends.common.storage import times_of
 from compare_q.backends.hub import SILENT, Watch
@@ -91,7 +91,7 @@ class Window:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of the window with index ``window``, as ``backends/scoring/statistics.py`` defines them.
+    """Scores of the window with index ``window``, as ``backends/scoring/token_statistics.py`` defines them.
 
     Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
     With a reference, all arrays exist.

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import expanded, is_file, is_folder
-from compare_q.backends.common.messages import bytes_in_words, nearest, one_line
+from compare_q.backends.common.message_text import bytes_in_words, nearest, one_line
 from compare_q.backends.hub_files import INDEX, WEIGHTS, expected, matching
 
 REMEMBERED_S = 60.0

@@ -34,11 +34,11 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
 from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.config import ROPE
+from compare_q.backends.checkpoint.checkpoint_config import ROPE
 from compare_q.backends.checkpoint.token_rules import MADE, digests, samples
 from compare_q.backends.common import machine
+from compare_q.backends.common.engine_options import EngineOptions
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.common.packages import installed_versions, package_folder
 from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
 from compare_q.backends.layers.schemes import UNKNOWN

@@ -1,7 +1,7 @@
 """``LogitsEngine``: scores windows with an engine that returns logits.
 
 The logits at position i predict token i + 1.  All engines share the definitions of scores
-(``backends/scoring/statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
+(``backends/scoring/token_statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
 the recorder of a store (``backends/reference/recorder.py``).
 
 This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from compare_q.backends.base import Engine, PlannedModel, ScoreRequest, TokenScores, Window
+from compare_q.backends.common.engine_options import EngineOptions, parse_options
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.options import EngineOptions, parse_options
 from compare_q.backends.reference.comparison import Comparison, StoredRows
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring import token_statistics
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ class LogitsScorer:
             self.recorder.write_pieces(window.index, window.n_scored, chain([first], kept))
         if self.comparison is not None:
             self.comparison.drop(window.index)
-        return statistics.scores(window.index, window.targets, [np.concatenate(shard)])
+        return token_statistics.scores(window.index, window.targets, [np.concatenate(shard)])
 
     def pieces_to_record(self, window: Window, shard: list[NDArray[np.float32]]) -> Iterator[torch.Tensor]:
         """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to be recorded."""
@@ -182,7 +182,7 @@ class LogitsScorer:
         """Partial statistics [n, F] of scored rows, over the vocabulary that reference and model share."""
         request = self.request
         if request.reference is None:
-            return statistics.of_rows(rows.window, logits, targets)
+            return token_statistics.of_rows(rows.window, logits, targets)
         if self.comparison is None:
             store = open_reference(request.reference)
             entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])

@@ -37,8 +37,8 @@ from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.run import runner, token_scores  # noqa: E402
-from compare_q.eval.run.config import local_config  # noqa: E402
-from compare_q.eval.specs import reading  # noqa: E402
+from compare_q.eval.run.run_config import local_config  # noqa: E402
+from compare_q.eval.specs import spec_files  # noqa: E402
 from compare_q.eval.stats.estimates import Estimates, summarize  # noqa: E402
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
 from compare_q.eval.text.eval_data import EvalData  # noqa: E402
@@ -80,10 +80,10 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, Estimat
         for label, file in (("base", args.base), ("model", args.model))
     ]
     here = Path.cwd() / "spec.json"
-    parsed = [reading.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
+    parsed = [spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
     cache = Cache(folder)
     config = local_config(cache)
-    finished = runner.run(config, {"text": reading.parse_data_spec(data, here)}, parsed, args.chunks)
+    finished = runner.run(config, {"text": spec_files.parse_data_spec(data, here)}, parsed, args.chunks)
     result = finished.results.models[1]
     if result.error:
         sys.exit(f"compare_q: {result.error}")

@@ -33,10 +33,10 @@ sys.path.insert(0, str(ROOT))
 from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.results import ModelResult  # noqa: E402
 from compare_q.eval.run import runner  # noqa: E402
-from compare_q.eval.run.config import local_config  # noqa: E402
-from compare_q.eval.specs import reading  # noqa: E402
+from compare_q.eval.run.run_config import local_config  # noqa: E402
+from compare_q.eval.specs import spec_files  # noqa: E402
 from compare_q.eval.text.corpus import TABLES  # noqa: E402
-from compare_q.eval.text.tokens import detokenized  # noqa: E402
+from compare_q.eval.text.text_tokens import detokenized  # noqa: E402
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 TASK = {
@@ -90,7 +90,7 @@ def compare_q(args: argparse.Namespace, folder: Path) -> ModelResult:
              "engine": {"dtype": "float32"}}  # fmt: skip
     here = Path.cwd() / "spec.json"
     config = local_config(Cache(folder / "cache"))
-    specs = {"text": reading.parse_data_spec(data, here)}, [reading.parse_model_spec(model, here)]
+    specs = {"text": spec_files.parse_data_spec(data, here)}, [spec_files.parse_model_spec(model, here)]
     result = runner.run(config, *specs).results.models[0]
     if result.bits_per_byte is None:
         sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_q import backends
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
 from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
 

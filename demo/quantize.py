@@ -25,7 +25,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compare_q.backends.layers.names import FUSED
+from compare_q.backends.layers.module_names import FUSED
 
 FP8_MAX, FP4_MAX = 448.0, 6.0
 TEXT = Path(__file__).resolve().parents[1] / "eval" / "spec" / "opticks.txt"

@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.eval import merging
 from compare_q.eval.cli import flags, shorthand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.ranking import compare as compare_rows
-from compare_q.eval.report.tokens import with_worst_tokens
+from compare_q.eval.report.worst_tokens import with_worst_tokens
 from compare_q.eval.results import NOT_FLAT, ModelResult, RunResult, json_schema
 from compare_q.eval.run import runner, token_scores
-from compare_q.eval.run.config import local_config
-from compare_q.eval.specs import reading as spec_files
-from compare_q.eval.specs.reading import S
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.run.run_config import local_config
+from compare_q.eval.specs import spec_files as spec_files
+from compare_q.eval.specs.spec_files import S
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
 from compare_q.eval.table import columns as table_columns
 from compare_q.eval.table import notes, render, tables
-from compare_q.eval.table.verdict import verdict
+from compare_q.eval.table.findings import verdict
 from compare_q.eval.text import corpus
 from compare_q.eval.text.eval_data import EvalData
 
@@ -114,7 +114,7 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``,
         ``dark``, ``card``.
         """
-        from compare_q.eval.plots import measures, pictures, scatter, style
+        from compare_q.eval.plots import measures, picture_style, pictures, scatter
 
         try:
             kind = options.pop("measure", None)
@@ -127,7 +127,7 @@ class Comparison:
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
-            style.save_figure(drawn, Path(file))
+            picture_style.save_figure(drawn, Path(file))
         return drawn
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:

@@ -29,15 +29,15 @@ from compare_q import __version__, backends
 from compare_q.backends.base import EngineInfo, PlannedModel
 from compare_q.backends.common import machine, storage
 from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from compare_q.backends.common.messages import bytes_in_words, one_line, shortened
+from compare_q.backends.common.message_text import bytes_in_words, one_line, shortened
 from compare_q.backends.reference.store import MANIFEST, read_manifest
 from compare_q.backends.worker import worker
-from compare_q.backends.worker.messages import LoadCommand, Log, Message, ScoreCommand
+from compare_q.backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
 from compare_q.eval.common.cache import Cache, default_root
 from compare_q.eval.common.processes import WorkerProcess, outcome
 from compare_q.eval.common.progress import Show
-from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.gpu_pool import GpuPool
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.specs.reading import numbered
+from compare_q.eval.specs.spec_files import numbered
 
 
 def load(files: Sequence[Path]) -> RunResult:

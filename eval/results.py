@@ -28,11 +28,11 @@ from pydantic import (
 from compare_q import __version__
 from compare_q.backends.base import Layer, Storage
 from compare_q.backends.common import json_files, machine
+from compare_q.backends.common.engine_options import describe
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable, redacted, shortened, unicode
-from compare_q.backends.common.options import describe
+from compare_q.backends.common.message_text import printable, redacted, shortened, unicode
 from compare_q.backends.layers import groups
-from compare_q.eval.common.files import write_text
+from compare_q.eval.common.output_files import write_text
 from compare_q.eval.stats.estimates import PERCENTILES, BlockSums, Curve
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Count, Error

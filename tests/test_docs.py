@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.cli import flags
-from compare_q.eval.specs.types import DataSpec, SweptSpec
+from compare_q.eval.specs.spec_types import DataSpec, SweptSpec
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"

@@ -28,15 +28,15 @@ from typing import Any
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
-from compare_q.backends.checkpoint import files, formats
-from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.files import Tensor, read_headers, weight_files
+from compare_q.backends.checkpoint import formats, safetensors_files
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.formats import Parts, UnsizedError, main_part, stored_weights
+from compare_q.backends.checkpoint.safetensors_files import Tensor, read_headers, weight_files
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, read_object
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.names import (
+from compare_q.backends.layers.module_names import (
     IN_LAYER,
     Role,
     by_module,
@@ -65,7 +65,7 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """The safetensors files that engines load."""
         if not (found := weight_files(self.folder)):
-            raise InputError(files.no_weights(self.folder))
+            raise InputError(safetensors_files.no_weights(self.folder))
         return found
 
     @cached_property
@@ -209,7 +209,7 @@ class HuggingFaceFolder(ModelFiles):
     def facts(self) -> ModelFacts:
         config, options = self.config, self.planned.options
         if not weight_files(self.folder):
-            raise InputError(f"model_dir: {files.no_weights(self.folder)}")
+            raise InputError(f"model_dir: {safetensors_files.no_weights(self.folder)}")
         if options.get("trust_remote_code") and (code := config.foreign_code):
             raise InputError(
                 f"model_dir: {self.folder}: auto_map names code of another repository, {printable(code)}, which may "
@@ -220,10 +220,10 @@ class HuggingFaceFolder(ModelFiles):
         return ModelFacts(config.vocab_size, config.context, self.folder, dtype=dtype)
 
     def stamp(self) -> str:
-        return files.stamp(self.folder, self.planned.override_tensors)
+        return safetensors_files.stamp(self.folder, self.planned.override_tensors)
 
     def content(self) -> str:
-        return files.stamp(self.folder, self.planned.override_tensors, times=False)
+        return safetensors_files.stamp(self.folder, self.planned.override_tensors, times=False)
 
     def weight_files(self) -> tuple[Path, ...]:
         return (*weight_files(self.folder), *self.planned.override_tensors)

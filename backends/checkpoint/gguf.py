@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from compare_q.backends import hub
 from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
-from compare_q.backends.checkpoint.config import scaling_json, step_numbers
-from compare_q.backends.checkpoint.files import sampled
+from compare_q.backends.checkpoint.checkpoint_config import scaling_json, step_numbers
 from compare_q.backends.checkpoint.formats import UNEXPLAINED
+from compare_q.backends.checkpoint.safetensors_files import sampled
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import LARGEST, is_file, is_folder, open_regular
-from compare_q.backends.common.messages import bytes_in_words, one_line, printable
+from compare_q.backends.common.message_text import bytes_in_words, one_line, printable
 from compare_q.backends.common.storage import times_of
 from compare_q.backends.hub import SILENT, Watch
 

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.config import CheckpointConfig
-from compare_q.backends.checkpoint.files import Tensor
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import (
     NUMBERS,
@@ -39,7 +38,8 @@ from compare_q.backends.checkpoint.formats import (
     stored,
     tile,
 )
-from compare_q.backends.layers.names import is_outside
+from compare_q.backends.checkpoint.safetensors_files import Tensor
+from compare_q.backends.layers.module_names import is_outside
 from compare_q.backends.layers.schemes import Declared, Scheme, declared, ignored_names, is_ignored, number_format
 
 SCALES = ("weight_scale", "weight_scale_inv", "scale")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from compare_q.backends.base import Placed
 from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.layers.module_names import NUMBER
 
 SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
 """Largest number of samples per tensor, bytes per sample, and approximate number of samples in total.

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.messages import bytes_in_words, is_secret
-from compare_q.backends.common.options import named_files
+from compare_q.backends.common.engine_options import named_files
+from compare_q.backends.common.message_text import bytes_in_words, is_secret
 from compare_q.backends.common.packages import installed_versions
 
 PACKAGES = (

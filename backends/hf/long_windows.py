@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import head_mismatch, largest_difference, largest_finite
 
 if TYPE_CHECKING:

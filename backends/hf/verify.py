@@ -30,7 +30,7 @@ from compare_q.backends.checkpoint.dequantize import UnreadError
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import Parts, layout_of
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.layers.names import IN_LAYER, NUMBER
+from compare_q.backends.layers.module_names import IN_LAYER, NUMBER
 from compare_q.backends.layers.schemes import ROUTED, declared, number_format
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.base import Layer
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import amount
-from compare_q.backends.layers.names import NUMBER
+from compare_q.backends.common.message_text import amount
+from compare_q.backends.layers.module_names import NUMBER
 from compare_q.backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
 
 if TYPE_CHECKING:

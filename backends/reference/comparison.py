@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.head import head_logits
 from compare_q.backends.reference.store import Reader
-from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring import token_statistics
 
 if TYPE_CHECKING:
     import torch
@@ -240,13 +240,13 @@ class Comparison:
 
         logits = logits[:, slice(*self.shard)]
         n_rows, entries = logits.shape
-        ids = statistics.target_ids(rows.window, logits, targets)
-        out = torch.empty(n_rows, statistics.width(True), device=logits.device)
+        ids = token_statistics.target_ids(rows.window, logits, targets)
+        out = torch.empty(n_rows, token_statistics.width(True), device=logits.device)
         step = max(CHUNK_ELEMENTS // entries, 1)
         for begin in range(0, n_rows, step):
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
-            statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
+            token_statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
         return out.cpu().numpy()  # waits until the GPU has copied the window
 
     def drop(self, window: int) -> None:

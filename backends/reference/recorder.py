@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import Contents, head_difference, head_mismatch, largest_finite
 from compare_q.backends.reference.store import DTYPES
 

@@ -40,7 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.backends.reference.head import Contents, Head
 
 if TYPE_CHECKING:

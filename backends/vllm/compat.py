@@ -70,7 +70,7 @@ PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts
      "def pause_scheduler(", "def resume_scheduler("),
     ("v1/engine/llm_engine.py", "", "ending requests that are not needed", "def abort_request("),
     ("logprobs.py", "", "vLLM's own scores in the probe", "start_indices"),
-    # extension.py, engine.py
+    # extension.py, vllm_engine.py
     ("v1/worker/worker_base.py", "", "running compare_q in vLLM's workers", "worker_extension_cls"),
     ("v1/worker/gpu_worker.py", "", "sizes of KV caches", "def get_kv_cache_spec("),
     ("v1/sample/sampler.py", "", "a faster probe", "batched_count_greater_than"),
@@ -86,7 +86,7 @@ PRIVATE = tuple(Private(file, text, used_for, on) for file, on, used_for, *texts
     (f"{LAYERS}/vocab_parallel_embedding.py", "", "vocabulary entries of one rank",
      "shard_indices", "org_vocab_start_index"),
 ) for text in texts)  # fmt: skip
-"""Class names that ``layers.py`` compares are not listed here: it reports unknown classes as unknown."""
+"""Class names that ``loaded_layers.py`` compares are not listed here: it reports unknown classes as unknown."""
 
 
 def installed() -> tuple[str, Version] | None:

@@ -22,7 +22,7 @@ from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
 from compare_q.backends.reference.head import Contents, head_mismatch, spacing
-from compare_q.backends.scoring import decode_check, statistics
+from compare_q.backends.scoring import decode_check, token_statistics
 from compare_q.backends.vllm.hooks import TAG
 
 PROBE_WINDOWS = 2
@@ -122,11 +122,11 @@ class VllmDriver:
                 if end := repetition(window, shards):
                     doubtful.append((window, end, shards))
                 else:
-                    yield statistics.scores(window.index, window.targets, shards)
+                    yield token_statistics.scores(window.index, window.targets, shards)
         report = self.report
         for window, end, shards in doubtful:
             self.check_repetition(window, end, gathered=plan.gathered)
-            yield statistics.scores(window.index, window.targets, shards)
+            yield token_statistics.scores(window.index, window.targets, shards)
         self.report = report
 
     def run(
@@ -211,7 +211,7 @@ class VllmDriver:
                 f"vLLM's ranks scored the vocabulary entries {held}, which are not all {entries}, each once"
             )
         for window in windows:
-            statistics.check_targets(window.index, window.targets, entries)
+            token_statistics.check_targets(window.index, window.targets, entries)
         return {index: [shards[shard][index] for shard in held] for index in indices}
 
     def end(self) -> dict[str, Any]:
@@ -278,7 +278,9 @@ class VllmDriver:
             for window, shards, output in finished:
                 found[window.index] = shards, own_logprobs(window, output.prompt_logprobs)
         shards_of, theirs = map(list, zip(*(found[window.index] for window in windows), strict=True))
-        ours = [statistics.scores(w.index, w.targets, own).logprob for w, own in zip(windows, shards_of, strict=True)]
+        ours = [
+            token_statistics.scores(w.index, w.targets, own).logprob for w, own in zip(windows, shards_of, strict=True)
+        ]
         limit = 2 * spacing(self.report["logits_dtype"]) * np.concatenate(list(map(largest_logit, shards_of))) + 1e-4
         return Beside(windows, shards_of, theirs, distance(ours, theirs), limit, self.report)
 
@@ -371,7 +373,7 @@ def repetition(window: Window, shards: Sequence[NDArray[np.float32]]) -> int:
     tokens = window.token_ids[window.positions - 1]
     same = tokens[1:] != tokens[:-1]
     for shard in shards:
-        same &= (shard[1:, : statistics.Column.TARGET] == shard[:-1, : statistics.Column.TARGET]).all(1)
+        same &= (shard[1:, : token_statistics.Column.TARGET] == shard[:-1, : token_statistics.Column.TARGET]).all(1)
     run = np.convolve(same, np.ones(STUCK - 1, np.int64), "valid") if len(same) >= STUCK - 1 else np.zeros(0)
     found = np.flatnonzero(run == STUCK - 1)
     return int(window.positions[found[0] + STUCK - 1]) + 1 if len(found) else 0
@@ -398,8 +400,8 @@ def paused(engine: Any) -> Iterator[None]:
 
 def largest_logit(shards: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
     """Return the larger size [T] of the top logit and the target's; 0 where one is masked or NaN."""
-    top = np.max([shard[:, statistics.Column.MAX] for shard in shards], axis=0)
-    target = np.max([shard[:, statistics.Column.TARGET] for shard in shards], axis=0)
+    top = np.max([shard[:, token_statistics.Column.MAX] for shard in shards], axis=0)
+    target = np.max([shard[:, token_statistics.Column.TARGET] for shard in shards], axis=0)
     larger: NDArray[np.float64] = np.maximum(np.abs(top), np.abs(target)).astype(np.float64)
     return np.where(np.isfinite(larger), larger, 0.0)
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.formats import main_part
-from compare_q.backends.layers.names import FUSED_AS, fused_layers, is_outside
+from compare_q.backends.layers.module_names import FUSED_AS, fused_layers, is_outside
 from compare_q.backends.layers.schemes import ROUTED, declared
 
 WRONG_ROWS = (

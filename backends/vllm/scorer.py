@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.messages import dtype_name, one_line, with_class
+from compare_q.backends.common.message_text import dtype_name, one_line, with_class
 from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import statistics
-from compare_q.backends.scoring.statistics import Column
+from compare_q.backends.scoring import token_statistics
+from compare_q.backends.scoring.token_statistics import Column
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
 from compare_q.backends.vllm.logits import LogitsSource
@@ -218,7 +218,7 @@ class Scorer:
     @property
     def width(self) -> int:
         """Number of columns of the results."""
-        return statistics.width(self.comparison is not None)
+        return token_statistics.width(self.comparison is not None)
 
     @property
     def gathers(self) -> bool:
@@ -257,7 +257,7 @@ class Scorer:
             copies += 2  # the LogitsProcessor divides, takes tanh and multiplies out of place
         if self.has_head_beside:
             states, products = 5, 2
-        results = statistics.width(True) * 4 + 8  # with the targets
+        results = token_statistics.width(True) * 4 + 8  # with the targets
         rows = DEVICE_BYTES // ((columns * copies + hidden_size * states) * itemsize + results)
         if self.device.type == "cpu":
             rows = min(rows, CPU_ROWS)
@@ -312,7 +312,7 @@ class Scorer:
                 if self.comparison is not None and reference is None:
                     reference = self.comparison.logits([part.rows for part in chunk.parts])
                 reference = None if reference is None else reference[:, : last - first]
-                statistics.partial(logits, chunk.targets, chunk.out, first=first, reference=reference)
+                token_statistics.partial(logits, chunk.targets, chunk.out, first=first, reference=reference)
                 if self.recorder is not None and self.keeps:
                     self.buffers.keep(self.recorder.chosen(logits, lambda: self.source.states), chunk)
                 chunk.out[:, Column.SUM].masked_fill_(~hidden.any(1), NO_STATES)

@@ -25,15 +25,15 @@ from compare_q.backends import hub
 from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
 from compare_q.backends.checkpoint import contents
 from compare_q.backends.common import machine
+from compare_q.backends.common.engine_options import content_of, named_files, strings_in
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError
-from compare_q.backends.common.messages import bytes_in_words, one_line, printable, with_class
-from compare_q.backends.common.options import content_of, named_files, strings_in
+from compare_q.backends.common.message_text import bytes_in_words, one_line, printable, with_class
 from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import messages
-from compare_q.backends.worker.messages import Command, LoadCommand, Message, ScoreCommand
+from compare_q.backends.worker import protocol
+from compare_q.backends.worker.protocol import Command, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
@@ -53,14 +53,14 @@ def serve(channel: Connection, requested: float, alone: str = "") -> None:
 
     def send(message: Message) -> None:
         with lock:  # downloads report progress from their own threads
-            channel.send_bytes(messages.encoded(message))
+            channel.send_bytes(protocol.encoded(message))
 
     os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
     worker = Worker(requested, alone)
-    send(messages.Done({"pid": os.getpid(), "code": machine.code()}))
+    send(protocol.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
         while data := channel.recv_bytes():
-            worker.perform(messages.parse_command(data), send)
+            worker.perform(protocol.parse_command(data), send)
     worker.close()
 
 
@@ -137,7 +137,7 @@ class Worker:
                 self.load(command, send)
             elif isinstance(command, ScoreCommand):
                 self.score(command, send)
-            elif isinstance(command, messages.InspectEngine):
+            elif isinstance(command, protocol.InspectEngine):
                 value = inspect(command.model).model_dump()
             else:
                 module, _, name = command.function.partition(":")
@@ -147,16 +147,16 @@ class Worker:
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
                 reason = self.engine.explained(error) if self.engine else with_class(error)
-            send(messages.Failed(out_of_memory(self.model, error, self.shared) or reason))
+            send(protocol.Failed(out_of_memory(self.model, error, self.shared) or reason))
         else:
-            send(messages.Done(value))
+            send(protocol.Done(value))
 
     def load(self, command: LoadCommand, send: Send) -> None:
         """Close the last model, and load a model on its GPUs."""
         self.close()
         model = command.model
         if self.alone:
-            send(messages.Log(f"{model.label}: {self.alone}"))
+            send(protocol.Log(f"{model.label}: {self.alone}"))
         if command.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
             self.shared = machine.gpu_users(command.devices)
@@ -180,7 +180,7 @@ class Worker:
         The session's record is written before the last windows are committed, so that complete scores always have it.
         """
         assert self.engine is not None, "no model is loaded"
-        moments, windows = dict(self.moments), messages.read_windows(command.windows)
+        moments, windows = dict(self.moments), protocol.read_windows(command.windows)
         committer = Committer(command, self.engine, windows)
         moments["score_began"] = time.time()
         try:
@@ -189,7 +189,7 @@ class Worker:
                     moments["last_window"] = time.time()
                     moments.setdefault("first_window", moments["last_window"])
                     committer.add(scores)
-                    send(messages.Progress(1))
+                    send(protocol.Progress(1))
         except BaseException:
             if committer.waiting and committer.windows:  # the last windows need the record first
                 committer.commit()
@@ -308,7 +308,7 @@ def watched_children(send: Send) -> Iterator[None]:
         while not over.wait(POLL_S):
             for child in children:
                 if child.exitcode:
-                    send(messages.Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
+                    send(protocol.Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
                     if in_worker():
                         os._exit(1)
                     return

@@ -19,23 +19,23 @@ from dataclasses import replace
 
 from compare_q import backends
 from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.eval import merging
-from compare_q.eval.cli import cache as cache_command
+from compare_q.eval.cli import cache_command as cache_command
 from compare_q.eval.cli import flags, outputs
 from compare_q.eval.cli.outputs import print_errors, print_note
-from compare_q.eval.common import files
-from compare_q.eval.common.files import Outputs
+from compare_q.eval.common import output_files
+from compare_q.eval.common.output_files import Outputs
 from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
-from compare_q.eval.specs import reading
+from compare_q.eval.specs import spec_files
 from compare_q.eval.table import conditions
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     if words is None:
-        files.protect_standard_streams()
+        output_files.protect_standard_streams()
     kept = "; what was finished is in the cache"
     try:
         args = flags.parse(sys.argv[1:] if words is None else words)
@@ -50,33 +50,33 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\ninterrupted{kept}", file=sys.stderr)
         status = 128 + getattr(interrupt, "signal", signal.SIGINT)
-    if lost := files.stdout_error():
-        status = max(status, print_errors(f"standard output: could not be written: {lost}; {files.CURE}"))
+    if lost := output_files.stdout_error():
+        status = max(status, print_errors(f"standard output: could not be written: {lost}; {output_files.CURE}"))
     return status
 
 
 def run_command(args: argparse.Namespace) -> int:
     """``run``, and ``check``, which ends before anything is scored."""
-    from compare_q.eval.cli import inputs, shorthand
+    from compare_q.eval.cli import run_inputs, shorthand
     from compare_q.eval.run import runner
     from compare_q.eval.run.workers import signals_interrupt
-    from compare_q.eval.text import corpus, names
+    from compare_q.eval.text import corpus, slice_names
 
-    data, models = inputs.specs_of(args)
+    data, models = run_inputs.specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
     reference_is_made = any(spec.is_reference for spec in models)
     reference = bool(args.logits_file) or reference_is_made
     if args.models and args.rows is None:
         texts = shorthand.with_default_windows(texts, None if reference_is_made else args.logits_file)
     labels = [spec.name for spec in models]
-    slices = names.slices_of(list(texts.values()), list(texts), reference=reference)
+    slices = slice_names.slices_of(list(texts.values()), list(texts), reference=reference)
     print_note(flags.check_content(args, slices, labels, reference=reference))
     outputs.check(args, texts, models)
-    config = inputs.run_config(args)
+    config = run_inputs.run_config(args)
     if args.command == "check":
-        from compare_q.eval.cli import check
+        from compare_q.eval.cli import check_command
 
-        return check.run(config, args, texts, models)
+        return check_command.run(config, args, texts, models)
     with signals_interrupt(config.workers):
         done = runner.run(config, texts, models, args.rows)
         done = replace(done, results=done.results.updated(title=args.title))
@@ -96,7 +96,7 @@ def run_command(args: argparse.Namespace) -> int:
 def show_command(args: argparse.Namespace) -> int:
     """``show``: print, write and plot finished runs."""
     results = merging.load(args.source)
-    results = results.masked(reading.matching(results.labels, args.mask))
+    results = results.masked(spec_files.matching(results.labels, args.mask))
     has_reference = results.reference is not None
     print_note(flags.check_content(args, results.slices, results.labels, reference=has_reference))
     outputs.check(args)
@@ -124,8 +124,8 @@ def list_engines(args: argparse.Namespace) -> int:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
-    "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor").run(args.models),
-    "flips": lambda args: importlib.import_module("compare_q.eval.cli.flips").run(args),
-    "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate").run(args),
-    "pack": lambda args: importlib.import_module("compare_q.eval.cli.pack").run(args),
+    "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor_command").run(args.models),
+    "flips": lambda args: importlib.import_module("compare_q.eval.cli.flips_command").run(args),
+    "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate_command").run(args),
+    "pack": lambda args: importlib.import_module("compare_q.eval.cli.pack_command").run(args),
 }  # fmt: skip

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from compare_q.backends.common.engine_options import paths_in
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder
-from compare_q.backends.common.messages import printable, shortened
-from compare_q.backends.common.options import paths_in
-from compare_q.eval.cli.cache import large_cache_note, limited
+from compare_q.backends.common.message_text import printable, shortened
+from compare_q.eval.cli.cache_command import large_cache_note, limited
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import Outputs, file_names, is_writable, write_text
+from compare_q.eval.common.output_files import Outputs, file_names, is_writable, write_text
 from compare_q.eval.common.terminal import say
 from compare_q.eval.plots import fonts, measures
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
 from compare_q.eval.table import columns, pairs, render
 
 if TYPE_CHECKING:
@@ -123,7 +123,10 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
     """Return the files and folders that the command reads, which no output may replace."""
     from compare_q.eval.text import corpus
 
-    read: list[str | Path] = [*args.source, *reading.expand([*map(str, args.dataspec or []), *(args.modelspec or [])])]
+    read: list[str | Path] = [
+        *args.source,
+        *spec_files.expand([*map(str, args.dataspec or []), *(args.modelspec or [])]),
+    ]
     for model in models:
         read += [model.located, *model.override_tensors, *filter(is_file, map(Path, paths_in(model.options)))]
         read += [model.locate(model.python)] if model.python else []
@@ -193,7 +196,7 @@ def write_run(
                     token_scores.write_parquet(stored, done.data, file)
                     say(f"tokens of {model.label}: {file}")
     if args.output or args.html:
-        from compare_q.eval.report.tokens import with_worst_tokens
+        from compare_q.eval.report.worst_tokens import with_worst_tokens
 
         results = with_worst_tokens(results, done.data, cache)
     if args.cache_limit is not None:
@@ -228,9 +231,9 @@ def write_texts(args: argparse.Namespace, table: RunResult, results: RunResult, 
     """Write the results, CSV, Markdown, model card and report; ``table``: the run in the order of the table."""
 
     def report_text() -> str:
-        from compare_q.eval.report import page  # a missing package fails this output alone
+        from compare_q.eval.report import html_page  # a missing package fails this output alone
 
-        return page.page_of(table, args.columns, results)
+        return html_page.page_of(table, args.columns, results)
 
     def card_text() -> str:
         from compare_q.eval.report import model_card

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import amount, printable
-from compare_q.backends.reference import pack
-from compare_q.backends.reference.pack import Manifest
+from compare_q.backends.common.message_text import amount, printable
+from compare_q.backends.reference import pack_files
+from compare_q.backends.reference.pack_files import Manifest
 
 SUFFIX = ".unfinished"
 NEW, OLD = "compare_q.new", "compare_q.old"
@@ -31,9 +31,9 @@ def existing(target: Path) -> Manifest | None:
     check_parent(target)
     if not os.path.lexists(target):
         return None
-    if target.is_symlink() or not pack.is_pack(target):
+    if target.is_symlink() or not pack_files.is_pack(target):
         raise InputError(f"-o: {printable(target)}: exists and is not a reference pack; name another folder")
-    return pack.read(target)
+    return pack_files.read(target)
 
 
 def check_parent(target: Path) -> None:
@@ -49,7 +49,7 @@ def check_replaced(target: Path, replaced: Manifest, identity: Mapping[str, str]
     if identity["model_digest"] != replaced.model_digest:
         why = f"of another model ({replaced.model})"
     elif identity["text_digest"] != replaced.text_digest:
-        why = f"of another text, or of other windows ({pack.title_of_text(replaced)})"
+        why = f"of another text, or of other windows ({pack_files.title_of_text(replaced)})"
     elif n_windows <= n_replaced:
         why = f"with {amount(n_replaced, 'window')} already"
     if why:

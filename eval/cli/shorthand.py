@@ -22,17 +22,17 @@ from compare_q import backends
 from compare_q.backends import hub
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.messages import nearest, one_line, printable, redacted, unicode
-from compare_q.backends.reference import pack
+from compare_q.backends.common.message_text import nearest, one_line, printable, redacted, unicode
+from compare_q.backends.reference import pack_files
 from compare_q.backends.reference.store import open_reference
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.plots.measures import SUFFIXES
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
-from compare_q.eval.stats.precision import WINDOWS
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
+from compare_q.eval.stats.windows_needed import WINDOWS
 from compare_q.eval.text import hub_datasets
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def specs(
     ``words``, ``reference``: as ``models`` takes them.  ``texts_named``, ``tokenizer``, ``windows``: as ``texts`` takes
     them.  ``pythons``: engines and load_fns with another Python, in addition to the settings file.
     """
-    named = models(words, {*pythons, *reading.load_settings().python}, progress, reference=reference)
+    named = models(words, {*pythons, *spec_files.load_settings().python}, progress, reference=reference)
     data, said = texts(texts_named, named, tokenizer, **windows)
     engines = [f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named]
     return data, [each.spec for each in named], engines + said
@@ -101,7 +101,7 @@ def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, ref
             problems += [f"{printable(word)}: {line.removeprefix(f'{word}: ')}" for line in str(error).splitlines()]
     if problems:
         raise InputError("\n".join(problems))
-    specs = reading.with_own_labels([each.spec for each in named], progress.say)
+    specs = spec_files.with_own_labels([each.spec for each in named], progress.say)
     return [each._replace(spec=spec) for spec, each in zip(specs, named, strict=True)]
 
 
@@ -131,10 +131,10 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         keys["engine"] = options
     if reference:
         keys["reference"] = True
-    spec = reading.parse_model_spec(keys, reading.COMMAND_LINE)
+    spec = spec_files.parse_model_spec(keys, spec_files.COMMAND_LINE)
     if config is not None:
         return Named(spec, why, spec.located, config.context)
-    tokenizer = str(Path(spec.located, pack.TOKENIZER)) if pack.is_pack(Path(spec.located)) else None
+    tokenizer = str(Path(spec.located, pack_files.TOKENIZER)) if pack_files.is_pack(Path(spec.located)) else None
     return Named(spec, why, tokenizer, context_without_config(spec))
 
 
@@ -160,14 +160,14 @@ def parts_of(word: str) -> Parts:
         key, _, text = pair.partition("=")
         if key in options:
             raise InputError(f"engine.{key}: is given twice; give it once")
-        options[key] = reading.json_or_word(text)
+        options[key] = spec_files.json_or_word(text)
     return Parts(label, name, backends.ENGINE_ALIASES.get(engine, engine), options)
 
 
 def own_label(name: str, options: Mapping[str, Any]) -> str:
     """Return the label of a model without one: its short name, or the label of a pack, and its options."""
     folder = expanded(name)
-    label = pack.read(folder).label if pack.is_pack(folder) else short_name(name)
+    label = pack_files.read(folder).label if pack_files.is_pack(folder) else short_name(name)
     return " ".join([label, *(f"{key}={value}" for key, value in options.items())])
 
 
@@ -192,7 +192,7 @@ def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
     """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it is not a pack."""
     if hub.is_hub_id(name):
         with suppress(InputError), progress.phase(f"fetching the pack {name}", unit="bytes") as phase:
-            return str(pack.resolve(name, watch=phase))
+            return str(pack_files.resolve(name, watch=phase))
         if is_folder(Path(name).parent):
             reason = str(error).removeprefix(f"{name}: ")
             raise InputError(f"no such folder or file{near(Path(name))}; as a model of the hub: {reason}")
@@ -257,14 +257,14 @@ def texts(
     said: list[str] = []
     first, keys = named[0].spec.located, {key: value for key, value in windows.items() if value is not None}
     own_tokenizer = {"tokenizer": tokenizer} if tokenizer else {}
-    if not words and pack.is_pack(Path(first)):
+    if not words and pack_files.is_pack(Path(first)):
         refuse_keys({**keys, **own_tokenizer}, "a reference pack")
-        return [reading.parse_data_spec({"pack": first}, reading.COMMAND_LINE)], ["text: of the pack"]
+        return [spec_files.parse_data_spec({"pack": first}, spec_files.COMMAND_LINE)], ["text: of the pack"]
     if not words:
         words = ["wiki2"]
         try:
             known = {**text("wiki2"), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
-            hub_datasets.would_fetch(reading.parse_data_spec(known, reading.COMMAND_LINE))
+            hub_datasets.would_fetch(spec_files.parse_data_spec(known, spec_files.COMMAND_LINE))
         except InputError as error:
             words = [str(SHIPPED)]
             said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
@@ -277,13 +277,13 @@ def texts(
             specs.append(word)
         elif word.endswith(".json"):
             refuse_keys(keys, word)
-            specs += reading.load_data_specs(reading.expand([word]))
+            specs += spec_files.load_data_specs(spec_files.expand([word]))
         else:
             whole = {**text(word), **common(named, word, tokenizer, keys)}
             if len(words) > 1 and "path" not in whole:
                 whole["label"] = word  # the slice is called as the user calls the text: kld:wiki2
-            specs.append(reading.parse_data_spec(whole, reading.COMMAND_LINE, f"-d {word}: "))
-    reading.check_labels(specs)
+            specs.append(spec_files.parse_data_spec(whole, spec_files.COMMAND_LINE, f"-d {word}: "))
+    spec_files.check_labels(specs)
     return specs, said
 
 

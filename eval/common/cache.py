@@ -3,7 +3,7 @@
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
 (``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A key covers the content of models
 and texts, not their paths.  In ``runs`` every running run lists the entries that it uses, which ``--cache-limit``
-(``eval/cli/cache.py``) does not delete.
+(``eval/cli/cache_command.py``) does not delete.
 
 ``format`` names the versions of segments and stores; a run of another version says once that older ones are not used.
 
@@ -32,7 +32,7 @@ from platformdirs import user_cache_path
 
 from compare_q.backends.common import json_files, storage
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.backends.reference import store as reference_store
 from compare_q.backends.scoring import segments
 

@@ -30,11 +30,11 @@ import compare_q
 from compare_q import backends
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.backends.common.process import ending, root_cause, step_without_end
-from compare_q.backends.worker import messages
+from compare_q.backends.worker import protocol
 from compare_q.backends.worker.engine_process import LEAVE, end_group
-from compare_q.backends.worker.messages import CallCommand, Command, Done, Failed, Message, ScoreCommand
+from compare_q.backends.worker.protocol import CallCommand, Command, Done, Failed, Message, ScoreCommand
 from compare_q.eval.common.progress import Progress, Show, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
@@ -191,7 +191,7 @@ class WorkerProcess:
         if self.group:  # errors that were logged before, and caught, do not explain this command's failure
             self.log_start = os.fstat(self.log.fileno()).st_size
         with suppress(OSError):  # reading tells whether it has died
-            self.channel.send_bytes(messages.encoded(command))
+            self.channel.send_bytes(protocol.encoded(command))
         message: Message | None = None
         while not isinstance(message, Done | Failed):
             try:
@@ -228,7 +228,7 @@ class WorkerProcess:
             if time.monotonic() >= until:
                 raise TimeoutError
         try:
-            message = messages.parse_message(self.channel.recv_bytes())
+            message = protocol.parse_message(self.channel.recv_bytes())
         except (EOFError, OSError):  # closed, or cut off in the middle of a message
             return None
         if isinstance(message, Failed):

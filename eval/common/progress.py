@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-from compare_q.backends.common.messages import bytes_in_words, printable
-from compare_q.backends.worker import messages
-from compare_q.backends.worker.messages import Message
-from compare_q.eval.common import files, terminal
+from compare_q.backends.common.message_text import bytes_in_words, printable
+from compare_q.backends.worker import protocol
+from compare_q.backends.worker.protocol import Message
+from compare_q.eval.common import output_files, terminal
 
 EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""
@@ -80,18 +80,18 @@ class Phase:
 
     def flush(self) -> None:
         """Show the units that were not shown yet."""
-        self.send(messages.Progress(self.waiting))
+        self.send(protocol.Progress(self.waiting))
         self.waiting = 0
 
     def expect(self, total: int) -> None:
         """Set the ``total`` number of units, which was not known at the start."""
-        self.send(messages.Progress(total=total))
+        self.send(protocol.Progress(total=total))
 
     def show(self, message: Message) -> None:
         """Show a worker's message."""
-        if isinstance(message, messages.Log):
+        if isinstance(message, protocol.Log):
             self.say(message.text)
-        elif isinstance(message, messages.Progress):
+        elif isinstance(message, protocol.Progress):
             self.advance(message.done) if message.total is None else self.expect(message.total)
 
 
@@ -105,7 +105,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False, send: Show | None = None) -> None:
         self.send, self.lock = send, threading.Lock()
         if send is None:
-            file = files.text_stream(os.dup(2))
+            file = output_files.text_stream(os.dup(2))
             weakref.finalize(self, file.close)
             self.console = Console(file=file, quiet=quiet)
             whole = Column(no_wrap=True)  # only titles are cut
@@ -121,7 +121,7 @@ class Progress:
     def say(self, line: str) -> None:
         """Print one line of plain text."""
         if self.send is not None:
-            self.send(messages.Log(line))
+            self.send(protocol.Log(line))
         else:
             terminal.say(line, console=self.console)
 
@@ -129,11 +129,11 @@ class Progress:
     def phase(self, title: str, *, unit: str = "", total: int | None = None) -> Iterator[Phase]:
         """Show one phase of ``total`` units; None: not known yet."""
         if self.send is not None:
-            self.send(messages.Progress(phase=title, unit=unit, total=total))
+            self.send(protocol.Progress(phase=title, unit=unit, total=total))
             phase = Phase(self.say, self.send)
             yield phase
             phase.flush()
-            self.send(messages.Progress(phase=""))
+            self.send(protocol.Progress(phase=""))
             return
         began = time.perf_counter()
         with self.lock:
@@ -142,7 +142,7 @@ class Progress:
             task = self.bars.add_task(printable(title), total=total, unit=unit)
 
         def draw(message: Message) -> None:
-            if isinstance(message, messages.Progress):
+            if isinstance(message, protocol.Progress):
                 self.bars.update(task, advance=message.done, total=message.total)
 
         phase = Phase(self.say, draw)
@@ -168,12 +168,12 @@ def shown(progress: Progress) -> Iterator[Show]:
 
         def show(message: Message) -> None:
             nonlocal running
-            if isinstance(message, messages.Progress) and message.phase:
+            if isinstance(message, protocol.Progress) and message.phase:
                 phase = progress.phase(message.phase, unit=message.unit, total=message.total)
                 running = phases.enter_context(phase)
-            elif isinstance(message, messages.Progress) and message.phase is not None:
+            elif isinstance(message, protocol.Progress) and message.phase is not None:
                 phases.close()
-            elif isinstance(message, messages.Log):
+            elif isinstance(message, protocol.Log):
                 progress.say(message.text)
             elif running is not None:
                 running.show(message)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import amount, nearest, printable
-from compare_q.eval.flips.files import RunFiles
+from compare_q.backends.common.message_text import amount, nearest, printable
+from compare_q.eval.flips.sample_files import RunFiles
 from compare_q.eval.flips.samples import HASHES, Sample, TaskSamples, read
-from compare_q.eval.stats import flips
-from compare_q.eval.stats.flips import Accuracy, Equivalence, Flips
+from compare_q.eval.stats import flip_statistics
+from compare_q.eval.stats.flip_statistics import Accuracy, Equivalence, Flips
 
 PARTS = {"doc_hash": "documents", "prompt_hash": "prompts", "target_hash": "right answers"}
 """The object that a hash identifies."""
@@ -198,18 +198,18 @@ def comparisons_of(
         pairs = [(reference.filters[name][at], new.filters[name][at]) for at in documents]
         before = [one.values[metric] == 1 for one, _ in pairs]
         after = [other.values[metric] == 1 for _, other in pairs]
-        counts = flips.flips(before, after, other_wrong(pairs, metric))
+        counts = flip_statistics.flips(before, after, other_wrong(pairs, metric))
         yield Comparison(
             task=reference.task,
             filter=name,
             metric=metric,
             label=label,
-            reference_accuracy=flips.accuracy(before),
-            accuracy=flips.accuracy(after),
+            reference_accuracy=flip_statistics.accuracy(before),
+            accuracy=flip_statistics.accuracy(after),
             flips=counts,
             lost_documents=tuple(at for at, one, other in zip(documents, before, after, strict=True) if one > other),
             gained_documents=tuple(at for at, one, other in zip(documents, before, after, strict=True) if one < other),
-            equivalence=None if margin is None else flips.equivalence(counts, margin),
+            equivalence=None if margin is None else flip_statistics.equivalence(counts, margin),
         )
 
 

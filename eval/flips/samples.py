@@ -22,7 +22,7 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import open_regular, parsed
-from compare_q.backends.common.messages import CONTROL, amount, printable, shortened
+from compare_q.backends.common.message_text import CONTROL, amount, printable, shortened
 
 UNCONDITIONAL = "acc_mutual_info"
 """The metric whose answers lm-eval also scores without their contexts."""

@@ -10,9 +10,9 @@ from typing import Any
 from compare_q import backends
 from compare_q.backends.base import Capabilities
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import ENGINE, ModelSpec
+from compare_q.backends.common.message_text import printable
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import ENGINE, ModelSpec
 
 PREFILL, AGAIN, DECODE = "prefill", "prefill again", "decode"
 FULL, ONE = "full batch", "batch 1"
@@ -83,8 +83,8 @@ def expanded(
             name = f"{model.name} {label}" if label and len(models) > 1 else label or model.name
             engine = {**keys.get("engine", {}), **changes.pop("engine")}
             row = {**keys, "label": name, **changes, "engine": engine, **swept}
-            specs += reading.specs_in(ModelSpec, row, model._folder / reading.COMMAND_LINE)
-    first, *others = (Variant(spec, run) for spec in reading.with_own_labels(specs, lambda _: None))
+            specs += spec_files.specs_in(ModelSpec, row, model._folder / spec_files.COMMAND_LINE)
+    first, *others = (Variant(spec, run) for spec in spec_files.with_own_labels(specs, lambda _: None))
     found = [replace(first, run=first_run)]
     for variant in others:
         shared = variant.capabilities.arithmetic.keys() & first.capabilities.arithmetic.keys()
@@ -98,8 +98,8 @@ def axis(word: str) -> tuple[str, list[Any]]:
     key, _, given = word.partition("=")
     if not (key and given):
         raise InputError(f"--sweep: {printable(word)!r}: expected KEY=VALUE,VALUE, as engine.enforce_eager=true,false")
-    values = reading.json_or_word(given)
-    return key, values if isinstance(values, list) else list(map(reading.json_or_word, given.split(",")))
+    values = spec_files.json_or_word(given)
+    return key, values if isinstance(values, list) else list(map(spec_files.json_or_word, given.split(",")))
 
 
 def changes_of(word: str) -> tuple[str, dict[str, Any]]:
@@ -110,5 +110,5 @@ def changes_of(word: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"--variant: {printable(word)!r}: expected LABEL:KEY=VALUE, as new:python=~/vllm-new")
     keys: dict[str, Any] = {"engine": {}}
     for key, _, text in pairs:
-        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = reading.json_or_word(text)
+        (keys["engine"] if key.startswith(ENGINE) else keys)[key.removeprefix(ENGINE)] = spec_files.json_or_word(text)
     return label, keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import nearest
+from compare_q.backends.common.message_text import nearest
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.estimates import paired_difference
 from compare_q.eval.table import columns

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import style
+from compare_q.eval.plots import picture_style
+from compare_q.eval.plots.picture_style import Theme
 from compare_q.eval.plots.points import subtitle_of
-from compare_q.eval.plots.style import Theme
 from compare_q.eval.results import RunResult
 
 TITLE = "KL divergence of single tokens"
@@ -41,21 +41,21 @@ def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = Fa
     height = MARGINS + ROW * (len(rows) + max(len(textwrap.wrap(title, CHARACTERS // 2)) - 1, 0))
     left, right = min(shown) / 1.5, max(shown) * 1.5
     subtitle = f"{subtitle_of(run, labels)}\n{EXPLANATION}"
-    with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
+    with picture_style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xscale="log", xlabel=f"{TITLE} (nats)", xlim=(left, right))
-        style.log_ticks(axes.xaxis, most=12)
-        models = style.looks_of(run.models)
+        picture_style.log_ticks(axes.xaxis, most=12)
+        models = picture_style.looks_of(run.models)
         _label_rows(axes, labels)
         for i, (mean, number, p) in enumerate(rows):
             colour = theme.families[models[number].colour]
-            axes.get_yticklabels()[i].set(color=style.ink_of(colour, theme), gid=f"label-{number}")
+            axes.get_yticklabels()[i].set(color=picture_style.ink_of(colour, theme), gid=f"label-{number}")
             _draw_row(axes, i, f"-{number}", p, colour, theme)
             axes.plot(max(mean, left), i, models[number].marker, color=colour, ms=7, mec=theme.paper, mew=0.8, zorder=5,
                       clip_on=False, gid=f"mean-{number}")  # fmt: skip
             _write(axes, i, [short(x) for x in (p["50"], mean, p["99"], p["max"])], theme.ink, f"number-{number}")
-        style.draw_legend(axes, [models[number] for _, number, _ in rows], theme, below=figure)
+        picture_style.draw_legend(axes, [models[number] for _, number, _ in rows], theme, below=figure)
         _write(axes, -0.9, ["median", "mean", "p99", "max"], theme.muted, "head-0")
-        style.freeze_layout(figure)
+        picture_style.freeze_layout(figure)
         floor = run.noise_floor
         if floor is not None and floor.kld is not None and left <= floor.kld <= right:
             axes.axvline(floor.kld, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0")
@@ -69,12 +69,12 @@ def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = Fa
 def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Write the labels at the left of rows 0, 1, ... downwards, smaller if they need more than ``LABEL_WIDTH``."""
     axes.set_ylim(len(labels) - 0.4, -1.6)
-    axes.set_yticks(range(len(labels)), style.names_of(labels))
+    axes.set_yticks(range(len(labels)), picture_style.names_of(labels))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     ticks = axes.get_yticklabels()
-    wide = max(tick.get_window_extent().width for tick in ticks) / style.DPI
+    wide = max(tick.get_window_extent().width for tick in ticks) / picture_style.DPI
     axes.tick_params(axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from compare_q.backends.common import machine
-from compare_q.eval.common.files import Outputs
+from compare_q.eval.common.output_files import Outputs
 from compare_q.eval.common.terminal import say
-from compare_q.eval.plots import percentiles, position, scatter, slice_bars, style
+from compare_q.eval.plots import percentiles, picture_style, position, scatter, slice_bars
 from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from compare_q.eval.plots.points import points_of
 from compare_q.eval.results import RunResult
@@ -79,7 +79,7 @@ def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) 
     for file in files:
         with outputs.writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            style.save_figure(figure, file)
+            picture_style.save_figure(figure, file)
             say(f"plot: {file}")
     return True
 

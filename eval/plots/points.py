@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from compare_q.backends.common.messages import unicode
-from compare_q.eval.plots import measures, style
+from compare_q.backends.common.message_text import unicode
+from compare_q.eval.plots import measures, picture_style
 from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
-from compare_q.eval.plots.style import Look
+from compare_q.eval.plots.picture_style import Look
 from compare_q.eval.results import MARK, RunResult
 
 NOT_AS_REQUESTED = f"{MARK}: not run as requested"
@@ -50,7 +50,7 @@ def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point]
     """Return (points of a measure over a size, one line for each model that cannot be drawn)."""
     drawn = []
     left_out = []
-    for number, (model, look) in enumerate(zip(run.models, style.looks_of(run.models), strict=True)):
+    for number, (model, look) in enumerate(zip(run.models, picture_style.looks_of(run.models), strict=True)):
         x = size.of(model)
         y = measure.of(model)
         if x is None or y is None:
@@ -85,7 +85,7 @@ def levels_of(run: RunResult, measure: Measure) -> list[Level]:
     height = None if floor is None else measure.of(floor)
     if floor is None or not height:
         return []
-    name = style.names_of([floor.label])[0]
+    name = picture_style.names_of([floor.label])[0]
     return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
 
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from compare_q.eval.plots import measures, points, style
-from compare_q.eval.plots.style import Look, Theme
+from compare_q.eval.plots import measures, picture_style, points
+from compare_q.eval.plots.picture_style import Look, Theme
 from compare_q.eval.results import ModelResult, RunResult
 
 HEIGHT, MORE = 7.8, 0.06
@@ -46,8 +46,8 @@ def by_position(run: RunResult, *, kld: bool = False, title: str | None = None, 
     """
     curves = [model.curve for model in run.models if model.curve]
     values = [value for curve in curves for value in (curve.kld if kld else curve.nll) or ()]
-    log_y = kld and style.is_wide(value for value in values if value is not None)
-    lines = _lines(run, style.DARK if dark else style.LIGHT, kld=kld, log_y=log_y)
+    log_y = kld and picture_style.is_wide(value for value in values if value is not None)
+    lines = _lines(run, picture_style.DARK if dark else picture_style.LIGHT, kld=kld, log_y=log_y)
     if not lines:
         raise ValueError("no model has scores by position")
     labels = [line.model.marked_label for line in lines]
@@ -59,11 +59,13 @@ def by_position(run: RunResult, *, kld: bool = False, title: str | None = None, 
     if title is None:
         title = f"{'KL divergence' if kld else 'Loss'} by position in the window"
     height = HEIGHT + MORE * max(len(lines) - MOST, 0)
-    with style.canvas(height, title, subtitle, dark=dark) as (figure, axes, theme):
+    with picture_style.canvas(height, title, subtitle, dark=dark) as (figure, axes, theme):
         y_label = measures.kld_axis(run) if kld else "Loss (nats, mean over tokens)"
         axes.set(xscale="log", yscale="log" if log_y else "linear", xlabel=X_LABEL, ylabel=y_label)
         axes.margins(x=0.02, y=0.05)
-        texts = [_draw(axes, line, name, theme) for line, name in zip(lines, style.names_of(labels), strict=True)]
+        texts = [
+            _draw(axes, line, name, theme) for line, name in zip(lines, picture_style.names_of(labels), strict=True)
+        ]
         for number, _, _, x, y, error, colour, _ in banded:
             low, high = np.maximum(y - error, np.minimum(y, 0.0)), y + error
             if log_y:  # the error of the logarithm
@@ -72,10 +74,12 @@ def by_position(run: RunResult, *, kld: bool = False, title: str | None = None, 
         axes.autoscale_view()
         if kld and not log_y:
             axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
-        style.log_ticks(axes.xaxis)
+        picture_style.log_ticks(axes.xaxis)
         if log_y:
-            style.log_ticks(axes.yaxis)
-        style.draw_legend(axes, [line.look for line in lines if line.colour], theme, below=figure, markers=False)
+            picture_style.log_ticks(axes.yaxis)
+        picture_style.draw_legend(
+            axes, [line.look for line in lines if line.colour], theme, below=figure, markers=False
+        )
         _place_names(figure, axes, lines, texts)
     return figure
 
@@ -86,7 +90,7 @@ def _lines(run: RunResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Line
     Lines of one family differ by their dashes.  Bins without a score of any model are left out and are not gaps.
     """
     curves = {number: model.curve for number, model in enumerate(run.models) if model.curve}
-    best, found = points.front_labels(run), style.looks_of(run.models)
+    best, found = points.front_labels(run), picture_style.looks_of(run.models)
     matters = [n for n in curves if run.models[n].reference or run.models[n] is run.noise_floor]
     matters += [n for n in curves if run.models[n].marked_label in best]
     coloured = list(curves) if len(curves) <= MOST else matters[:MOST]
@@ -101,7 +105,7 @@ def _lines(run: RunResult, theme: Theme, *, kld: bool, log_y: bool) -> list[Line
         error = np.array(errors or [np.nan] * len(y), np.float64)
         kin = [n for n in coloured if found[n].family == found[number].family]
         colour = theme.families[found[number].colour] if number in kin else None
-        dashes = style.DASHES[kin.index(number) % len(style.DASHES)] if colour else ()
+        dashes = picture_style.DASHES[kin.index(number) % len(picture_style.DASHES)] if colour else ()
         if np.isfinite(y).any():
             drawn = x[scored], y[scored], error[scored]
             lines.append(Line(number, run.models[number], found[number], *drawn, colour, dashes))
@@ -119,7 +123,7 @@ def _draw(axes: Axes, line: Line, name: str, theme: Theme) -> Text:
     axes.plot(line.x[lone], line.y[lone], "o", ms=1.5 * width, color=colour, alpha=alpha, gid=f"lone-{line.number}")
     name += " (reference)" if line.model.reference else ""
     text = axes.text(1.04, 0.5, name, transform=axes.transAxes, va="center", gid=f"label-{line.number}")
-    text.set_color(style.ink_of(line.colour, theme) if line.colour else theme.muted)
+    text.set_color(picture_style.ink_of(line.colour, theme) if line.colour else theme.muted)
     return text
 
 
@@ -127,10 +131,10 @@ def _place_names(figure: Figure, axes: Axes, lines: Sequence[Line], texts: Seque
     """Move each name to the height of its line's end, or as near as other names allow, and join name and line."""
     ends = [(line.x[i], line.y[i]) for line in lines for i in np.flatnonzero(np.isfinite(line.y))[-1:]]
     size = min(LARGEST, PITCH * 72 * axes.get_position().height * figure.get_figheight() / len(texts))
-    wide = max(text.get_window_extent().width / float(text.get_fontsize()) for text in texts) / style.DPI
+    wide = max(text.get_window_extent().width / float(text.get_fontsize()) for text in texts) / picture_style.DPI
     for text in texts:
         text.set_fontsize(min(size, NAME_WIDTH / wide))
-    style.freeze_layout(figure)
+    picture_style.freeze_layout(figure)
     spots = axes.transData.transform(ends)
     gap = max(text.get_window_extent().height for text in texts) + 1
     places = _spread_out(spots[:, 1], gap, axes.bbox.y0, axes.bbox.y1)

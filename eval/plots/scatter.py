@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.eval.plots import labels, measures, style
+from compare_q.eval.plots import labels, measures, picture_style
 from compare_q.eval.plots import points as data
 from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
+from compare_q.eval.plots.picture_style import Theme, is_wide
 from compare_q.eval.plots.points import Level, Point
-from compare_q.eval.plots.style import Theme, is_wide
 from compare_q.eval.results import MARK, RunResult
 
 EXCESS_AXIS = "Perplexity above the reference's"
@@ -91,11 +91,17 @@ def scatter_plot(
     """
     if scale == "log" and not any(p.y > 0 for p in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
-    unquantized = {style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
+    unquantized = {picture_style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
     points, edge = data.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
     height = HEIGHT + MORE * max(min(len(points), labels.MOST_LABELS) - labels.FEW, 0)
-    height, width, characters = (*style.CARD[::-1], 70) if card else (height, style.WIDTH, style.CHARACTERS)
-    with style.canvas(height, title, subtitle, dark=dark, characters=characters, width=width) as (figure, axes, theme):
+    height, width, characters = (
+        (*picture_style.CARD[::-1], 70) if card else (height, picture_style.WIDTH, picture_style.CHARACTERS)
+    )
+    with picture_style.canvas(height, title, subtitle, dark=dark, characters=characters, width=width) as (
+        figure,
+        axes,
+        theme,
+    ):
         axes.set(xlabel=x_label, ylabel=y_label)
         near = _set_scale(axes, points, scale)
         marks = _draw_points(axes, points, theme)
@@ -108,18 +114,18 @@ def scatter_plot(
         if scale == "zero" or (scale == "log" and near):
             floor = near / 2 or FLOOR * axes.get_ylim()[1]
             axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - floor)
-        text = percent if scale == "percent" else style.tick_text
+        text = percent if scale == "percent" else picture_style.tick_text
         if scale == "log" or near:
-            style.log_ticks(axes.yaxis, near=near, most=CARD_TICKS if card else TICKS, text=text)
+            picture_style.log_ticks(axes.yaxis, near=near, most=CARD_TICKS if card else TICKS, text=text)
         elif scale == "percent":
             axes.yaxis.set_major_locator(MaxNLocator(4 if card else 8, steps=[1, 2, 2.5, 5, 10]))
             axes.yaxis.set_major_formatter(lambda value, _: text(value))
-        style.draw_legend(axes, [point.look for point in points], theme)
+        picture_style.draw_legend(axes, [point.look for point in points], theme)
         if edge is not None:
             name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
             _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
         texts = _draw_labels(axes, points, theme, card=card and not few)
-        style.freeze_layout(figure)
+        picture_style.freeze_layout(figure)
         spots = axes.transData.transform([(point.x, point.y) for point in points])
         for i, mark in enumerate(marks):  # enlarge covered markers so that their rims stay visible
             covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
@@ -154,7 +160,7 @@ def _set_scale(axes: Axes, points: Sequence[Point], scale: str) -> float:
 
 def percent(excess: float) -> str:
     """Return the text of a tick: +10 %."""
-    return f"{'+' if excess > 0 else ''}{style.tick_text(excess)} %"
+    return f"{'+' if excess > 0 else ''}{picture_style.tick_text(excess)} %"
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line2D]:
@@ -182,7 +188,7 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
         dashes, width = ((1, 2), 1.6) if level.dotted else ((6, 4), 1.1)
         axes.axhline(level.y, color=theme.muted, ls=(0, dashes), lw=width, zorder=1.5, gid=f"level-{i}")
         name = axes.text(axes.dataLim.x0, level.y, level.name, ha="center", va="center", size=10.5, color=theme.muted)
-        name.set(gid=f"level-name-{i}", path_effects=style.halo(theme), in_layout=False, zorder=5)
+        name.set(gid=f"level-name-{i}", path_effects=picture_style.halo(theme), in_layout=False, zorder=5)
         names.append(name)
     return names
 
@@ -207,7 +213,7 @@ def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: boo
     best = data.pareto_front(points)
     ends = [*{p.look.family: p for p in best}.values(), *{p.look.family: p for p in reversed(best)}.values()]
     named = data.nearest_to_front(points, labels.MOST_LABELS)
-    names = style.names_of([p.label for p in points])
+    names = picture_style.names_of([p.label for p in points])
     wrap = WRAP[len(points) <= labels.FEW]
     texts = {}
     for i in named:
@@ -215,7 +221,10 @@ def _draw_labels(axes: Axes, points: Sequence[Point], theme: Theme, *, card: boo
         if not card or point in ends:
             words = textwrap.fill(names[i], wrap) + ("" if card else f"\n{point.shown or f'{point.y:.3f}'}")
             text = axes.text(point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False)
-            text.set(color=style.ink_of(theme.families[point.look.colour], theme), path_effects=style.halo(theme))
+            text.set(
+                color=picture_style.ink_of(theme.families[point.look.colour], theme),
+                path_effects=picture_style.halo(theme),
+            )
             text.set(fontweight="bold" if point in best else "normal", zorder=5, gid=f"label-{point.number}")
             texts[i] = text
     return texts

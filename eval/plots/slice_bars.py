@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.backends.common.messages import amount
-from compare_q.eval.plots import measures, style
+from compare_q.backends.common.message_text import amount
+from compare_q.eval.plots import measures, picture_style
+from compare_q.eval.plots.picture_style import Look, Theme
 from compare_q.eval.plots.points import subtitle_of
-from compare_q.eval.plots.style import Look, Theme
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.slices import BEGIN_LENGTH, Slice
 from compare_q.eval.table.columns import SLICES
-from compare_q.eval.text.names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from compare_q.eval.text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
 
 TITLE = "KL divergence by slice of the tokens"
 MOST = 8
@@ -77,8 +77,8 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
         raise ValueError("no model has the KLD of a slice")
     rows = rows_of(run, models[:MOST])
     shown = shown_of(rows, names)
-    is_log = style.is_wide(each.kld for each in shown)
-    labels = style.names_of([row.model.marked_label for row in rows])
+    is_log = picture_style.is_wide(each.kld for each in shown)
+    labels = picture_style.names_of([row.model.marked_label for row in rows])
     notes = [subtitle_of(run, labels), *left_out(models[MOST:]), "; ".join(meanings(names))]
     if any(each.stderr for each in shown):
         notes.append(ERROR_BARS)
@@ -88,7 +88,7 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
     subtitle = "\n".join(note for note in notes if note)
     if title is None:
         title = TITLE
-    with style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
+    with picture_style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
         axes.set(xlabel=measures.kld_axis(run), xscale="log" if is_log else "linear")
         set_limits(axes, shown, is_log=is_log)
         label_groups(axes, run, names)
@@ -97,7 +97,7 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
                 y = place + (at - (len(rows) - 1) / 2) * bar / group
                 draw_bar(axes, y, bar / group, row, place, row.model.slices.get(name), theme)
         if is_log:
-            style.log_ticks(axes.xaxis, most=12)
+            picture_style.log_ticks(axes.xaxis, most=12)
         draw_legend(figure, rows, labels, theme)
     return figure
 
@@ -130,7 +130,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 def rows_of(run: RunResult, models: Sequence[ModelResult]) -> list[Row]:
     """Return the models with their looks; models of one family differ by their hatches."""
     number_of = {model.label: number for number, model in enumerate(run.models)}
-    looks = style.looks_of(run.models)
+    looks = picture_style.looks_of(run.models)
     rows = []
     used: dict[int, int] = defaultdict(int)  # colour -> number of bars that have it
     for model in models:
@@ -158,7 +158,7 @@ def left_out(models: Sequence[ModelResult]) -> list[str]:
         return []
     if len(models) > MOST_NAMED:
         return [f"the {MOST} models with the lowest KLD; the {len(models)} others are left out"]
-    labels = ", ".join(style.names_of([model.marked_label for model in models]))
+    labels = ", ".join(picture_style.names_of([model.marked_label for model in models]))
     return [f"the {MOST} models with the lowest KLD; left out: {labels}"]
 
 
@@ -176,20 +176,20 @@ def set_limits(axes: Axes, shown: Sequence[Bar], *, is_log: bool) -> None:
         return
     axes.set_xlim(min(0.0, *values), 1.05 * last if last > 0 else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: style.tick_text(value))
+    axes.xaxis.set_major_formatter(lambda value, _: picture_style.tick_text(value))
 
 
 def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
     """Write the name of each slice and its number of tokens at the left of its group; the first one is at the top."""
     labels = []
-    for name, short in zip(names, style.names_of(names), strict=True):
+    for name, short in zip(names, picture_style.names_of(names), strict=True):
         tokens = max(model.slices[name].tokens for model in run.models if name in model.slices)
         labels.append(f"{textwrap.fill(short, LABEL_CHARACTERS)}\n{amount(tokens, 'token')}")
     axes.set_yticks(range(len(names)), labels)
     ticks = axes.get_yticklabels()
     for place, tick in enumerate(ticks):
         tick.set_gid(f"slice-{place}")
-    widest = max(tick.get_window_extent().width for tick in ticks) / style.DPI
+    widest = max(tick.get_window_extent().width for tick in ticks) / picture_style.DPI
     size = float(ticks[0].get_fontsize()) * min(1.0, LABEL_WIDTH / widest)
     axes.tick_params(axis="y", length=0, labelsize=size)
     axes.set_ylim(len(names) - 0.5, -0.5)
@@ -224,4 +224,4 @@ def draw_legend(figure: Figure, rows: Sequence[Row], labels: Sequence[str], them
     for row in rows:
         colour = theme.families[row.look.colour]
         handles.append(Patch(facecolor=colour, edgecolor=theme.paper, hatch=row.hatch, lw=0))
-    style.legend_below(figure, handles, labels)
+    picture_style.legend_below(figure, handles, labels)

@@ -19,7 +19,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.eval.results import ModelResult, RunResult, UsedText
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.table import render, tables
-from compare_q.eval.table.verdict import listed, verdict
+from compare_q.eval.table.findings import listed, verdict
 
 LOCAL = "python", "out_logits", "repeat", "replicas"
 """Keys of a model spec about places."""

@@ -12,13 +12,13 @@ from typing import Any
 from compare_q import backends
 from compare_q.backends.base import Capabilities, Decode, ModelFacts, PlannedModel
 from compare_q.backends.common import machine
+from compare_q.backends.common.engine_options import strings_in
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.common.json_files import check_unicode
-from compare_q.backends.common.options import strings_in
 from compare_q.backends.layers import noise
-from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.workers import Hardware
-from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.specs.spec_types import ModelSpec
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.eval_data import EvalData
 

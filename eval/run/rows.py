@@ -10,12 +10,12 @@ from types import MappingProxyType
 from compare_q import backends
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
-from compare_q.backends.common.messages import with_class
+from compare_q.backends.common.message_text import with_class
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.run import reference, same_model, token_scores
-from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.masks import slices_of
+from compare_q.eval.run import checkpoint_notes, reference, token_scores
 from compare_q.eval.run.reference import Reference
+from compare_q.eval.run.run_config import RunConfig
+from compare_q.eval.run.slice_masks import slices_of
 from compare_q.eval.run.token_scores import StoredScores, Work, of_scores, row_of
 from compare_q.eval.stats.temperature import scale_note
 from compare_q.eval.text.eval_data import EvalData
@@ -66,7 +66,7 @@ class Rows:
             row = of_scores(work, stored, self.data, has_reference=bool(self.marked), from_cache=from_cache)
             row = row.updated(slices=slices_of(stored, self.data, is_reference=work.model.is_reference))
             marked = self.marked[0] if self.marked else None
-            of_files = same_model.notes(row, work.model, marked, self.data.tokenizer)
+            of_files = checkpoint_notes.notes(row, work.model, marked, self.data.tokenizer)
             row = row.updated(notes=(*row.notes, *self.scale_notes(stored), *of_files))
         except Exception as error:
             self.fail(work.model, error)

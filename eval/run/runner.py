@@ -17,11 +17,11 @@ from compare_q.backends.base import PlannedModel
 from compare_q.backends.common.errors import CompareQError
 from compare_q.eval.results import RunResult
 from compare_q.eval.run import plan
-from compare_q.eval.run.config import RunConfig
 from compare_q.eval.run.rows import Rows
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.score import Downloads, Scored, score_model, use_given_store
-from compare_q.eval.specs.types import DataSpec, ModelSpec
-from compare_q.eval.text import windows
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
+from compare_q.eval.text import text_windows
 from compare_q.eval.text.eval_data import EvalData
 
 
@@ -84,7 +84,7 @@ def prepared(
     """Return (the checked models, the windows of all texts); InputError with one line per problem."""
     models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
     with suppress(CompareQError):  # tokenizing reports it
-        if config.clear or not all(windows.are_stored(spec, config.cache) for spec in data_specs.values()):
+        if config.clear or not all(text_windows.are_stored(spec, config.cache) for spec in data_specs.values()):
             first = next((model for model in models if model.is_reference), models[0])
             if not backends.files_of(first).is_remote:  # its engine is imported while texts are tokenized
                 config.workers.import_ahead(first, verbose=config.verbose)
@@ -92,7 +92,7 @@ def prepared(
     problems = []
     for name, spec in data_specs.items():
         try:
-            text = windows.build(
+            text = text_windows.build(
                 spec,
                 n_windows,
                 config.cache,

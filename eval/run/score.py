@@ -23,10 +23,10 @@ from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run import plan, reference
 from compare_q.eval.run.claims import claimed, short_lock
-from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.model_workers import Replicas
 from compare_q.eval.run.reference import Reference
-from compare_q.eval.run.replicas import Replicas
 from compare_q.eval.run.rows import Rows, read
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.token_scores import StoredScores, Work
 from compare_q.eval.text.eval_data import EvalData
 

@@ -24,16 +24,16 @@ from compare_q import backends
 from compare_q.backends.base import PlannedModel, Window
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import amount, one_line
+from compare_q.backends.common.message_text import amount, one_line
 from compare_q.backends.scoring import segments
 from compare_q.backends.scoring.segments import Loaded
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import replacing
+from compare_q.eval.common.output_files import replacing
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult, Timing
-from compare_q.eval.run.memory import memory_of
 from compare_q.eval.run.reference import Reference
 from compare_q.eval.run.row import fields_of
+from compare_q.eval.run.serving_memory import memory_of
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.estimates import Sampled
 from compare_q.eval.stats.uncertainty import Places, places_of

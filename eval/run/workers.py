@@ -28,17 +28,17 @@ from compare_q.backends.common.process import captured
 from compare_q.backends.hub import Watch
 from compare_q.backends.worker import worker as worker_side
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.backends.worker.messages import CallCommand, InspectEngine
+from compare_q.backends.worker.protocol import CallCommand, InspectEngine
 from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
 from compare_q.eval.common.progress import Show
-from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.gpu_pool import GpuPool
 
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if the run has not been stopped yet."""
 
 
 class Worker(Protocol):
-    """One worker of one model: it performs the commands of ``backends/worker/messages.py`` one after the other.
+    """One worker of one model: it performs the commands of ``backends/worker/protocol.py`` one after the other.
 
     Paths in commands are paths on the driver's machine.  A worker on another machine copies the windows and the
     reference store from there, and copies its segments and its recorded reference back.

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from compare_q.eval.stats.estimates import LEAST_BLOCKS
 from compare_q.eval.stats.uncertainty import Count, Error, Mean, Places, mean_with_errors, perplexity
-from compare_q.eval.text.names import BEGIN, REST, SURE, UNSURE
+from compare_q.eval.text.slice_names import BEGIN, REST, SURE, UNSURE
 
 Columns = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]

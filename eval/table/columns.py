@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, Literal
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import nearest, printable
+from compare_q.backends.common.message_text import nearest, printable
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.slices import BEGIN_LENGTH
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS
-from compare_q.eval.text.names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from compare_q.eval.text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
 
 
 @dataclass(frozen=True)

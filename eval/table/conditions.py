@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.table.columns import Column, named
-from compare_q.eval.table.memory import OLDER
+from compare_q.eval.table.memory_fit import OLDER
 from compare_q.eval.table.numbers import number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.eval.common.terminal import say
 from compare_q.eval.table.columns import named
 from compare_q.eval.table.tables import LABEL, STDERR, Filled, Table

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from compare_q.backends.checkpoint.config import ROPE, beyond
-from compare_q.backends.common.messages import amount
+from compare_q.backends.checkpoint.checkpoint_config import ROPE, beyond
+from compare_q.backends.common.message_text import amount
 from compare_q.backends.layers import groups
 from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
 from compare_q.eval.results import MARK, ModelResult, RunResult, deviations_of
 from compare_q.eval.stats.estimates import short_text_cautions
 from compare_q.eval.stats.uncertainty import longest_documents
 from compare_q.eval.table import columns as all_columns
-from compare_q.eval.table import memory
+from compare_q.eval.table import memory_fit
 from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
 
 BEST = "\N{BLACK STAR}"
@@ -186,9 +186,9 @@ def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     for model in run.models:
         if model.error:
             continue
-        facts = memory.facts(model)
+        facts = memory_fit.facts(model)
         for column in lengths:
-            facts += memory.too_long(model, column)
+            facts += memory_fit.too_long(model, column)
         said += [(model.label, fact) for fact in facts if not any(fact in note for note in model.notes)]  # of --fit
     return [*notes, f"memory: {engine}", *by_note(said)]
 

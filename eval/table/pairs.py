@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import nearest, printable
+from compare_q.backends.common.message_text import nearest, printable
 from compare_q.eval.ranking import Difference, compare, near_lossless, why_unranked
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.estimates import short_text_cautions

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.eval.common.terminal import say
 from compare_q.eval.results import RunResult
-from compare_q.eval.table import layout, precision
+from compare_q.eval.table import layout, precision_sentences
 from compare_q.eval.table.columns import fields_of, values_of
+from compare_q.eval.table.findings import verdict
 from compare_q.eval.table.tables import Filled, Table, table_of
-from compare_q.eval.table.verdict import verdict
 
 NOTES = "what the columns and marks mean: --notes"
 ERRORS = "±: one standard error for other texts like this one"
@@ -56,7 +56,7 @@ def errors_in_words(columns: Sequence[layout.Drawn]) -> list[str]:
 
 def conclude(run: RunResult, console: Console) -> None:
     """Print the closing sentences of a run, and what to type for more precise KLDs."""
-    say("", verdict(run), *precision.advice(run), console=console)
+    say("", verdict(run), *precision_sentences.advice(run), console=console)
 
 
 def markdown_text(run: RunResult, names: Sequence[str] | None = None) -> str:

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from compare_q.backends.checkpoint.tokenizers import follow_file
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line, shortened
+from compare_q.backends.common.message_text import one_line, shortened
 from compare_q.backends.common.process import time_limit
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import corpus, tokens, vocabulary
-from compare_q.eval.text.names import roles_of
-from compare_q.eval.text.tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
+from compare_q.eval.specs.spec_types import DataSpec
+from compare_q.eval.text import corpus, text_tokens, vocabulary
+from compare_q.eval.text.slice_names import roles_of
+from compare_q.eval.text.text_tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip
@@ -151,7 +151,7 @@ def tokenize(
     if not tokenizer.is_fast:
         raise InputError("tokenizer_dir: conversations need a tokenizer that says where its tokens stand in the text")
     contents = [text for talk in talks for each in talk.messages for text in texts_in(each)]
-    with tokens.tokenizing_limit(spec, contents, render_s):
+    with text_tokens.tokenizing_limit(spec, contents, render_s):
         notes = follow_file(tokenizer, folder, contents)
     template = Template(tokenizer, spec.chat_template_kwargs, render_s)
     role_names = roles_of(spec)
@@ -165,16 +165,16 @@ def tokenize(
     with progress.phase(f"tokenizing {corpus.display_name(spec)}", unit="conversations", total=len(talks)) as phase:
         for talk in talks:
             text, turns, way = scored_turns(template, talk, spec)
-            with tokens.tokenizing_limit(spec, [text], render_s):
+            with text_tokens.tokenizing_limit(spec, [text], render_s):
                 encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             role_of_token, crossing = roles_in(turns, encoded["offset_mapping"], role_names)
             ids.append(np.asarray(encoded["input_ids"], np.int32))
-            sizes.append(tokens.byte_sizes(text, encoded["offset_mapping"]))
+            sizes.append(text_tokens.byte_sizes(text, encoded["offset_mapping"]))
             roles.append(role_of_token)
             across += crossing
             if text:
                 n_bytes += len(text.encode())
-                n_words += tokens.n_words(text)
+                n_words += text_tokens.n_words(text)
                 ways.add(way)
             phase.advance()
     chat = Chat(np.concatenate(roles), role_names, " and ".join(sorted(ways)), across, template.digest)

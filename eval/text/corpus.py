@@ -17,13 +17,13 @@ from typing import Any
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes
-from compare_q.backends.common.messages import one_line, printable, redacted, shortened, unicode
+from compare_q.backends.common.message_text import one_line, printable, redacted, shortened, unicode
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, texts_in
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import DataSpec, texts_in
 from compare_q.eval.text import hub_datasets
 from compare_q.eval.text.hub_datasets import SOURCES, row_limit, source_of
-from compare_q.eval.text.names import refuse_ambiguous
+from compare_q.eval.text.slice_names import refuse_ambiguous
 
 TABLES = (".jsonl", ".parquet")
 MESSAGES = ("messages", "conversations")
@@ -45,10 +45,10 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
     """Return a unique name for each text of a run: its label, or the name of the data.
 
     If two texts without a label have the same name, the second is called ``name (2)``.
-    InputError if a name already means something else (``eval/text/names.py``).
+    InputError if a name already means something else (``eval/text/slice_names.py``).
     """
     labels = [spec.label for spec in specs if spec.label is not None]
-    others = iter(reading.numbered([display_name(spec) for spec in specs if spec.label is None], labels))
+    others = iter(spec_files.numbered([display_name(spec) for spec in specs if spec.label is None], labels))
     different = [next(others) if spec.label is None else spec.label for spec in specs]
     refuse_ambiguous(specs, different)
     return different

@@ -22,7 +22,7 @@
 
 Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
 
-Chat prefixes and ``max_rows`` are applied in ``eval/text/windows.py``.
+Chat prefixes and ``max_rows`` are applied in ``eval/text/text_windows.py``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.base import Spans
-from compare_q.eval.specs.types import DataSpec, Long, Method
-from compare_q.eval.text.tokens import Ids, Tokens
+from compare_q.eval.specs.spec_types import DataSpec, Long, Method
+from compare_q.eval.text.text_tokens import Ids, Tokens
 
 
 class Cut(NamedTuple):

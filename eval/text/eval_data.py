@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import InputError
-from compare_q.eval.text import windows as text_windows
-from compare_q.eval.text.windows import TextWindows
+from compare_q.eval.text import text_windows as text_windows
+from compare_q.eval.text.text_windows import TextWindows
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from urllib.request import Request, urlopen
 from compare_q.backends import hub
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.messages import nearest
+from compare_q.backends.common.message_text import nearest
 from compare_q.backends.hub import HubAwayError
 from compare_q.eval.common import processes
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, texts_in
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
@@ -292,13 +292,13 @@ def would_fetch(spec: DataSpec) -> str:
         with in_one_line(spec, source):
             size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
         return f"{source.path}, {size}"
-    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=reading.as_json(spec))
+    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=spec_files.as_json(spec))
     return ", ".join(filter(None, (source.path, source.name, source.split)))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
     """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
-    unpacked = reading.from_json(spec)
+    unpacked = spec_files.from_json(spec)
     source = source_of(unpacked)
     with in_one_line(unpacked, source):
         builder = ask_library(quiet_library().load_dataset_builder, source)

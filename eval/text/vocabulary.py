@@ -11,7 +11,7 @@ from typing import Any
 
 from compare_q.backends.common import json_files
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.message_text import one_line
 from compare_q.eval.common import processes
 
 FILE = "tokenizer.json"

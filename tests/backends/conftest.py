@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.vllm_engine import engine
 
 

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 from compare_q.backends.base import ScoreRequest, TokenScores, Window
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import engine as vllm_score
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm import vllm_engine as vllm_score
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.toy import planned, rounds_by_place
 

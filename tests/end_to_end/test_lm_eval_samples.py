@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.flips.comparing import Selection, compare
-from compare_q.eval.flips.files import run_files
+from compare_q.eval.flips.sample_files import run_files
 from tests.support import lm_eval_samples
 from tests.support.toy import refusal
 

@@ -23,8 +23,8 @@ from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.text import corpus, tokens
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.text import corpus, text_tokens
 from demo.recipes import make_gguf_file
 from demo.smollm2 import base_model, find_gguf, save_base, save_tokenizer
 from tests.support import DATA, ROOT
@@ -168,7 +168,7 @@ def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path)
     for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
         text = mark + b"".join(line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640])
         (tmp_path / "a.txt").write_bytes(text)
-        ours = tokens.tokenize(corpus.load_texts(spec, progress), tmp_path, spec, progress).ids.tolist()
+        ours = text_tokens.tokenize(corpus.load_texts(spec, progress), tmp_path, spec, progress).ids.tolist()
         assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
         counts.add(len(ours))
     assert len(counts) == 4

@@ -18,7 +18,7 @@ import compare_q
 from compare_q.backends.common.errors import InputError
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
-from compare_q.eval.table.verdict import verdict
+from compare_q.eval.table.findings import verdict
 from tests.support import ROOT
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal

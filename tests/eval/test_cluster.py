@@ -15,7 +15,7 @@ from compare_q.backends.common.errors import InputError, LostWorkerError, ModelE
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.messages import LoadCommand, Message, ScoreCommand, write_windows
+from compare_q.backends.worker.protocol import LoadCommand, Message, ScoreCommand, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, HardwareClass, Node, RayWorker, check_node
 from compare_q.eval.common.cache import ENVIRONMENT

@@ -121,7 +121,7 @@ sys.modules["vllm"] = types.ModuleType("vllm")
 sys.modules["vllm.platforms"] = platforms = types.ModuleType("vllm.platforms")
 platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cpu=lambda: False), None
 
-from compare_q.backends.vllm.engine import EXTENSION
+from compare_q.backends.vllm.vllm_engine import EXTENSION
 
 module, _, name = EXTENSION.rpartition(".")
 extension = getattr(importlib.import_module(module), name)

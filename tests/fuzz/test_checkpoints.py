@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from compare_q.backends.checkpoint import contents, files, largest_weights, stored_sizes
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint import contents, largest_weights, safetensors_files, stored_sizes
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.backends.layers.schemes import declared, kv_cache
@@ -63,7 +63,7 @@ def look(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     found = [*stored_sizes.contradictions(checkpoint), *largest_weights.impossible(checkpoint)]
     assert all(fault.what for fault in found)
-    files.stamp(folder)
+    safetensors_files.stamp(folder)
 
 
 @fuzzed

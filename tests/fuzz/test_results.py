@@ -14,12 +14,12 @@ from hypothesis import given
 from rich.console import Console
 
 from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.common.messages import CONTROL
+from compare_q.backends.common.message_text import CONTROL
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
 from compare_q.backends.scoring import segments
 from compare_q.eval import merging
-from compare_q.eval.report import page
+from compare_q.eval.report import html_page
 from compare_q.eval.results import RunResult
 from compare_q.eval.table import columns, pairs, render
 from compare_q.eval.table.columns import BY_NAME
@@ -61,8 +61,8 @@ def show(run: RunResult, folder: Path) -> None:
     whole = run.with_origin(["x"])
     whole.write(folder / "out.json")
     assert RunResult.read(folder / "out.json") == whole
-    with mock.patch.object(page, "figures_of", return_value=[]):
-        page.page_of(table)
+    with mock.patch.object(html_page, "figures_of", return_value=[]):
+        html_page.page_of(table)
 
 
 @fuzzed

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from compare_q.eval.flips import report
+from compare_q.eval.flips import flips_report
 from compare_q.eval.flips.comparing import Selection, compare
-from compare_q.eval.flips.files import run_files
+from compare_q.eval.flips.sample_files import run_files
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.samples import sample, write
 
@@ -35,5 +35,5 @@ def test_samples(folder: Path, random: Random) -> None:
     file.write_bytes(damaged(whole, random))
     compared = answer_of(lambda: compare(reference, [run_files(str(file))], Selection(margin=0.1)))
     if compared:
-        for text_of in (report.json_text, report.csv_text, report.markdown):
+        for text_of in (flips_report.json_text, flips_report.csv_text, flips_report.markdown):
             assert text_of(compared)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from rich.console import Console
 
-from compare_q.backends.common.messages import printable
+from compare_q.backends.common.message_text import printable
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
 from compare_q.eval.text import corpus
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 
@@ -56,13 +56,13 @@ def read_text(spec: DataSpec) -> str:
 def test_data_specs(folder: Path, random: Random) -> None:
     file = folder / "data.json"
     file.write_bytes(damaged(random.choice([DATA, FILES]), random))
-    for spec in answer_of(lambda: reading.load_data_specs([file])) or []:
+    for spec in answer_of(lambda: spec_files.load_data_specs([file])) or []:
         answer_of(lambda spec=spec: read_text(spec))
 
 
 def use(specs: list[ModelSpec]) -> None:
     """Perform the checks of model specs that precede the checks of their engines."""
-    chosen, said = reading.one_reference(reading.apply_mask(specs, "w4;gguf;m"))
+    chosen, said = spec_files.one_reference(spec_files.apply_mask(specs, "w4;gguf;m"))
     for spec in chosen:
         spec.digest(), spec.located, spec.options, spec.override_tensors
         Console(file=io.StringIO()).print(printable(spec.name), markup=False)
@@ -74,6 +74,6 @@ def use(specs: list[ModelSpec]) -> None:
 def test_model_specs(folder: Path, random: Random) -> None:
     file = folder / "models.json"
     file.write_bytes(damaged(MODELS, random))
-    specs = answer_of(lambda: reading.load_model_specs([file]))
+    specs = answer_of(lambda: spec_files.load_model_specs([file]))
     if specs is not None:
         answer_of(lambda: use(specs))

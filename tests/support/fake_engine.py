@@ -25,8 +25,8 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
+from compare_q.backends.common.engine_options import EngineOptions
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.options import EngineOptions
 from compare_q.backends.logits_engine import LogitsEngine
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from compare_q.eval.plots import scatter, style
+from compare_q.eval.plots import picture_style, scatter
 from compare_q.eval.plots.points import Point
 from compare_q.eval.results import ModelResult, RunResult
 from tests.support import ROOT
@@ -46,7 +46,7 @@ CASES = {
 
 def draw(points: list[Point], **keys: Any) -> Figure:
     """Return the plot of these points, each with the look of a model of its label."""
-    found = style.looks_of([ModelResult.of(point.label, "fake") for point in points])
+    found = picture_style.looks_of([ModelResult.of(point.label, "fake") for point in points])
     points = [replace(point, look=look) for point, look in zip(points, found, strict=True)]
     return scatter.scatter_plot(points, x_label="x", y_label="y", title="Model", subtitle="data", **keys)
 

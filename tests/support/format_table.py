@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support import ROOT

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.messages import CONTROL
+from compare_q.backends.common.message_text import CONTROL
 
 CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 FEW = 50

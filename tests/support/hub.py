@@ -286,7 +286,7 @@ import pathlib
 from compare_q.backends import hub
 from compare_q.eval.text import corpus, hub_datasets
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.spec_files import parse_data_spec
 
 def spec(**keys):
     return parse_data_spec({"tokenizer_dir": "t", "eval_stride": 2, "eval_len": 4, **keys}, pathlib.Path("d.json"))

@@ -19,7 +19,7 @@ import torch
 from compare_q import backends
 from compare_q.backends import logits_engine
 from compare_q.backends.base import ScoreRequest, Window
-from compare_q.backends.hf import engine as hf
+from compare_q.backends.hf import transformers_engine as hf
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference import comparison, store
 from tests.support import ROOT

@@ -10,7 +10,7 @@ import torch
 
 from compare_q.backends.base import Engine, ScoreRequest, Window
 from compare_q.backends.common import storage
-from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder, pieces
 from compare_q.backends.reference.store import Reader, begin, key_of, read_manifest, seal, write_manifest

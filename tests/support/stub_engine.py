@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compare_q.backends.base import Capabilities, ModelFacts, ModelFiles, PlannedModel, Window
-from compare_q.backends.common.options import EngineOptions
+from compare_q.backends.common.engine_options import EngineOptions
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head
 from tests.support.toy import TOY_VOCAB, rounds_by_place, save_toy_tokenizer

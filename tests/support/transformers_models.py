@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from tests.support.toy import planned
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.results import ModelResult
 from compare_q.eval.run import runner
-from compare_q.eval.run.config import RunConfig
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.runner import RunOutcome
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import windows
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_types import DataSpec
+from compare_q.eval.text import text_windows
 from compare_q.eval.text.eval_data import EvalData
 
 TOGETHER_S = 120.0
@@ -40,14 +40,14 @@ class Run(threading.Thread):
         self.n_windows = n_windows
         parts = []
         for name, spec in texts.items():
-            parts.append(windows.build(spec, n_windows, config.cache, Progress(quiet=True), name=name))
+            parts.append(text_windows.build(spec, n_windows, config.cache, Progress(quiet=True), name=name))
         self.data = EvalData.joined(parts)
         self.said = list[str]()
         self.outcome: RunOutcome | None = None
         vars(config.progress)["say"] = self.said.append
 
     def run(self) -> None:
-        specs = [reading.parse_model_spec(model, Path("models.json")) for model in self.models]
+        specs = [spec_files.parse_model_spec(model, Path("models.json")) for model in self.models]
         self.outcome = runner.run(self.config, self.texts, specs, self.n_windows)
 
     def of(self, label: str) -> ModelResult:

@@ -15,7 +15,7 @@ import torch
 
 from compare_q.backends.base import Decode, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.process import captured
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.toy import GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
 
 EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}

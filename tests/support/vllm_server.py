@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, TokenScores, Window
-from compare_q.backends.vllm_server.engine import VllmServerEngine
+from compare_q.backends.vllm_server.server_engine import VllmServerEngine
 from compare_q.backends.worker import worker
 from tests.support.toy import planned
 

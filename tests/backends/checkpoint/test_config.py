@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.base import ServingFacts
 from compare_q.backends.checkpoint import contents
-from compare_q.backends.checkpoint.config import CheckpointConfig, rope
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig, rope
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
 from tests.support.toy import refusal
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.dequantize import UnreadError, row_count, rows_of
-from compare_q.backends.checkpoint.files import read_header
 from compare_q.backends.checkpoint.formats import Parts
+from compare_q.backends.checkpoint.safetensors_files import read_header
 from tests.support.toy_mixtures import Quantizer, Tensors, fp8_blocks, fp8_rows, integers, nvfp4, packed
 
 CONFIG = CheckpointConfig({})

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compare_q.backends.checkpoint import doctor
+from compare_q.backends.checkpoint import checkpoint_doctor
+from compare_q.backends.checkpoint.checkpoint_doctor import Report, differing_tokens, examine
 from compare_q.backends.checkpoint.contents import Contents, compare
-from compare_q.backends.checkpoint.doctor import Report, differing_tokens, examine
 from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import GgufModel, GgufTensor
 from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder
@@ -87,7 +87,7 @@ def experts(folder: Path, quantization: dict[str, Any], *input_scales: float | N
     ],
 )  # fmt: skip
 def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
-    (found,) = doctor.input_scales(experts(tmp_path, {}, 0.5, 0.25, value, value))
+    (found,) = checkpoint_doctor.input_scales(experts(tmp_path, {}, 0.5, 0.25, value, value))
     assert (found.severity, found.more) == ("wrong", 1)
     assert f"model.safetensors: {EXPERTS}." in str(found)
     assert said in str(found)
@@ -119,7 +119,7 @@ def test_configs_that_ask_for_input_scales(
 ) -> None:
     """Configs that require input scales for all layers, or (mixed precision) per layer; the last expert has none."""
     checkpoint = experts(tmp_path, quantization, *scales)
-    assert [found.severity for found in doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
+    assert [found.severity for found in checkpoint_doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,13 @@ def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], met
     stored = dict(zip(names, map(number, values), strict=True))
     config = {"quantization_config": {"quant_method": method}}
     folder = write_checkpoint(tmp_path, dict.fromkeys(names, ("F32", 1)), config, stored)
-    assert [each.severity for each in doctor.kv_scales(Checkpoint(folder))] == ([said] if said else [])
+    assert [each.severity for each in checkpoint_doctor.kv_scales(Checkpoint(folder))] == ([said] if said else [])
 
 
 def test_quantized_against_the_config(tmp_path: Path) -> None:
-    (found,) = doctor.unexpected_quantization(experts(tmp_path, {"ignore": ["re:.*experts.*", "lm_head"]}, 0.5))
+    (found,) = checkpoint_doctor.unexpected_quantization(
+        experts(tmp_path, {"ignore": ["re:.*experts.*", "lm_head"]}, 0.5)
+    )
     assert found.severity == "wrong"
     assert found.where == f"model.safetensors: {EXPERTS}.0.down_proj"
 
@@ -152,7 +154,7 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
     (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     checkpoint = Checkpoint(tmp_path)
-    found = [*doctor.strays_and_pickles(checkpoint), *doctor.index(checkpoint)]
+    found = [*checkpoint_doctor.strays_and_pickles(checkpoint), *checkpoint_doctor.index(checkpoint)]
     assert [(each.severity, each.where) for each in found] == [
         ("warning", "extra.safetensors"),
         ("note", "pytorch_model.bin"),
@@ -238,7 +240,7 @@ def test_a_config_of_another_size(mixture: Path) -> None:
     (mixture / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     different = compare(Checkpoint(mixture))
     assert sorted(name for name, *_ in different.shapes) == ["lm_head", "model.embed_tokens"]
-    (found,) = doctor.differing_tensors(Checkpoint(mixture), different)
+    (found,) = checkpoint_doctor.differing_tensors(Checkpoint(mixture), different)
     size, hidden = config["vocab_size"], config["hidden_size"]
     what = f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}]"
     assert (found.what, found.more) == (what, 1)
@@ -295,7 +297,7 @@ def test_blocks_of_gguf(changed: Callable[[set[str]], set[str]], expected: list[
     names = changed({f"blk.{n}.{part}.weight" for n in range(4) for part in ("attn_q", "ffn_up")})
     tensors = tuple(GgufTensor(name, (4, 4), "f32", 64) for name in sorted(names))
     fields = {"general.architecture": "llama", "llama.block_count": 4}
-    found = list(doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, "")))
+    found = list(checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, "")))
     assert [(each.severity, each.where) for each in found] == [("wrong", where) for where in expected]
 
 
@@ -303,10 +305,10 @@ def test_a_count_of_blocks_that_no_file_can_have_takes_no_memory() -> None:
     """A header of 256 bytes may count 4 billion blocks, and may have tensors of many blocks."""
     tensors = (GgufTensor("blk.0.attn_q.weight", (4, 4), "f32", 64),)
     fields = {"general.architecture": "llama", "llama.block_count": 2**32 - 1}
-    (found,) = doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, ""))
+    (found,) = checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, ""))
     assert (found.severity, found.where) == ("wrong", "m.gguf: block_count")
     many = tuple(GgufTensor(f"blk.{n * 7}.{n}.weight", (4, 4), "f32", 64) for n in range(5_000))
     for count in (0, 4, 4_000):
         fields["llama.block_count"] = count
-        (found,) = doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, many, ""))
+        (found,) = checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, many, ""))
         assert found.severity == "wrong"

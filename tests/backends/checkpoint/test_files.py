@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import files as checkpoint
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint import safetensors_files as checkpoint
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import storage_of
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from tests.support.checkpoints import ENDS, LAYER, Q, safetensors_bytes, write_checkpoint
 from tests.support.toy import planned, refusal
 

@@ -13,7 +13,7 @@ import pytest
 from compare_q.backends.base import Storage
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.formats import layout_of
-from compare_q.backends.layers.names import role_of
+from compare_q.backends.layers.module_names import role_of
 from compare_q.backends.layers.schemes import declared, kv_cache
 from tests.support import DATA
 from tests.support.checkpoints import ENDS, LAYER, Entries, Q, write_checkpoint

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from compare_q.backends.checkpoint.function import differences, filled_facts, may_differ
+from compare_q.backends.checkpoint.model_function import differences, filled_facts, may_differ
 from tests.support.checkpoints import ENDS, finish_gguf, write_checkpoint
 
 LLAMA: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from compare_q.backends.base import ServingFacts
-from compare_q.backends.checkpoint.doctor import gguf_facts
+from compare_q.backends.checkpoint.checkpoint_doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import TYPES, read_model
 from tests.support.checkpoints import finish_gguf
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.checkpoint import doctor
+from compare_q.backends.checkpoint import checkpoint_doctor
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.stored_sizes import contradictions
 from compare_q.backends.common.errors import ModelError
@@ -250,7 +250,7 @@ def test_what_a_quantizer_left(tmp_path: Path) -> None:
     parts: Entries = {**INT4, "weight_quantizer._scale": ("F32", 8, 2)}
     assert found_in(tmp_path, {Q: parts}, linear(), {f"{Q}.weight_shape": SIZE["weight_shape"]}) == []
     assert storage_of(tmp_path).bpw_layer == (64 * 32 + 16 * 16) / 512
-    (said,) = doctor.left_by_quantizers(Checkpoint(tmp_path))
+    (said,) = checkpoint_doctor.left_by_quantizers(Checkpoint(tmp_path))
     assert (said.severity, said.where) == ("warning", f"model.safetensors: {Q}.weight_quantizer._scale")
     del parts["weight_scale"]
     found_in(tmp_path, {Q: parts}, linear(), {f"{Q}.weight_shape": SIZE["weight_shape"]})

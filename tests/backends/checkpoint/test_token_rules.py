@@ -10,7 +10,7 @@ import gguf
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from compare_q.backends.checkpoint.doctor import differing_tokens
+from compare_q.backends.checkpoint.checkpoint_doctor import differing_tokens
 from compare_q.backends.checkpoint.gguf import read_model
 from compare_q.backends.checkpoint.token_rules import digests, samples
 from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder, of_gguf

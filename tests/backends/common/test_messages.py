@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare_q.backends.common.messages import ALIASES, nearest, printable, redacted
+from compare_q.backends.common.message_text import ALIASES, nearest, printable, redacted
 
 HUB = "hf_" + "aB3" * 10
 TEXTS = {

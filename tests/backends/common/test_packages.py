@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.backends.common import machine, options, packages
+from compare_q.backends.common import engine_options, machine, packages
 from tests.support.toy import refusal
 
 
@@ -111,17 +111,17 @@ def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> Non
     folder.mkdir()
     given = {"dtype": "auto", "config": {"paths": [str(file), str(tmp_path / "none")]}, "model": str(folder)}
     written = {"offload_folder": str(folder)}
-    assert options.named_files({**written, "dtype": "auto"}) == {}
+    assert engine_options.named_files({**written, "dtype": "auto"}) == {}
     seen = []
     for change in (lambda: file.write_text("1"), lambda: file.write_text("2"),
                    lambda: (folder / "x").write_text(""), lambda: (folder / "x").rename(folder / "y")):  # fmt: skip
         change()
-        seen.append(options.named_files(given))
+        seen.append(engine_options.named_files(given))
     assert [set(each) for each in seen] == [{str(file), str(folder)}] * 4
     assert len({repr(each) for each in seen}) == 4
-    for number in range(options.MOST_FILES + 1):
+    for number in range(engine_options.MOST_FILES + 1):
         (folder / str(number)).touch()
-    assert "more than 1,000 files" in refusal(options.named_files, given)
+    assert "more than 1,000 files" in refusal(engine_options.named_files, given)
 
 
 def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.Mon
         "dtype": "auto",
         "hf_overrides": {"torch_dtype": "bfloat16", "quantization_config": {"formats": ["nvfp4"]}},
     }
-    assert options.named_files(chosen) == {}
+    assert engine_options.named_files(chosen) == {}
     named = {"table": "rows.csv", "speculative_config": {"model": "draft", "method": "fp8"}, "places": ["./fp8"]}
-    assert set(options.named_files({**chosen, **named})) == {"rows.csv", "draft", "./fp8"}
+    assert set(engine_options.named_files({**chosen, **named})) == {"rows.csv", "draft", "./fp8"}
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_PLACES", "auto")
     monkeypatch.setenv("OMP_TABLE_FILE", "draft")

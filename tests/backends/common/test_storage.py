@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.json_files import open_regular, parsed, read_bytes, read_json
-from compare_q.eval.common import files
+from compare_q.eval.common import output_files
 from tests.support.toy import refusal
 
 WRITING = """
@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
         assert left.exists()
         writer.kill()
         writer.wait()
-        with files.replacing(tmp_path / "other") as temporary:
+        with output_files.replacing(tmp_path / "other") as temporary:
             temporary.write_bytes(b"whole")
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from compare_q.backends.base import Layer, ScoreRequest
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common.packages import installed_versions
-from compare_q.backends.exllama.engine import ExLlamaV3Engine
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.exllama.exllama_engine import ExLlamaV3Engine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.store import open_reference, seal

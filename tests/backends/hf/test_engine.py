@@ -17,8 +17,8 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 
 from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf import engine as hf
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf import transformers_engine as hf
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference.head import Head, head_logits
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.toy import TOY_VOCAB, brute_force, save_llama, toy_windows, with_gaps

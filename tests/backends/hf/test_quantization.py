@@ -12,7 +12,7 @@ import torch
 
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.engine import TransformersEngine, check_resident
+from compare_q.backends.hf.transformers_engine import TransformersEngine, check_resident
 from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, planned, refusal, toy_windows
 from tests.support.transformers_models import changed, loaded
 
@@ -92,7 +92,9 @@ def test_a_missing_package_is_named_with_its_command(toy_model: Path, tmp_path: 
 
 @needs_accelerate
 def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compare_q.backends.hf.engine.installed_versions", lambda names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(
+        "compare_q.backends.hf.transformers_engine.installed_versions", lambda names: dict.fromkeys(names, "1")
+    )
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "nvfp4", nvfp4)), 10)
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)

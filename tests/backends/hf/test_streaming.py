@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compare_q.backends.base import ScoreRequest
-from compare_q.backends.hf import streaming
+from compare_q.backends.hf import layer_offload
 from compare_q.backends.reference import store
 from tests.support.toy import save_llama, toy_windows
 from tests.support.transformers_models import loaded
@@ -36,14 +36,14 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, opti
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With six layers and three groups of windows, each layer is copied once per group, at most two at a time."""
     save_llama(tmp_path, num_hidden_layers=6)
-    there, copies = [], streaming.Streamer.copies
+    there, copies = [], layer_offload.Streamer.copies
 
-    def watched(self: streaming.Streamer, layer: int) -> list[torch.Tensor]:
+    def watched(self: layer_offload.Streamer, layer: int) -> list[torch.Tensor]:
         held = [host for hosts in self.hosts for weight, host in hosts if weight.data_ptr() != host.data_ptr()]
         there.append(sum(host.nbytes for host in [*held, *(host for _, host in self.hosts[layer])]))
         return copies(self, layer)
 
-    monkeypatch.setattr(streaming.Streamer, "copies", watched)
+    monkeypatch.setattr(layer_offload.Streamer, "copies", watched)
     streamed = loaded(tmp_path, BF16, streaming=True, streaming_windows=2)
     assert len(list(streamed.score(toy_windows(6, 40), ScoreRequest()))) == 6
     layer = sum(host.nbytes for _, host in streamed.streamer.hosts[0])

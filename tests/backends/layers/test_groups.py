@@ -13,7 +13,7 @@ import pytest
 from compare_q.backends.base import Layer
 from compare_q.backends.layers import groups as layers
 from compare_q.backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
-from compare_q.backends.layers.names import FUSED
+from compare_q.backends.layers.module_names import FUSED
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:

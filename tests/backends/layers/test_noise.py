@@ -12,7 +12,7 @@ from torch import nn
 
 from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.layers.noise import Noise
 from compare_q.backends.reference import store
 from demo.__main__ import BASE, ROOT, make_models

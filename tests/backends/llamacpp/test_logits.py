@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.stale_inputs import write_gguf
 from compare_q.backends.base import ScoreRequest
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.llamacpp import FLOOR
 from compare_q.backends.reference import store as reference
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp

@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 from compare_q.backends.base import ScoreRequest, TokenScores
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.pack import PackEngine
-from compare_q.backends.reference import pack, store
-from compare_q.backends.reference.pack import COMPARED, MANIFEST, SCORES, STATES
+from compare_q.backends.pack_engine import PackEngine
+from compare_q.backends.reference import pack_files, store
+from compare_q.backends.reference.pack_files import COMPARED, MANIFEST, SCORES, STATES
 from tests.support.fake_engine import FakeEngine
 from tests.support.stores import recorded, state_store
 from tests.support.toy import TOY_VOCAB, planned, refusal, toy_windows
@@ -57,8 +57,8 @@ def folder(tmp_path: Path) -> Path:
     scores = list(engine.score(order, ScoreRequest()))
     columns = {name: np.concatenate([getattr(each, name) for each in scores]) for name in COMPARED}
     ends = np.cumsum([window.n_scored for window in order])
-    pack.write_scores(folder, [window.digest for window in order], ends.tolist(), columns)
-    pack.write_manifest(folder, **facts())
+    pack_files.write_scores(folder, [window.digest for window in order], ends.tolist(), columns)
+    pack_files.write_manifest(folder, **facts())
     return folder
 
 
@@ -69,7 +69,7 @@ def loaded(folder: Path) -> PackEngine:
 
 
 def test_the_scores_of_a_window_are_found_by_its_digest(folder: Path) -> None:
-    found = pack.scores_of(folder)
+    found = pack_files.scores_of(folder)
     assert found.keys() == set(DIGESTS)
     for window, scores in zip(WINDOWS, fake().score(WINDOWS, ScoreRequest()), strict=True):
         for name in COMPARED:
@@ -78,7 +78,7 @@ def test_the_scores_of_a_window_are_found_by_its_digest(folder: Path) -> None:
 
 def test_a_pack_scores_windows_under_any_index(folder: Path) -> None:
     """A run may use some of them, in another order; each is compared with its own recorded scores."""
-    pack.verified(folder)
+    pack_files.verified(folder)
     windows = [replace(WINDOWS[3], index=7), WINDOWS[0], replace(WINDOWS[3], index=9)]
     engine = loaded(folder)
     found: list[TokenScores] = list(engine.score(windows, ScoreRequest(reference=folder / STATES)))
@@ -93,11 +93,11 @@ def test_a_pack_scores_windows_under_any_index(folder: Path) -> None:
 
 
 def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -> None:
-    arrays, _ = pack.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES)
     ends = arrays["ends"].tolist()
     digests = [row.tobytes().hex() for row in arrays["digests"]]
     exchanged = [digests[1], digests[0], *digests[2:]]
-    pack.write_scores(folder, exchanged, ends, arrays)
+    pack_files.write_scores(folder, exchanged, ends, arrays)
     engine = loaded(folder)
     list(engine.score([WINDOWS[1]], ScoreRequest()))
     with pytest.raises(ModelError, match="the stored states do not give what fake computed: window 0"):
@@ -107,20 +107,20 @@ def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -
 @pytest.mark.parametrize("digests", [DIGESTS[:3], [*DIGESTS, "0" * 32], [*DIGESTS[:3], "0" * 32]])
 def test_a_store_with_other_windows_than_the_manifest_is_refused(folder: Path, digests: list[str]) -> None:
     (folder / MANIFEST).unlink()
-    pack.write_manifest(folder, **facts(windows=digests))
-    assert refusal(pack.verified, folder).startswith(f"{folder}: {STATES}: ")
+    pack_files.write_manifest(folder, **facts(windows=digests))
+    assert refusal(pack_files.verified, folder).startswith(f"{folder}: {STATES}: ")
 
 
 def test_a_lacking_window_is_named(folder: Path) -> None:
     store.forget(folder / STATES, DIGESTS[1:2])
     (folder / MANIFEST).unlink()
-    pack.write_manifest(folder, **facts())
-    assert DIGESTS[1] in refusal(pack.verified, folder)
+    pack_files.write_manifest(folder, **facts())
+    assert DIGESTS[1] in refusal(pack_files.verified, folder)
 
 
 @pytest.mark.parametrize("damage", ["fewer digests", "no digests", "beyond the end"])
 def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
-    arrays, _ = pack.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES)
     if damage == "fewer digests":
         arrays["digests"] = arrays["digests"][:-1]
     elif damage == "no digests":
@@ -128,14 +128,14 @@ def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
     else:
         arrays["ends"][-1] += 1
     save_file(arrays, folder / SCORES)
-    assert refusal(pack.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
 
 
 @pytest.mark.parametrize(("version", "advice"), [(1, "record it again"), (3, "update compare_q")])
 def test_a_pack_of_another_version_is_refused_in_one_line(folder: Path, version: int, advice: str) -> None:
     content = storage.load((folder / MANIFEST).read_bytes())
     (folder / MANIFEST).write_bytes(storage.dump({**content, "format": version, "windows": 4, "heads": []}))
-    message = refusal(pack.read, folder)
+    message = refusal(pack_files.read, folder)
     assert message.startswith(f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}")
     assert "\n" not in message
 
@@ -220,7 +220,7 @@ DEEP = "[" * 20_000 + "]" * 20_000
 def test_a_hostile_pack_is_refused_in_one_line(folder: Path, change: Callable[[Path], None], part: str) -> None:
     change(folder)
     with signals_after(PATIENCE_S):
-        assert part in refusal(pack.verified, folder)
+        assert part in refusal(pack_files.verified, folder)
 
 
 @contextmanager
@@ -247,10 +247,10 @@ def signals_after(seconds: int) -> Iterator[None]:
     ],
 )
 def test_scores_of_another_shape_are_refused(folder: Path, name: str, changed: Callable[[Any], Any]) -> None:
-    arrays, _ = pack.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES)
     arrays[name] = changed(arrays[name])
     save_file(arrays, folder / SCORES)
-    assert refusal(pack.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
 
 
 @pytest.mark.parametrize("shape", [[], {}, None])

@@ -14,7 +14,7 @@ import torch
 
 from compare_q.backends.common import storage
 from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.messages import dtype_name
+from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import (

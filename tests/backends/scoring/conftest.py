@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring import token_statistics
 from tests.support.definitions import Partial
 
 CUDA = torch.cuda.is_available()
@@ -61,8 +61,8 @@ def partial(request: pytest.FixtureRequest) -> Partial:
             return pool.submit(in_interpreter, buffer.getvalue()).result()
         used = {name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
                 for name, value in given.items()}  # fmt: skip
-        assert implementation != "triton" or not CUDA or statistics.triton_kernels() is not None
-        (statistics.torch_partial if implementation == "torch-cuda" else statistics.partial)(**used)
+        assert implementation != "triton" or not CUDA or token_statistics.triton_kernels() is not None
+        (token_statistics.torch_partial if implementation == "torch-cuda" else token_statistics.partial)(**used)
         for name in before.keys() - {"out"}:
             assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
         out: np.ndarray = used["out"].cpu().numpy()
@@ -72,7 +72,7 @@ def partial(request: pytest.FixtureRequest) -> Partial:
         logits: torch.Tensor, targets: Any, first: int = 0, reference: torch.Tensor | None = None
     ) -> np.ndarray:
         ids = torch.as_tensor(targets, dtype=torch.int64)
-        out = torch.full((len(ids), statistics.width(reference is not None)), math.nan)
+        out = torch.full((len(ids), token_statistics.width(reference is not None)), math.nan)
         return run(logits=logits, targets=ids, out=out, first=first, reference=reference)
 
     return partial

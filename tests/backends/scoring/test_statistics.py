@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compare_q.backends.base import TokenScores
-from compare_q.backends.scoring.statistics import Column, scores
+from compare_q.backends.scoring.token_statistics import Column, scores
 from tests.support.definitions import INF, NAN, Partial, definitions, draw, draw_excluding
 
 

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from compare_q.backends.base import Window
 from compare_q.backends.vllm import compat
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded
 from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine
 

@@ -11,8 +11,8 @@ from packaging.version import Version
 
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
-from compare_q.backends.vllm import engine as vllm_score
-from compare_q.backends.vllm.options import OWN_OPTIONS
+from compare_q.backends.vllm import vllm_engine as vllm_score
+from compare_q.backends.vllm.llm_arguments import OWN_OPTIONS
 from tests.support.toy import refusal
 from tests.support.vllm_engine import ARGUMENTS, as_before
 

@@ -17,11 +17,11 @@ import torch
 import compare_q_vllm
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
-from compare_q.backends.vllm import engine as vllm_score
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm import vllm_engine as vllm_score
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded, window_of
 from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows
 from tests.support.vllm_engine import EXACT, FIELDS, WINDOWS, against, assert_exact, engine, scores_of
@@ -170,7 +170,7 @@ def test_an_interrupted_run_leaves_no_threads(
     assert threading.active_count() <= before
     plan = toy_engine.driver.plan(request, toy_engine.driver.probe(WINDOWS))
     with monkeypatch.context() as patch:
-        patch.setattr("compare_q.backends.scoring.statistics.scores", lambda *_: 1 / 0)
+        patch.setattr("compare_q.backends.scoring.token_statistics.scores", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as failed:
             list(toy_engine.driver.score(WINDOWS, plan))
     assert threading.active_count() <= before, (damaged, failed)  # held, with their frames
@@ -376,7 +376,7 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
 def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
     """In both engines, a layer's noise is the same for the same elements, in any steps and order."""
-    from compare_q.backends.hf.engine import TransformersEngine
+    from compare_q.backends.hf.transformers_engine import TransformersEngine
 
     windows = toy_windows(3, 100)
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}

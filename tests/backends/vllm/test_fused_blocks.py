@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.vllm.engine import VllmEngine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.checkpoints import ENDS, LAYER, Entries, write_checkpoint
 from tests.support.toy import planned
 

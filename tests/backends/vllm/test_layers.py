@@ -13,7 +13,7 @@ import torch
 
 from compare_q.backends.layers.groups import FIRST_STEP, SPARSE
 from compare_q.backends.layers.schemes import Scheme
-from compare_q.backends.vllm import layers
+from compare_q.backends.vllm import loaded_layers
 
 BF16 = "bfloat16"
 NVFP4, MXFP4 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp4 g32", "mxfp4 g32")
@@ -30,7 +30,7 @@ def named(name: str, **attributes: Any) -> Any:
 def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, str]:
     """(activations, kernel, asked) of a layer whose scheme holds the kernel."""
     own = SimpleNamespace(kernel=kernel, use_a16=module.get("use_a16", False))
-    layer = layers.layer("x", SimpleNamespace(scheme=own, **module), named("LinearMethod"), scheme, BF16)
+    layer = loaded_layers.layer("x", SimpleNamespace(scheme=own, **module), named("LinearMethod"), scheme, BF16)
     return layer.activations, layer.kernel, layer.asked
 
 
@@ -114,9 +114,9 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(shape: tuple[in
         dtype="torch.float8_e4m3fn", scale=SimpleNamespace(group_shape=Shape(*shape))
     )
     module = SimpleNamespace()
-    layer = layers.layer("x", module, named("Fp8PtpcOnlineLinearMethod", fp8_linear=kernel), None, BF16)
+    layer = loaded_layers.layer("x", module, named("Fp8PtpcOnlineLinearMethod", fp8_linear=kernel), None, BF16)
     assert (layer.weights, layer.activations, layer.asked) == (weights, "fp8 token", "")
-    layer = layers.layer("x", module, named("LinearMethod", fp8_linear=kernel), FP8, BF16)
+    layer = loaded_layers.layer("x", module, named("LinearMethod", fp8_linear=kernel), FP8, BF16)
     assert layer.weights == "fp8 channel"
 
 
@@ -138,7 +138,7 @@ def test_kv_caches(told: str, scales: tuple[float, float], asked: str, found: tu
     k_scale, v_scale = map(torch.tensor, scales)
     attention = SimpleNamespace(kv_cache_dtype=told, impl=object(), _k_scale=k_scale, _v_scale=v_scale)
     modules = [("attn", attention), ("model", SimpleNamespace(kv_cache_dtype=told)), ("norm", SimpleNamespace())]
-    (cache,) = layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
+    (cache,) = loaded_layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
     assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
 
 
@@ -165,13 +165,13 @@ def test_sizes_of_caches_by_hand() -> None:
     }
     two_bytes = 8 * (128 + 128) * 2
     gold = {"bf16": (two_bytes, None), "fp8": (two_bytes / 2, None), "mla": (576 * 2, None)}
-    assert layers.kv_sizes(specs, vllm_config()) == {**gold, "sliding": (two_bytes, 1024)}
+    assert loaded_layers.kv_sizes(specs, vllm_config()) == {**gold, "sliding": (two_bytes, 1024)}
     # Without the hybrid manager, layers with a sliding window keep all tokens.
-    assert layers.kv_sizes(specs, vllm_config(hybrid=False)) == {**gold, "sliding": (two_bytes, None)}
+    assert loaded_layers.kv_sizes(specs, vllm_config(hybrid=False)) == {**gold, "sliding": (two_bytes, None)}
     # A spec describes one rank: four ranks have four times as much, or twice as much if two ranks split the tokens.
     for shared, times in (1, 4), (2, 2):
         config = vllm_config(tensor_parallel_size=4, decode_context_parallel_size=shared)
-        assert layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
+        assert loaded_layers.kv_sizes(specs, config)["bf16"] == (times * two_bytes, None)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
     modules = [(str(number), SimpleNamespace(kv_cache_dtype=word, **attention)) for number, word in enumerate(words)]
     model = SimpleNamespace(named_modules=lambda: modules)
     with pytest.raises(RuntimeError, match=said) if said else nullcontext():
-        layers.check_caches(model, told, "bfloat16")
+        loaded_layers.check_caches(model, told, "bfloat16")
 
 
 BACKENDS = "vllm.v1.attention.backends"
@@ -224,4 +224,4 @@ def impl(module: str, *classes: str, **attributes: Any) -> Any:
     ],
 )
 def test_which_attention_reads_the_cache_in_prefill(attention: Any, told: str, found: str) -> None:
-    assert layers.prefill(attention, told) == found
+    assert loaded_layers.prefill(attention, told) == found

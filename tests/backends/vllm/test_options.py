@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Decode, PlannedModel, ScoreRequest
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
-from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.vllm.options import check_checkpoint, engine_arguments
+from compare_q.backends.vllm.llm_arguments import check_checkpoint, engine_arguments
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import planned, refusal
 from tests.support.vllm_engine import ARGUMENTS, request_for

@@ -18,7 +18,7 @@ import torch
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import Reader, begin, seal
-from compare_q.backends.scoring import statistics
+from compare_q.backends.scoring import token_statistics
 from compare_q.backends.vllm import driver
 from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
@@ -177,7 +177,7 @@ def test_two_ranks_score_as_one_does() -> None:
         assert rank.error == ""
         shards.append(rank.buffers.windows[7].statistics)
     targets = TOKENS[2:].numpy()
-    scores = statistics.scores(7, targets, shards)
+    scores = token_statistics.scores(7, targets, shards)
     for name, values in definitions(STATES[1:-1], targets, REFERENCE[1:-1]).items():
         np.testing.assert_allclose(getattr(scores, name), values, atol=1e-5, rtol=1e-6, err_msg=name)
 
@@ -252,7 +252,7 @@ def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> N
     assert (header["error"], header["counts"]) == ("", [998])
     other.end()
     shard = np.frombuffer(data, np.float32).reshape(998, -1)
-    scores = statistics.scores(2, TOKENS[2:].numpy(), [shard])
+    scores = token_statistics.scores(2, TOKENS[2:].numpy(), [shard])
     assert scores.kld is not None
     assert not scores.kld.any()
 

@@ -13,8 +13,8 @@ import pytest
 
 from compare_q.backends.base import Decode
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm.engine import VllmEngine
 from compare_q.backends.vllm.hooks import RequestRows, Steps
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.toy import ATOL_LOGPROB, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, assert_exact, engine, scores_of
 

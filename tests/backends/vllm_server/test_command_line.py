@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.engine import ServedModel, VllmServerEngine
+from compare_q.backends.vllm_server.server_engine import ServedModel, VllmServerEngine
 from compare_q.backends.worker import worker
 from tests.support.toy import Run, Specs
 from tests.support.vllm_server import VOCAB, Stub, another, choice, gold, moved, request_for

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from compare_q.backends.base import ScoreRequest
-from compare_q.backends.vllm.engine import VllmEngine
-from compare_q.backends.vllm_server.engine import VllmServerEngine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
+from compare_q.backends.vllm_server.server_engine import VllmServerEngine
 from tests.support.real_server import running
 from tests.support.toy import GPU, TOY_CONTEXT, toy_windows
 from tests.support.vllm_server import request_for, scores_of

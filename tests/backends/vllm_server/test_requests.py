@@ -12,7 +12,7 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
-from compare_q.backends.vllm_server.engine import VllmServerEngine
+from compare_q.backends.vllm_server.server_engine import VllmServerEngine
 from tests.support.toy import toy_windows, with_gaps
 from tests.support.vllm_server import KEY, Stub, another, choice, described, gold, moved, request_for, scores_of
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.engine import SAMPLE_IDS, VllmServerEngine
 from compare_q.backends.vllm_server.repeats import difference
+from compare_q.backends.vllm_server.server_engine import SAMPLE_IDS, VllmServerEngine
 from tests.support.toy import toy_windows
 from tests.support.vllm_server import Handler, Stub, choice, gold, request_for, scores_of
 

@@ -11,8 +11,8 @@ from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import Reader, forget
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import messages, worker
-from compare_q.backends.worker.messages import Done, Failed, LoadCommand, ScoreCommand
+from compare_q.backends.worker import protocol, worker
+from compare_q.backends.worker.protocol import Done, Failed, LoadCommand, ScoreCommand
 from compare_q.backends.worker.worker import Worker
 from tests.support.fake_engine import FakeEngine
 from tests.support.stores import recorded
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 def scored(folder: Path, windows: list[Window], tag: str, request: ScoreRequest) -> Done | Failed:
     """Score windows in a worker; return its last message."""
     file = folder / "windows.npz"
-    messages.write_windows(file, windows)
+    protocol.write_windows(file, windows)
     sent: list[Any] = []
     scoring = Worker(0.0)
     scoring.perform(LoadCommand(engine(boost=1.0).planned), sent.append)

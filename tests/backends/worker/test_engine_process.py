@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.worker.messages import LoadCommand, encoded
+from compare_q.backends.worker.protocol import LoadCommand, encoded
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
 from tests.support import ROOT, fake_engine

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from compare_q.backends.worker import worker
-from compare_q.backends.worker.messages import Failed
+from compare_q.backends.worker.protocol import Failed
 from tests.support import ROOT, mkl
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from compare_q.backends.base import Decode, EngineInfo, ModelFacts, ScoreRequest
 from compare_q.backends.common import storage
-from compare_q.backends.worker import messages
+from compare_q.backends.worker import protocol
 from tests.support import ROOT
 from tests.support.scores import random_windows
 from tests.support.toy import planned
@@ -23,7 +23,7 @@ REQUEST = planned(
     (Path("a.safetensors"), Path("b.safetensors")), revision="main", stamp='["stamp", 0.1]', log_file=Path("/log"),
     decode=Decode(2, 8), info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
 )  # fmt: skip
-SCORE = messages.ScoreCommand(
+SCORE = protocol.ScoreCommand(
     ScoreRequest(reference=Path("/store"), vocab_size=320), Path("/windows.npz"), Path("/scores"),
     "0123456789abcdef", "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
 )  # fmt: skip
@@ -32,23 +32,23 @@ SCORE = messages.ScoreCommand(
 @pytest.mark.parametrize(
     ("parse", "sent"),
     [
-        (messages.parse_command, SCORE),
-        (messages.parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
-        (messages.parse_command, messages.LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
-        (messages.parse_command, messages.LoadCommand(REQUEST)),
-        (messages.parse_command, messages.InspectEngine(planned("fake", "fake", "none", 100))),
-        (messages.parse_command, messages.CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
-        (messages.parse_message, messages.Progress(3)),
-        (messages.parse_message, messages.Progress(total=16, phase="tokenizing", unit="bytes")),
-        (messages.parse_message, messages.Log("a\nb \u2028")),
-        (messages.parse_message, messages.Done(["\ud800", None])),
-        (messages.parse_message, messages.Failed("out of memory\nof two lines")),
-        (messages.parse_message, messages.Failed(status=-11)),
+        (protocol.parse_command, SCORE),
+        (protocol.parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
+        (protocol.parse_command, protocol.LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
+        (protocol.parse_command, protocol.LoadCommand(REQUEST)),
+        (protocol.parse_command, protocol.InspectEngine(planned("fake", "fake", "none", 100))),
+        (protocol.parse_command, protocol.CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
+        (protocol.parse_message, protocol.Progress(3)),
+        (protocol.parse_message, protocol.Progress(total=16, phase="tokenizing", unit="bytes")),
+        (protocol.parse_message, protocol.Log("a\nb \u2028")),
+        (protocol.parse_message, protocol.Done(["\ud800", None])),
+        (protocol.parse_message, protocol.Failed("out of memory\nof two lines")),
+        (protocol.parse_message, protocol.Failed(status=-11)),
     ],
     ids=lambda each: getattr(each, "type", ""),
 )
 def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
-    assert parse(messages.encoded(sent)) == sent
+    assert parse(protocol.encoded(sent)) == sent
 
 
 @pytest.mark.parametrize("count", [0, 1, 30])
@@ -58,8 +58,8 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
         replace(window, index=3 * window.index, alone=window.index % 3 == 0) for window in random_windows(count)
     ][::-1]
     file = tmp_path / "windows.npz"
-    messages.write_windows(file, windows)
-    found = messages.read_windows(file)
+    protocol.write_windows(file, windows)
+    found = protocol.read_windows(file)
     assert [(each.index, each.spans) for each in found] == [(each.index, each.spans) for each in windows]
     for each, window in zip(found, windows, strict=True):
         np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
@@ -70,7 +70,7 @@ def test_windows_hold_no_pickle(tmp_path: Path) -> None:
     file = tmp_path / "windows.npz"
     storage.write_arrays(file, ids=np.array([{}], object), shapes="[]")
     with pytest.raises(ValueError, match="allow_pickle"):
-        messages.read_windows(file)
+        protocol.read_windows(file)
 
 
 FORKED = """

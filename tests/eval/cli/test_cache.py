@@ -15,7 +15,7 @@ from safetensors import numpy as safetensors
 from compare_q.backends.common import storage
 from compare_q.backends.reference.store import MANIFEST
 from compare_q.backends.scoring import segments
-from compare_q.eval.cli import cache as cache_listing
+from compare_q.eval.cli import cache_command as cache_listing
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.run.claims import claimed
 from tests.support.stores import numbers, store_of

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from compare_q.backends.common import machine
-from compare_q.backends.hf.engine import TransformersEngine
-from compare_q.eval.text import windows
+from compare_q.backends.hf.transformers_engine import TransformersEngine
+from compare_q.eval.text import text_windows
 from tests.support.comparisons import fake
 from tests.support.toy import FAKE, Run, Specs, in_transformers, needs_accelerate
 
@@ -36,7 +36,7 @@ def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(
     flags: list[str], said: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(windows, "build", lambda *_, **__: pytest.fail("tokenized"))
+    monkeypatch.setattr(text_windows, "build", lambda *_, **__: pytest.fail("tokenized"))
     Path("file").touch()
     write_specs(models)
     words = ["-d", "data.json", "-m", "models.json", *flags]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.flips.comparing import Selection, compare
-from compare_q.eval.flips.files import run_files
+from compare_q.eval.flips.sample_files import run_files
 from tests.support.made import QUANT, REF, run_of
 from tests.support.samples import NEW, REFERENCE, lines_of, write
 from tests.support.toy import Run, assert_refused

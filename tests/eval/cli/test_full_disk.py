@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval.common.files import CURE
+from compare_q.eval.common.output_files import CURE
 from compare_q.eval.results import RunResult
 from tests.support import ROOT
 from tests.support.toy import FAKE, Run, Specs

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from compare_q.eval.cli.shorthand import with_default_windows
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.stats.precision import WINDOWS
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec
+from compare_q.eval.stats.windows_needed import WINDOWS
 from tests.support.fake_engine import FakeEngine, windows_asked
 from tests.support.toy import Run, Specs
 

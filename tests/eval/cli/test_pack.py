@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from compare_q.backends.common import storage
-from compare_q.backends.reference import pack, store
+from compare_q.backends.reference import pack_files, store
 from compare_q.eval.cli import main
-from compare_q.eval.text import tokens
+from compare_q.eval.text import text_tokens
 from tests.support.fake_engine import digests_asked
 from tests.support.stores import replace_window
 from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
@@ -59,14 +59,14 @@ def rows_of(file: Path) -> dict[str, dict[str, Any]]:
     return {row["label"]: row for row in json.loads(file.read_text())["models"]}
 
 
-def digest_of(folder: Path) -> dict[str, pack.File]:
-    return dict(pack.entries_of(folder))
+def digest_of(folder: Path) -> dict[str, pack_files.File]:
+    return dict(pack_files.entries_of(folder))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Path, shape: tuple[int, ...]) -> None:
     """A pack may contain a number as an array of one element; numpy refuses to convert such an array from 2.5 on."""
-    file = copy / pack.TOKENS
+    file = copy / pack_files.TOKENS
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
     arrays = load_file(file)
@@ -74,7 +74,7 @@ def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Pat
     save_file({**arrays, "top_id": arrays["top_id"].reshape(shape)}, file, metadata)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tokens.of_pack(copy).top_id == arrays["top_id"]
+        assert text_tokens.of_pack(copy).top_id == arrays["top_id"]
 
 
 def test_rows_equal_those_of_the_run_with_the_model(
@@ -99,7 +99,7 @@ def test_rows_equal_those_of_the_run_with_the_model(
             assert {key: found[label][key] for key in KLDS} == {key: expected[label][key] for key in KLDS}
         assert found["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
     assert rows_of(few)["same"]["kld"] == 0 < rows_of(few)["w4"]["kld"]
-    manifest = pack.verified(made)
+    manifest = pack_files.verified(made)
     assert (len(manifest.windows), manifest.scored_tokens) == (WINDOWS, WINDOWS * 99)
     assert manifest.ppl == pytest.approx(rows_of(whole)["ref"]["ppl"], rel=1e-6)
     assert 0 < (manifest.floor_kld or 0) < 1e-3
@@ -148,31 +148,32 @@ def test_a_damaged_file_is_named_before_a_model_loads(
 
 def rewritten(folder: Path, **changes: Any) -> None:
     """Write a manifest with other values and a valid checksum into a pack."""
-    content = storage.load((folder / pack.MANIFEST).read_bytes()) | changes
-    (folder / pack.MANIFEST).write_bytes(storage.dump(content))
+    content = storage.load((folder / pack_files.MANIFEST).read_bytes()) | changes
+    (folder / pack_files.MANIFEST).write_bytes(storage.dump(content))
 
 
 def resealed(folder: Path) -> None:
     """Write a manifest with the current checksums of its files into a pack."""
     rewritten(
-        folder, files={name: file.model_dump() for name, file in pack.entries_of(folder) if name != pack.MANIFEST}
+        folder,
+        files={name: file.model_dump() for name, file in pack_files.entries_of(folder) if name != pack_files.MANIFEST},
     )
 
 
 def escape(folder: Path) -> None:
-    files = storage.load((folder / pack.MANIFEST).read_bytes())["files"]
+    files = storage.load((folder / pack_files.MANIFEST).read_bytes())["files"]
     rewritten(folder, files=files | {"../secret": {"bytes": 1, "sha256": "0" * 64}})
 
 
 def without_head(folder: Path) -> None:
-    (file,) = (folder / pack.STATES).glob("head.*")
+    (file,) = (folder / pack_files.STATES).glob("head.*")
     file.unlink()
     resealed(folder)
 
 
 def huge(folder: Path) -> None:
     header = json.dumps({"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}).encode()
-    (folder / pack.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    (folder / pack_files.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     resealed(folder)
 
 
@@ -185,12 +186,12 @@ def huge_head(folder: Path) -> None:
 
 def other_states(folder: Path) -> None:
     """The states of a window are those of another one, under a right name."""
-    manifest = store.read_manifest(folder / pack.STATES)
+    manifest = store.read_manifest(folder / pack_files.STATES)
     first, second, *_ = sorted(manifest.windows)
-    with safe_open(folder / pack.STATES / manifest.windows[second], "pt") as file:
+    with safe_open(folder / pack_files.STATES / manifest.windows[second], "pt") as file:
         states = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    replace_window(folder / pack.STATES, first, states, metadata)
+    replace_window(folder / pack_files.STATES, first, states, metadata)
     resealed(folder)
 
 
@@ -203,22 +204,22 @@ def other_vocabulary(folder: Path) -> None:
 
 def more_windows(folder: Path) -> None:
     """The manifest lists a window that the store does not have."""
-    rewritten(folder, windows=[*pack.read(folder).windows, "0" * 32])
+    rewritten(folder, windows=[*pack_files.read(folder).windows, "0" * 32])
 
 
 def fewer_windows(folder: Path) -> None:
-    rewritten(folder, windows=pack.read(folder).windows[1:])
+    rewritten(folder, windows=pack_files.read(folder).windows[1:])
 
 
 def other_scores(folder: Path) -> None:
-    scores = load_file(folder / pack.SCORES)
+    scores = load_file(folder / pack_files.SCORES)
     scores["logprob"][7] -= 3
-    save_file(scores, folder / pack.SCORES)
+    save_file(scores, folder / pack_files.SCORES)
     resealed(folder)
 
 
 def short_scores(folder: Path) -> None:
-    save_file(load_file(folder / pack.SCORES) | {"entropy": np.zeros(3, np.float32)}, folder / pack.SCORES)
+    save_file(load_file(folder / pack_files.SCORES) | {"entropy": np.zeros(3, np.float32)}, folder / pack_files.SCORES)
     resealed(folder)
 
 
@@ -282,12 +283,12 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     ran = compare_q(*words, "-r", 2)
     assert (ran.status, "--logits makes it" in ran.err, target.exists()) == (2, True, False)
     assert compare_q(*words, "-r", 2, "--logits").status == 0
-    assert (len(pack.verified(target).windows), pack.read(target).floor_kld) == (2, None)
+    assert (len(pack_files.verified(target).windows), pack_files.read(target).floor_kld) == (2, None)
     assert compare_q(*words, "-r", 3, "--logits").status == 0
-    assert len(pack.verified(target).windows) == 3
+    assert len(pack_files.verified(target).windows) == 3
     before, fewer = digest_of(target), tmp_path / "fewer.pack"
     assert compare_q(*words[:6], fewer, "--no-floor", "--logits", "-r", 2).status == 0
-    assert len(pack.verified(fewer).windows) == 2
+    assert len(pack_files.verified(fewer).windows) == 2
     ran = compare_q(*words, "-r", 2, "--logits")
     assert (ran.status, "is a pack with 3 windows already" in ran.err) == (2, True)
     data, _ = write_specs([{**FAKE, "engine": {"vocab_size": 400}}], eval_len=50, eval_stride=50)
@@ -319,8 +320,8 @@ def test_a_pack_of_other_numbers_is_another_recording(
     """Rows that were compared with the first pack are scored again, for all windows: numbers are never mixed."""
     one = fake_pack(compare_q, write_specs, tmp_path / "one.pack", 2)
     two = fake_pack(compare_q, write_specs, tmp_path / "two.pack", 3)
-    windows = pack.read(two).windows
-    assert pack.read(one).windows == windows[:2]
+    windows = pack_files.read(two).windows
+    assert pack_files.read(one).windows == windows[:2]
     first, second = ({**FAKE, "label": label, "engine": {"vocab_size": 400, "boost": 1.0, "shift": shift}}
                      for label, shift in (("first", 0.0), ("second", 0.5)))  # fmt: skip
     asked = digests_asked(monkeypatch)
@@ -359,7 +360,7 @@ def test_a_pack_that_lacks_windows_of_the_run_is_refused(
     text = tmp_path / "other.txt"
     text.write_text("hgfedcba\n" * 50)
     (tmp_path / "pack.json").write_text(json.dumps({"pack": str(made)}))
-    other = {"tokenizer_dir": str(made / pack.TOKENIZER), "dataset": "text", "path": str(text)}
+    other = {"tokenizer_dir": str(made / pack_files.TOKENIZER), "dataset": "text", "path": str(text)}
     (tmp_path / "other.json").write_text(json.dumps({**other, "eval_len": 100, "eval_stride": 100, "max_rows": 2}))
     joined = compare_q("-d", tmp_path / "pack.json", tmp_path / "other.json", "-m", models)
     assert_refused(joined, str(made), "holds 4 of the run's 6 windows; name a text")

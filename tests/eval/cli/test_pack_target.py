@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.common import storage
-from compare_q.backends.reference import pack
+from compare_q.backends.reference import pack_files
 from compare_q.eval.cli import pack_target
 from compare_q.eval.cli.pack_target import NEW, OLD, reserved
 from tests.support import ROOT
@@ -68,7 +68,7 @@ def test_a_second_pack_of_this_name_is_refused_before_anything_is_scored(
         assert_refused(compare_q(*words()), "fake.pack: another compare-q is making this pack")
     assert asked == []
     assert compare_q(*words()).status == 0
-    assert len(pack.verified(tmp_path / "fake.pack").windows) == 2
+    assert len(pack_files.verified(tmp_path / "fake.pack").windows) == 2
     assert hidden(tmp_path) == []
 
 
@@ -112,7 +112,7 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
 ) -> None:
     assert compare_q(*words(3)).status == 0
     target = tmp_path / "fake.pack"
-    whole = (target / pack.MANIFEST).read_bytes()
+    whole = (target / pack_files.MANIFEST).read_bytes()
     asked = digests_asked(monkeypatch)
 
     def refused(command: tuple[object, ...], *parts: str) -> None:
@@ -126,11 +126,11 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
     refused(words(2), "fake.pack: is a pack with 3 windows already")
     refused(words(4, eval_len=50, eval_stride=50), "fake.pack: is a pack of another text", "(text.txt)")
     other = storage.load(whole) | {"model_digest": "0" * 64, "model": "other/model"}
-    (target / pack.MANIFEST).write_bytes(storage.dump(other))
+    (target / pack_files.MANIFEST).write_bytes(storage.dump(other))
     refused(words(4), "fake.pack: is a pack of another model (other/model)")
-    (target / pack.MANIFEST).write_bytes(whole)
+    (target / pack_files.MANIFEST).write_bytes(whole)
     assert compare_q(*words(4)).status == 0
-    assert len(pack.verified(target).windows) == 4
+    assert len(pack_files.verified(target).windows) == 4
 
 
 def test_a_pack_of_a_pack_is_refused(compare_q: Run, words: Words, tmp_path: Path) -> None:

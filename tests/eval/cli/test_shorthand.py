@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compare_q import backends
-from compare_q.backends.checkpoint.config import CheckpointConfig
+from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
 from compare_q.backends.vllm import compat
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import reading
+from compare_q.eval.specs import spec_files
 from compare_q.eval.text import corpus
 from tests.support.checkpoints import finish_gguf
 from tests.support.toy import Run, assert_refused, in_transformers, needs_accelerate
@@ -173,7 +173,7 @@ def test_one_line_runs_the_dtype_of_the_checkpoint(
     ):
         spec = shorthand.model(f"{toy_model}{engine}", set(), Progress(), reference=False).spec
         assert spec.options == options, engine
-    written = reading.parse_model_spec(in_transformers(toy_model), tmp_path / "models.json")
+    written = spec_files.parse_model_spec(in_transformers(toy_model), tmp_path / "models.json")
     assert written.options == {}
 
 
@@ -276,7 +276,7 @@ def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path
         ({"dataset": "org/data", "eval_stride": 64}, {}),
         ({"dataset": "json", "dataset_data_files": ["*.jsonl"], "eval_stride": 64}, {"dataset_data_files": "*.jsonl"}),
     ):
-        spec = reading.parse_data_spec({**common, **keys}, tmp_path / "given.json")
+        spec = spec_files.parse_data_spec({**common, **keys}, tmp_path / "given.json")
         paths = {key: str(tmp_path / name) for key, name in saved.items()}
         paths |= {key: [paths[key]] for key in paths.keys() & {"dataset_data_files"}}
         assert shorthand.keys_of(spec, *shorthand.PATHS) == {**common, **keys, **paths}

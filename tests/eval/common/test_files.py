@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.common.files import is_writable, replacing
+from compare_q.eval.common.output_files import is_writable, replacing
 
 
 def write(target: Path, content: bytes = b"new") -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from compare_q import backends
 from compare_q.backends.common.errors import InputError, ModelError, StoppedError
-from compare_q.backends.worker.messages import CallCommand, InspectEngine
+from compare_q.backends.worker.protocol import CallCommand, InspectEngine
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import WorkerProcess
 from tests.support import ROOT

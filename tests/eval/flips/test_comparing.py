@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compare_q.eval.flips.comparing import Comparison, FlipReport, Selection, compare
-from compare_q.eval.flips.files import run_files
+from compare_q.eval.flips.sample_files import run_files
 from tests.support import samples
 from tests.support.samples import NEW, REFERENCE, Line, lines_of, write
 from tests.support.toy import refusal

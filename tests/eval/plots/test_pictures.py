@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from matplotlib.legend import Legend
 
-from compare_q.eval.common.files import Outputs
-from compare_q.eval.plots import measures, pictures, style
+from compare_q.eval.common.output_files import Outputs
+from compare_q.eval.plots import measures, picture_style, pictures
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import RunResult
 from compare_q.eval.stats.slices import Slice
@@ -32,7 +32,7 @@ def small() -> RunResult:
 def test_every_picture_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(style, "DPI", 40)  # 160 takes three times as long
+    monkeypatch.setattr(picture_style, "DPI", 40)  # 160 takes three times as long
     some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
     monkeypatch.setattr(pictures, "SCATTER", some)
     pictures.write_all(small(), tmp_path, Outputs())
@@ -58,7 +58,7 @@ def test_legends_name_only_what_differs() -> None:
 def test_without_a_reference_only_perplexity_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "save_figure", lambda *_: None)
+    monkeypatch.setattr(picture_style, "save_figure", lambda *_: None)
     pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare_q.eval.plots import position, style
+from compare_q.eval.plots import picture_style, position
 from compare_q.eval.results import RunResult
 from compare_q.eval.stats.estimates import Curve
 from tests.support.figures import artists_of_kind
@@ -33,7 +33,7 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
-    assert line.get_color() == next(each.light for each in style.FAMILIES if each.name == "EXL3")
+    assert line.get_color() == next(each.light for each in picture_style.FAMILIES if each.name == "EXL3")
 
 
 def test_standard_errors_are_bands() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.legend import Legend
 
-from compare_q.eval.plots import slice_bars, style
+from compare_q.eval.plots import picture_style, slice_bars
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean
@@ -126,8 +126,8 @@ def test_without_the_kld_of_a_slice_there_is_no_picture() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_colours_are_those_of_the_theme(dark: bool) -> None:
-    theme = style.DARK if dark else style.LIGHT
+    theme = picture_style.DARK if dark else picture_style.LIGHT
     figure = slice_bars.slice_bars(three(), dark=dark)
     (bar, *_) = artists_of_kind(figure, "bar")
-    look = style.looks_of(three().models)[3]
-    assert style.to_hex(bar.get_facecolor()) == theme.families[look.colour]
+    look = picture_style.looks_of(three().models)[3]
+    assert picture_style.to_hex(bar.get_facecolor()) == theme.families[look.colour]

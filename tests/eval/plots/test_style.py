@@ -13,8 +13,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from compare_q.backends.base import Storage
-from compare_q.eval.plots import style
-from compare_q.eval.plots.style import Theme
+from compare_q.eval.plots import picture_style
+from compare_q.eval.plots.picture_style import Theme
 from compare_q.eval.results import ModelResult
 from tests.support.figures import real_run
 
@@ -51,16 +51,16 @@ def model(label: str, weights: str = "", **fields: object) -> ModelResult:
     ],
 )
 def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: ModelResult, family: str) -> None:
-    assert style.family_of(row) == family
+    assert picture_style.family_of(row) == family
 
 
 def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> None:
-    found = style.looks_of([model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")])
+    found = picture_style.looks_of([model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")])
     assert len({look.colour for look in found}) == 9
-    assert style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
-    assert {look.colour for look in style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(9))
+    assert picture_style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
+    assert {look.colour for look in picture_style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(9))
     table = real_run().models
-    markers = {(look.engine, look.marker) for look in style.looks_of(table)}
+    markers = {(look.engine, look.marker) for look in picture_style.looks_of(table)}
     assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
 
 
@@ -70,13 +70,13 @@ def linear(theme: Theme) -> Any:
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
-@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
+@pytest.mark.parametrize("theme", [picture_style.LIGHT, picture_style.DARK])
 def test_colours_differ_in_grey(theme: Theme) -> None:
     """Lightness (CIE L*) differs by at least 6; a difference of 2 is visible."""
     assert np.diff(np.sort(116 * np.cbrt(linear(theme) @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
 
 
-@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
+@pytest.mark.parametrize("theme", [picture_style.LIGHT, picture_style.DARK])
 @pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA, TRITANOPIA])
 def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> None:
     """Colours differ by at least 0.06 in Oklab; a difference of 0.02 is visible."""
@@ -97,7 +97,7 @@ def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> No
     ],
 )
 def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str], names: list[str] | None) -> None:
-    assert style.names_of(labels) == (names or labels)
+    assert picture_style.names_of(labels) == (names or labels)
 
 
 def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +106,9 @@ def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeyp
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # matplotlib uses it as the current time
         (tmp_path / folder).mkdir()
         for name in names:
-            with style.canvas(3.0, "Title", "below", dark=False) as (figure, axes, _):
+            with picture_style.canvas(3.0, "Title", "below", dark=False) as (figure, axes, _):
                 axes.plot([1, 2], [3, 4])
-            style.save_figure(figure, tmp_path / folder / name)
+            picture_style.save_figure(figure, tmp_path / folder / name)
     for name in names:
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert sorted(file.name for file in (tmp_path / "first").iterdir()) == sorted(names)

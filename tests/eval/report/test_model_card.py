@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import EvalResult, ModelCard
 
 from compare_q.eval.results import RunResult
-from compare_q.eval.specs.types import DataSpec, ModelSpec
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.made import FAILED, QUANT, REF, SIZE, data_of, replace, run_of, with_against
 from tests.support.several_texts import three

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.eval.common.files import write_text
-from compare_q.eval.report import page
+from compare_q.eval.common.output_files import write_text
+from compare_q.eval.report import html_page
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.stats import estimates
 from compare_q.eval.stats.uncertainty import places_of
@@ -82,7 +82,7 @@ HOSTILE = results_of(REFERENCE, measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), wor
 
 
 def html_of(results: RunResult) -> str:
-    return page.page_of(results.with_origin(["compare-q", "-t", EVIL]))
+    return html_page.page_of(results.with_origin(["compare-q", "-t", EVIL]))
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
 
 def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
-    assert shlex.split(page.shell_command(words)) == words
-    assert page.shell_command(("compare_q.py", "-d", "a.json")) == "python eval/compare_q.py -d a.json"
+    assert shlex.split(html_page.shell_command(words)) == words
+    assert html_page.shell_command(("compare_q.py", "-d", "a.json")) == "python eval/compare_q.py -d a.json"
 
 
 @pytest.mark.engine
@@ -198,7 +198,7 @@ def test_slices_are_shown_by_kld_or_without_a_reference_by_ppl() -> None:
     """A run without slices, or with a reference but without any KLD, has no table of them."""
 
     def shown(run: RunResult) -> list[tuple[str, ...]]:
-        return [(each.column.title, *(cell.shown for cell in each.cells)) for each in page.columns_of_slices(run)]
+        return [(each.column.title, *(cell.shown for cell in each.cells)) for each in html_page.columns_of_slices(run)]
 
     assert shown(three())[1] == ("wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000")
     assert shown(three(reference=False))[3] == ("chat PPL", "20.000", "20.060", "21.600", "20.200")

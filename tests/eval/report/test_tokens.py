@@ -10,12 +10,12 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.report.tokens import AFTER, BEFORE, COUNT, with_worst_tokens
+from compare_q.eval.report.worst_tokens import AFTER, BEFORE, COUNT, with_worst_tokens
 from compare_q.eval.results import ModelResult, WorstToken
-from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text import vocabulary
 from compare_q.eval.text.eval_data import EvalData
-from compare_q.eval.text.windows import TextWindows
+from compare_q.eval.text.text_windows import TextWindows
 from tests.support.made import run_of
 from tests.support.toy import save_toy_tokenizer
 

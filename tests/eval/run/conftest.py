@@ -12,10 +12,10 @@ import pytest
 from compare_q import backends
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.gpu_pool import GpuPool
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.workers import Workers
-from compare_q.eval.specs import reading
+from compare_q.eval.specs import spec_files
 from tests.support import stub_engine
 from tests.support.comparisons import N_WINDOWS, UNIFORM, Measured, Models, result_of, stub, write_texts
 from tests.support.threaded import H200, Told, threaded
@@ -78,7 +78,7 @@ def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterat
         cache: Path = own_cache,
         **keys: Any,
     ) -> Run:
-        texts = {name: reading.load_data_specs([files[name]])[0] for name in names or ("prose",)}
+        texts = {name: spec_files.load_data_specs([files[name]])[0] for name in names or ("prose",)}
         pool = GpuPool(H200[:gpus])
         config = RunConfig(Cache(cache), Progress(quiet=True), Workers(gpus=pool), pool, **keys)
         runs.append(Run(config, texts, models, n_windows))

@@ -9,7 +9,7 @@ import pytest
 
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.machine import Gpu
-from compare_q.eval.run.gpus import GpuPool, select_gpus
+from compare_q.eval.run.gpu_pool import GpuPool, select_gpus
 from tests.support.threaded import H200
 
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)

@@ -11,7 +11,7 @@ import pytest
 from compare_q.backends.base import Layer, Storage
 from compare_q.backends.layers.groups import KVCache, groups_to_json
 from compare_q.eval.results import CachePart, Memory
-from compare_q.eval.run.memory import memory_of
+from compare_q.eval.run.serving_memory import memory_of
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import planned
 

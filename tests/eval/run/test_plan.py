@@ -22,11 +22,11 @@ from compare_q.backends.layers import noise
 from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.run.config import RunConfig
-from compare_q.eval.run.gpus import GpuPool
+from compare_q.eval.run.gpu_pool import GpuPool
 from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
+from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.workers import Workers
-from compare_q.eval.specs.reading import parse_model_spec
+from compare_q.eval.specs.spec_files import parse_model_spec
 from tests.support.fake_engine import FakeEngine
 from tests.support.toy import needs_accelerate, planned, refusal
 

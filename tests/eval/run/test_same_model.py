@@ -13,7 +13,7 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult
-from compare_q.eval.run import same_model
+from compare_q.eval.run import checkpoint_notes
 from tests.support.checkpoints import finish_gguf
 from tests.support.comparisons import Measured, toy
 from tests.support.toy import planned
@@ -52,7 +52,7 @@ def row(
 
 def notes_of(found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake", "none")) -> list[str]:
     load_fn, model_dir = model
-    return list(same_model.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer))
+    return list(checkpoint_notes.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
 
 def test_options_that_change_the_config_explain_a_loss(toy_model: Path) -> None:
     changed = planned("row", "vllm_score", str(toy_model), 10, {"hf_overrides": {"rope_theta": 5.0}})
-    assert list(same_model.notes(row(16.0, 0.5), changed, None, toy_model)) == []
+    assert list(checkpoint_notes.notes(row(16.0, 0.5), changed, None, toy_model)) == []

@@ -15,12 +15,12 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.files import file_names
+from compare_q.eval.common.output_files import file_names
 from compare_q.eval.run import token_scores
 from compare_q.eval.run.token_scores import file_bytes
-from compare_q.eval.specs.reading import parse_data_spec
+from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text.eval_data import EvalData
-from compare_q.eval.text.windows import TextWindows
+from compare_q.eval.text.text_windows import TextWindows
 from tests.support.checkpoints import write_checkpoint
 from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.fake_engine import digests_asked

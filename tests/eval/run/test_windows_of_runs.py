@@ -22,8 +22,8 @@ from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.claims import claimed
-from compare_q.eval.specs import reading
-from compare_q.eval.text import windows
+from compare_q.eval.specs import spec_files
+from compare_q.eval.text import text_windows
 from tests.support.comparisons import (
     KLD,
     UNIFORM,
@@ -65,8 +65,8 @@ class Texts:
 
     def windows(self, name: str, count: int | None = None) -> list[Window]:
         """Return the first windows of a text, or all of them."""
-        (spec,) = reading.load_data_specs([self.files[name]])
-        return list(windows.build(spec, count, self.cache, Progress(quiet=True)).windows)
+        (spec,) = spec_files.load_data_specs([self.files[name]])
+        return list(text_windows.build(spec, count, self.cache, Progress(quiet=True)).windows)
 
     def digests(self, name: str, count: int | None = None) -> Digests:
         return [window.digest for window in self.windows(name, count)]

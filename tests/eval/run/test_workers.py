@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.common import machine
 from compare_q.backends.worker.engine_process import ENDING
-from compare_q.backends.worker.messages import LoadCommand
+from compare_q.backends.worker.protocol import LoadCommand
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 from tests.support.comparisons import Compare, Models, fake, store_of, toy

@@ -11,10 +11,10 @@ import pytest
 
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.run import plan
-from compare_q.eval.run.config import local_config
-from compare_q.eval.specs import reading
-from compare_q.eval.specs.reading import apply_mask, load_data_specs, load_model_specs, parse_model_spec, specs_in
-from compare_q.eval.specs.types import ModelSpec
+from compare_q.eval.run.run_config import local_config
+from compare_q.eval.specs import spec_files
+from compare_q.eval.specs.spec_files import apply_mask, load_data_specs, load_model_specs, parse_model_spec, specs_in
+from compare_q.eval.specs.spec_types import ModelSpec
 from tests.support.toy import refusal
 
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
@@ -79,14 +79,14 @@ def test_mask(mask: str | None, gold: str) -> None:
 def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine's Python, read from the file that the environment names or from the user's configuration folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv(reading.SETTINGS, raising=False)
+    monkeypatch.delenv(spec_files.SETTINGS, raising=False)
     if chosen is not None:
-        monkeypatch.setenv(reading.SETTINGS, chosen and str(tmp_path / chosen))
-    assert reading.load_settings().python == {}
+        monkeypatch.setenv(spec_files.SETTINGS, chosen and str(tmp_path / chosen))
+    assert spec_files.load_settings().python == {}
     (tmp_path / "compare_q").mkdir()
     pythons = {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
     write(tmp_path / (chosen or "compare_q/settings.json"), {"python": pythons})
-    assert reading.load_settings().python == pythons
+    assert spec_files.load_settings().python == pythons
 
 
 FILE = Path("m.json")

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from compare_q.backends.hub import is_hub_id
-from compare_q.eval.specs.reading import load_data_specs, load_model_specs, parse_data_spec, parse_model_spec
-from compare_q.eval.specs.types import DataSpec, ModelSpec, json_schemas
+from compare_q.eval.specs.spec_files import load_data_specs, load_model_specs, parse_data_spec, parse_model_spec
+from compare_q.eval.specs.spec_types import DataSpec, ModelSpec, json_schemas
 from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}

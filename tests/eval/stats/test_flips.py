@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compare_q.eval.stats.flips import accuracy, equivalence, flips, interval, mcnemar_p, p_below, score
+from compare_q.eval.stats.flip_statistics import accuracy, equivalence, flips, interval, mcnemar_p, p_below, score
 
 LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 20_001)))))
 

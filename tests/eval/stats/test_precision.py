@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare_q.eval.stats.precision import seconds_needed, windows_needed
+from compare_q.eval.stats.windows_needed import seconds_needed, windows_needed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from compare_q.eval.api import Comparison
 from compare_q.eval.results import CachePart, Memory, RunResult
 from compare_q.eval.table.columns import named, no_order, ordered
 from compare_q.eval.table.conditions import faults, parse
-from compare_q.eval.table.memory import Fit
+from compare_q.eval.table.memory_fit import Fit
 from compare_q.eval.table.render import csv_text
 from compare_q.eval.table.tables import table_of
 from tests.support.made import FAILED, QUANT, REF, replace, run_of

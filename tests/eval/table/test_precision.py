@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import Storage
-from compare_q.backends.common.messages import duration_in_words
+from compare_q.backends.common.message_text import duration_in_words
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.precision import advice, sentences
+from compare_q.eval.table.precision_sentences import advice, sentences
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, run_of, with_against
 
 BASE = replace(REF, windows=32, load_seconds=10.0, score_seconds=16.0)

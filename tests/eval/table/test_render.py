@@ -11,15 +11,15 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from compare_q.backends.base import Storage
-from compare_q.backends.common.messages import CONTROL, printable
+from compare_q.backends.common.message_text import CONTROL, printable
 from compare_q.eval.results import RunResult
 from compare_q.eval.stats.uncertainty import Perplexity
 from compare_q.eval.table import render
 from compare_q.eval.table.columns import named
+from compare_q.eval.table.findings import verdict
 from compare_q.eval.table.pairs import pair_lines
 from compare_q.eval.table.render import csv_text, markdown_text
 from compare_q.eval.table.tables import table_of, usual_columns
-from compare_q.eval.table.verdict import verdict
 from tests.support.made import (
     FAILED,
     QUANT,

@@ -16,8 +16,8 @@ from compare_q.backends.base import Storage
 from compare_q.eval.ranking import near_lossless
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
+from compare_q.eval.table.findings import listed, percent, times, verdict
 from compare_q.eval.table.pairs import pair_lines
-from compare_q.eval.table.verdict import listed, percent, times, verdict
 from tests.support import made
 from tests.support.made import BASE, FAILED, REF, replace, run_of, with_against, with_ppl, with_sums
 

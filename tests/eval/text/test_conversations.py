@@ -17,12 +17,12 @@ import pytest
 
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import conversations, tokens, vocabulary, windows
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec
+from compare_q.eval.text import conversations, text_tokens, text_windows, vocabulary
 from compare_q.eval.text.conversations import Conversation
-from compare_q.eval.text.tokens import Tokens
-from compare_q.eval.text.windows import TextWindows
+from compare_q.eval.text.text_tokens import Tokens
+from compare_q.eval.text.text_windows import TextWindows
 from tests.support.chats import MARKED, QUESTION, SUMS, WEATHER, save_chat_tokenizer, write_lines
 from tests.support.toy import refusal
 
@@ -64,7 +64,7 @@ def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
 
 
 def built(folder: Path, **keys: Any) -> TextWindows:
-    return windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
+    return text_windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
 
 
 def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
     folder, talk = save_chat_tokenizer(tmp_path / "tokenizer", endless), conversations.Conversation((), (), "row 1")
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
     for render in (
-        lambda: tokens.chat_prefix(tokenizer, 0.2),
+        lambda: text_tokens.chat_prefix(tokenizer, 0.2),
         lambda: conversations.Template(tokenizer, {}, 0.2).rendered([], talk),
     ):
         assert "did not end within 0.2 s" in refusal(render)
@@ -238,10 +238,10 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     template = hashlib.sha256("\0".join((MARKED, MARKED)).encode()).hexdigest()  # without tools, and with
     assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
-    assert windows.subtitle(data) == subtitle
+    assert text_windows.subtitle(data) == subtitle
     assert data.text_size[0] == sum(len(each.encode()) for each in SCORED)
-    assert windows.data_json(data)["method"] == "chat"
-    assert windows.data_json(data)["conversations"] == {
+    assert text_windows.data_json(data)["method"] == "chat"
+    assert text_windows.data_json(data)["conversations"] == {
         "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,
         "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": template,
     }  # fmt: skip

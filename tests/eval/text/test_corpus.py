@@ -14,8 +14,8 @@ import pyarrow.parquet
 import pytest
 
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec
 from compare_q.eval.text import corpus
 from tests.support.toy import refusal as refusal_of
 

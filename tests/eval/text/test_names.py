@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec
 from compare_q.eval.text.corpus import names_of
 from tests.support.toy import refusal
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from compare_q.backends.reference import pack
-from compare_q.eval.text import tokens
-from compare_q.eval.text.tokens import Chat, Tokens
+from compare_q.backends.reference import pack_files
+from compare_q.eval.text import text_tokens
+from compare_q.eval.text.text_tokens import Chat, Tokens
 from tests.support.toy import refusal
 
 IDS = np.arange(5, dtype=np.int32)
@@ -23,8 +23,8 @@ DEEP = "[" * 20_000 + "]" * 20_000
 
 
 def test_tokens_are_read_as_they_were_written(tmp_path: Path) -> None:
-    tokens.write_pack(tmp_path, TOKENS)
-    found = tokens.of_pack(tmp_path)
+    text_tokens.write_pack(tmp_path, TOKENS)
+    found = text_tokens.of_pack(tmp_path)
     assert (found.n_bytes, found.source, found.lead, found.top_id) == (7, "s", None, 9)
     np.testing.assert_array_equal(found.ids, IDS)
     assert found.chat is not None
@@ -65,10 +65,10 @@ def text(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, str]], No
         array("roles", lambda roles: roles.reshape(1, -1)),
         text("facts", DEEP),
         text("facts", "9" * 5_000),
-        text("facts", [pack.TOKENS, 5, "", ""]),
-        text("facts", [pack.TOKENS, [5], "", ""]),
-        text("facts", [pack.TOKENS, [], 1, 2]),
-        text("facts", [pack.TOKENS, [], "", "", *range(20)]),
+        text("facts", [pack_files.TOKENS, 5, "", ""]),
+        text("facts", [pack_files.TOKENS, [5], "", ""]),
+        text("facts", [pack_files.TOKENS, [], 1, 2]),
+        text("facts", [pack_files.TOKENS, [], "", "", *range(20)]),
         text("facts", {}),
         text("chat", DEEP),
         text("chat", ["mask", "x", "t", ["assistant"]]),
@@ -79,8 +79,8 @@ def text(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, str]], No
 def test_hostile_tokens_are_refused_in_one_line(
     tmp_path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]
 ) -> None:
-    tokens.write_pack(tmp_path, TOKENS)
-    arrays, texts = pack.arrays_of(tmp_path / pack.TOKENS)
+    text_tokens.write_pack(tmp_path, TOKENS)
+    arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS)
     change(arrays, texts)
-    save_file({name: np.array(value, order="C") for name, value in arrays.items()}, tmp_path / pack.TOKENS, texts)
-    assert refusal(tokens.of_pack, tmp_path).startswith(f"{tmp_path / pack.TOKENS}: ")
+    save_file({name: np.array(value, order="C") for name, value in arrays.items()}, tmp_path / pack_files.TOKENS, texts)
+    assert refusal(text_tokens.of_pack, tmp_path).startswith(f"{tmp_path / pack_files.TOKENS}: ")

@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.reference import pack
+from compare_q.backends.reference import pack_files
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec
-from compare_q.eval.text import corpus, tokens, vocabulary, windows
-from compare_q.eval.text.tokens import Chat, Tokens
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec
+from compare_q.eval.text import corpus, text_tokens, text_windows, vocabulary
+from compare_q.eval.text.text_tokens import Chat, Tokens
 from tests.support.flips import flips
 from tests.support.toy import refusal, save_toy_tokenizer
 
@@ -36,7 +36,7 @@ def spec(folder: Path, method: str = "exllamav3", **keys: Any) -> DataSpec:
 def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any) -> Tokens:
     (folder / "a.txt").write_text(text)
     data, progress = spec(folder, method, **keys), Progress(quiet=True)
-    return tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
+    return text_tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
 
 
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -103,7 +103,7 @@ def test_a_tokenizer_without_end_is_stopped(tmp_path: Path) -> None:
     data = spec(tmp_path, trust_remote_code=True)
     for length, limit in ((10, 0.101), (5_000, 0.6)):
         text = "a" * length
-        said = refusal(tokens.tokenize, [text], folder, data, Progress(quiet=True), 0.1)
+        said = refusal(text_tokens.tokenize, [text], folder, data, Progress(quiet=True), 0.1)
         assert said == f"tokenizer_dir: tokenizing a did not end within {limit:g} s"
 
 
@@ -154,7 +154,7 @@ def test_tokens_are_those_of_tokenizer_json(
     ],
 )
 def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) -> None:
-    assert tokens.byte_sizes(text, offsets).tolist() == gold
+    assert text_tokens.byte_sizes(text, offsets).tolist() == gold
 
 
 def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
@@ -230,7 +230,7 @@ def test_what_changes_while_it_is_read_is_not_kept(
 
     monkeypatch.setattr(corpus, "load_texts", racing)
     with pytest.raises(InputError, match=name):
-        windows.build(spec(tmp_path), None, cache, Progress(quiet=True))
+        text_windows.build(spec(tmp_path), None, cache, Progress(quiet=True))
     assert not list((tmp_path / "cache" / "tokens").glob("*.npz"))
 
 
@@ -239,9 +239,9 @@ def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(tmp_path: P
     cache = Cache(tmp_path / "cache")
     saved = Tokens(NUMBERS, NUMBERS, 9, "words", special=np.array([3, 7], np.int32), **KINDS[kind])
     with cache.write("tokens", "k", ".npz") as file:
-        tokens.save(file, saved, "k")
-    tokens.write_pack(tmp_path, saved)
-    for found in (tokens.load(cache, "k"), tokens.of_pack(tmp_path)):
+        text_tokens.save(file, saved, "k")
+    text_tokens.write_pack(tmp_path, saved)
+    for found in (text_tokens.load(cache, "k"), text_tokens.of_pack(tmp_path)):
         assert found.special.tolist() == [3, 7]
         assert (found.top_id, found.vocabulary) == (9, "words")
         if kind == "text":
@@ -264,14 +264,14 @@ def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(tmp_path: P
 def test_a_pack_without_roles_and_special_tokens_or_with_wrong_ones_is_refused(
     tmp_path: Path, array: str, content: list[int] | None, gold: str
 ) -> None:
-    tokens.write_pack(tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"]))
-    file = tmp_path / pack.TOKENS
-    arrays, texts = pack.arrays_of(file)
+    text_tokens.write_pack(tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"]))
+    file = tmp_path / pack_files.TOKENS
+    arrays, texts = pack_files.arrays_of(file)
     arrays.pop(array)
     if content is not None:
         arrays[array] = np.array(content, np.int8)
     save_file(arrays, file, texts)
-    message = refusal(tokens.of_pack, tmp_path)
+    message = refusal(text_tokens.of_pack, tmp_path)
     assert message.startswith(f"{file}: ")
     assert gold in message
 
@@ -281,12 +281,12 @@ def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str
     """Without the check, a flipped bit in the name of the array of scored tokens would score a whole conversation."""
     cache = Cache(tmp_path)
     with cache.write("tokens", "k", ".npz") as file:
-        tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
+        text_tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
     shutil.copy(cache.path("tokens", "k", ".npz"), cache.path("tokens", "other", ".npz"))
-    assert tokens.load(cache, "other") is None
+    assert text_tokens.load(cache, "other") is None
     for _, position in flips([cache.path("tokens", "k", ".npz")], seed=6):
-        assert tokens.load(cache, "k") is None, position
-    assert tokens.load(cache, "k") is not None
+        assert text_tokens.load(cache, "k") is None, position
+    assert text_tokens.load(cache, "k") is not None
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str
     ],
 )
 def test_pages_of_wikitext(page: str, gold: str) -> None:
-    assert tokens.detokenized(page) == gold
+    assert text_tokens.detokenized(page) == gold
 
 
 A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
@@ -385,13 +385,13 @@ def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab\n")
     save_toy_tokenizer(tmp_path)
     data = spec(tmp_path, chat_template=True)
-    seen = [windows.identity(data, tmp_path)]
+    seen = [text_windows.identity(data, tmp_path)]
     folder = tmp_path / "additional_chat_templates"
     folder.mkdir()
     for text in ("one", "two"):
         (folder / "default.jinja").write_text(text)
         assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
-        seen.append(windows.identity(data, tmp_path))
+        seen.append(text_windows.identity(data, tmp_path))
     (folder / "default.jinja").rename(tmp_path / "default.jinja")  # no tokenizer reads it there
-    seen.append(windows.identity(data, tmp_path))
+    seen.append(text_windows.identity(data, tmp_path))
     assert len({each["tokenizer"] for each in seen}) == 4

@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from compare_q.backends.base import ScoreRequest
-from compare_q.backends.hf.engine import TransformersEngine
+from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.reading import parse_data_spec
-from compare_q.eval.specs.types import DataSpec, Long, Method
-from compare_q.eval.text import cutting, windows
+from compare_q.eval.specs.spec_files import parse_data_spec
+from compare_q.eval.specs.spec_types import DataSpec, Long, Method
+from compare_q.eval.text import cutting, text_windows
 from compare_q.eval.text.cutting import Cut
-from compare_q.eval.text.tokens import Tokens
-from compare_q.eval.text.windows import TextWindows
+from compare_q.eval.text.text_tokens import Tokens
+from compare_q.eval.text.text_windows import TextWindows
 from tests.support.toy import ATOL_LOGPROB, Run, Specs, brute_force, planned, save_toy_tokenizer
 
 BOS = 90
@@ -155,7 +155,7 @@ def spec(**keys: object) -> DataSpec:
 
 
 def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> TextWindows:
-    return windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
+    return text_windows.cut(tokens, data_spec, max_rows, Path("tokenizer"))
 
 
 def test_spread_windows_lie_over_the_whole_text() -> None:
@@ -165,9 +165,9 @@ def test_spread_windows_lie_over_the_whole_text() -> None:
     runs = [cut(tokens, spread, count) for count in (2, 4, None)]
     assert [run.starts for run in runs] == [(0, 10), (0, 10, 4, 14), (0, 10, 4, 14, 2, 12, 6, 16, 8, 18)]
     assert len({run.series for run in runs}) == 1
-    assert windows.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
-    assert windows.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
-    assert windows.data_json(runs[0])["windows_of_the_text"] == 10
+    assert text_windows.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
+    assert text_windows.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
+    assert text_windows.data_json(runs[0])["windows_of_the_text"] == 10
 
 
 def test_warm_up_is_not_scored() -> None:
@@ -230,7 +230,7 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: i
             assert LED.ids[start + position] == window.token_ids[position]
     assert [window.token_ids.tolist() for window in of(method, max_rows=1).windows] == [gold[0][1]]
     assert data.text_size == (n_bytes, 4 * n_bytes / 12)
-    found = windows.data_json(data)
+    found = text_windows.data_json(data)
     assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
@@ -247,9 +247,11 @@ def test_digest_follows_windows_and_what_is_scored() -> None:
     digests += [of("llamacpp", replace(LED, lead=None)).digest, of("once", eval_stride=3).digest]
     digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest]
     window = of("once").windows[1]
-    digests += [windows.digest_of([window], [start], method) for method in ("once", "llamacpp") for start in (2, 3)]
+    digests += [
+        text_windows.digest_of([window], [start], method) for method in ("once", "llamacpp") for start in (2, 3)
+    ]
     spans = [((1, 4),), ((1, 3),), ((1, 2), (3, 4))]
-    digests += [windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans]
+    digests += [text_windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans]
     assert len(set(digests)) == len(digests)
 
 
@@ -307,8 +309,8 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
         for number, text in enumerate(("abcdefgh " * 9, "hgfedcba " * 9)):
             (folder / "t.jsonl").write_text(json.dumps({"text": text}) + "\n")
             os.utime(folder / "t.jsonl", (number, number))
-            found.append(windows.build(spec, None, Cache(tmp_path / "cache"), progress))
+            found.append(text_windows.build(spec, None, Cache(tmp_path / "cache"), progress))
         server.shutdown()
     assert found[0].digest != found[1].digest
     assert sum("changed" in line for line in said) == 1
-    assert any("read on" in note for note in windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes)
+    assert any("read on" in note for note in text_windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes)

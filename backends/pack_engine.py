@@ -1,0 +1,179 @@
+"""A reference pack as a model: its logits are recomputed from the stored states and head.
+
+With ``reference: true``, other models are compared with the pack, and its states are read from its own files.  Scoring
+a pack checks it: the logits of every scored token must give the scores that the reference's own engine computed, up to
+rounding.  Nothing else about the model is known or needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compare_q.backends import hub
+from compare_q.backends.base import (
+    Capabilities,
+    Layer,
+    ModelFacts,
+    ModelFiles,
+    PlannedModel,
+    ScoreRequest,
+    Storage,
+    TokenScores,
+    Window,
+)
+from compare_q.backends.common.errors import InputError, ModelError
+from compare_q.backends.layers.groups import recorded_groups
+from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
+from compare_q.backends.reference import pack_files, store
+from compare_q.backends.reference.comparison import load_head
+from compare_q.backends.reference.head import head_logits, largest_finite, spacing
+
+if TYPE_CHECKING:
+    import torch
+
+
+class PackFiles(ModelFiles):
+    """A pack before it loads: a folder, or a data set on the hub."""
+
+    is_store = True
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the pack; InputError if it is not on this machine."""
+        return pack_files.resolve(self.planned.model_dir, self.planned.revision, download=False)
+
+    @property
+    def is_remote(self) -> bool:
+        return hub.is_hub_id(self.planned.model_dir)
+
+    def fetch(self, watch: hub.Watch = hub.SILENT) -> PlannedModel:
+        folder = pack_files.resolve(self.planned.model_dir, self.planned.revision, watch)
+        return self.planned.updated(model_dir=str(folder), revision=None)
+
+    def would_fetch(self) -> str:
+        return hub.would_fetch(self.planned.model_dir, self.planned.revision, pack_files.PATTERNS, repo_type="dataset")
+
+    def cached(self) -> PlannedModel | None:
+        try:
+            return self.planned.updated(model_dir=str(self.folder), revision=None)
+        except InputError:
+            return None
+
+    def facts(self) -> ModelFacts:
+        head = store.read_manifest(self.folder / pack_files.STATES).head
+        return ModelFacts(vocab_size=head.vocab_size, dtype=head.dtype)
+
+    def stamp(self) -> str:
+        return hashlib.sha256(pack_files.read(self.folder).model_dump_json().encode()).hexdigest()
+
+    def storage(self) -> Storage:
+        return Storage(**pack_files.read(self.folder).storage.model_dump())
+
+    def finished_store(self) -> Path:
+        return self.folder / pack_files.STATES
+
+
+class PackEngine(LogitsEngine):
+    """One reference pack."""
+
+    capabilities = Capabilities(
+        load_fns=("pack",), fwd_fn="pack", packages=("torch",), install="pip install torch",
+        summary="a reference pack: KL divergence without the reference's model", marker=pack_files.MANIFEST,
+    )  # fmt: skip
+    files = PackFiles
+
+    @classmethod
+    def check(cls, model: PlannedModel) -> None:
+        super().check(model)
+        if model.spec.get("out_logits") is not None:
+            raise InputError("out_logits: a reference pack is a store already; leave it out")
+        files = cls.files(model)
+        if not files.is_remote:
+            folder = pack_files.resolve(model.model_dir)
+            recorded_groups(pack_files.verified(folder).provenance, str(folder / pack_files.MANIFEST))
+
+    def load(self) -> None:
+        import torch
+
+        self.manifest = pack_files.read(folder := Path(self.planned.model_dir))  # ``check`` has verified every byte
+        self.opened = store.Reader(folder / pack_files.STATES)
+        self.known = pack_files.scores_of(folder)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.largest = 0.0
+        if self.opened.contents == "states":
+            self.model = load_head(self.opened, (0, self.opened.head.vocab_size), self.device)
+
+    def pieces(self, window: Window) -> Iterator[torch.Tensor]:
+        import torch
+
+        step = max(PIECE_ELEMENTS // self.opened.head.vocab_size, 1)
+        stored = self.opened.n_rows(window.digest)
+        if stored != window.n_scored:
+            raise ModelError(f"window {window.index}: the pack has {stored} positions, the window {window.n_scored}")
+        done = 0
+        position = 0
+        for first, last in window.spans:
+            yield torch.empty(first - 1 - position, 0)
+            for begin in range(first - 1, last - 1, step):
+                count = min(step, last - 1 - begin)
+                rows = self.opened.window(window.digest, done, done + count).to(self.device)
+                done += count
+                if self.model is not None:
+                    rows = head_logits(self.opened.head, rows, self.model.weight, self.model.bias)
+                self.largest = max(self.largest, largest_finite(rows))
+                yield rows
+            position = last - 1
+        yield torch.empty(len(window.token_ids) - position, 0)
+
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
+        """Yield the scores of every window; ModelError if they are not those that the reference's engine computed."""
+        unknown = [window.index for window in windows if window.digest not in self.known]
+        if unknown:
+            count = f"{len(unknown):,} of {len(windows):,} windows"
+            raise ModelError(f"{self.planned.model_dir}: lacks {count}, window {unknown[0]} among them")
+        for window, scores in zip(windows, super().score(windows, request), strict=True):
+            self.compare(scores, self.known[window.digest])
+            yield scores
+
+    def compare(self, scores: TokenScores, recorded: Mapping[str, NDArray[np.float32]]) -> None:
+        """ModelError unless the scores of a window are the recorded ones, up to rounding of the logits.
+
+        A logit may differ by four spacings of its dtype, as when a store is recorded; on average it differs much less.
+        """
+        most = 4 * spacing(self.opened.head.dtype) * self.largest
+        for name in pack_files.COMPARED:
+            found = getattr(scores, name)
+            stored = recorded[name]
+            apart = np.where(np.isfinite(found) | np.isfinite(stored), np.abs(found - stored), 0.0)
+            if np.nanmax(apart, initial=0.0) > most or np.isnan(apart).any() or np.mean(apart) > most / 16:
+                at = int(np.argmax(np.nan_to_num(apart, nan=np.inf)))
+                raise ModelError(
+                    f"{self.planned.model_dir}: the stored states do not give what {self.manifest.engine} computed: "
+                    f"window {scores.window}, scored token {at}: {name} {found[at]:.5g} instead of {stored[at]:.5g}"
+                )
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Return how the layers ran where the pack was recorded."""
+        return recorded_groups(self.manifest.provenance, pack_files.MANIFEST)
+
+    def provenance(self) -> dict[str, Any]:
+        manifest, device = self.manifest, str(self.device)
+        floor = "" if manifest.floor_kld is None else f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
+        note = (
+            f"recorded with {manifest.summary}{floor}. The KLD of a row of another engine includes the difference "
+            "between the engines; a row with the unquantized model in that engine measures it"
+        )
+        ran = {key: value for key, value in manifest.provenance.items() if key in ("attention", "kv_cache")}
+        return {
+            **ran,
+            "device": device,
+            "dtype": self.opened.head.dtype,
+            "recorded": manifest.provenance,
+            "notes": [note],
+        }

@@ -1,0 +1,140 @@
+"""Commands from the driver to a worker and messages back, both as JSON; windows as a file.
+
+A worker's first message is ``Done`` with its process id and its code.  Each command ends with ``Done`` or ``Failed``.
+After the worker has ended, its engine process sends ``Failed`` with the exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter
+
+from compare_q.backends.base import PlannedModel, ScoreRequest, Window
+from compare_q.backends.common import storage
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.message_text import one_line
+
+
+@dataclass(frozen=True)
+class InspectEngine:
+    """Return the ``EngineInfo`` of the worker's Python for ``model``, as JSON types."""
+
+    model: PlannedModel
+    type: Literal["inspect"] = "inspect"
+
+
+@dataclass(frozen=True)
+class LoadCommand:
+    """Close the worker's last model, if it has one, and load ``model``."""
+
+    model: PlannedModel
+    devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
+    share: tuple[int, int] | None = None  # (number, count) of a replica on the CPU: its share of the cores
+    type: Literal["load"] = "load"
+
+
+@dataclass(frozen=True)
+class ScoreCommand:
+    """Score windows with the loaded model, and commit their scores (``backends/scoring/segments.py``)."""
+
+    request: ScoreRequest
+    windows: Path  # the file that ``write_windows`` wrote
+    scores: Path  # folder of the segments
+    tag: str
+    session: str = ""  # names this run of the model
+    facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
+    type: Literal["score"] = "score"
+
+
+@dataclass(frozen=True)
+class CallCommand:
+    """Call ``function`` (``module:name``) with a message sender and keyword ``arguments``; return its value."""
+
+    function: str
+    arguments: dict[str, Any]
+    type: Literal["call"] = "call"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a command; a called function may have phases."""
+
+    done: int = 0  # units (windows, rows, bytes) that were finished since the last message
+    total: int | None = None  # units of the whole phase, sent once it is known
+    phase: str | None = None  # title of a phase that begins; empty: the phase ends
+    unit: str = ""
+    type: Literal["progress"] = "progress"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A line for the user."""
+
+    text: str
+    type: Literal["log"] = "log"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The command succeeded, and its scores are committed.  ``value``: its result, as JSON types."""
+
+    value: Any = None
+    type: Literal["done"] = "done"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The command failed, or the worker ended."""
+
+    reason: str = ""  # one line per problem, for the user
+    status: int | None = None  # exit status of the worker, or minus a signal's number; None: it is running
+    type: Literal["failed"] = "failed"
+
+
+Command = InspectEngine | LoadCommand | ScoreCommand | CallCommand
+Message = Progress | Log | Done | Failed
+COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+
+
+def encoded(item: Command | Message) -> bytes:
+    """Return a command or message as JSON; unlike pydantic's JSON, it may hold file names that are not UTF-8."""
+    adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
+    return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
+
+
+def parse_command(data: bytes) -> Command:
+    """Return the command that ``encoded`` wrote."""
+    return COMMAND.validate_python(json.loads(data))
+
+
+def parse_message(data: bytes) -> Message:
+    """Return a worker's message; ModelError if the data are not a message."""
+    try:
+        return MESSAGE.validate_python(json.loads(data))
+    except (ValueError, RecursionError) as error:  # also pydantic's ValidationError
+        raise ModelError(f"its worker sent an unknown message: {one_line(error, 120)}") from None
+
+
+def write_windows(file: Path, windows: Sequence[Window]) -> None:
+    """Write windows as arrays into one file, without pickle."""
+    ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
+    shapes = [(each.index, len(each.token_ids), each.spans, each.alone) for each in windows]
+    storage.write_arrays(file, ids=ids, shapes=json.dumps(shapes))
+
+
+def read_windows(file: Path) -> list[Window]:
+    """Return the windows that ``write_windows`` wrote, in order."""
+    arrays, windows, token = storage.read_arrays(file), [], 0
+    for index, length, spans, alone in json.loads(str(arrays["shapes"])):
+        ids = arrays["ids"][token : token + length]
+        windows.append(Window(index, ids, tuple(map(tuple, spans)), alone))
+        token += length
+    return windows

@@ -1,0 +1,184 @@
+"""The report of ``--html``: one file that shows a run in a browser without a network, rendered by jinja2.
+
+All content is static HTML.  The script sorts tables and switches between plots; without it, all plots are shown.
+Labels and token texts come from strangers: jinja2 escapes them, and the content policy allows no other script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib.style
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from compare_q.backends.common.message_text import printable
+from compare_q.eval.plots import measures, picture_style, pictures, slice_bars
+from compare_q.eval.plots.picture_style import DARK, LIGHT
+from compare_q.eval.plots.pictures import Picture
+from compare_q.eval.results import RunResult
+from compare_q.eval.table import findings, tables
+from compare_q.eval.table.tables import Cell, Filled
+
+FOLDER = Path(__file__).parent / "page"
+TITLE = "Quantized models compared"
+WORDS = {
+    "kld": "KLD",
+    "ppl": "PPL",
+    "bpw": "over bits per weight",
+    "size": "over file size",
+    "slices": "KLD by slice",
+}
+"""Parts of the names of pictures, and how the page spells them."""
+SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
+"""White space and the sign that the page shows for it, so that a token takes one line."""
+TAG = re.compile(r"<[^>]*>")
+ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
+"""Ids of an SVG that nothing refers to."""
+LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+
+
+def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None) -> str:
+    """Return the page.
+
+    ``names``: names of the table's columns, None for all informative ones; ``stored``: the run that ``show`` reads
+    back from the page, if its rows have another order.
+    """
+    script = (FOLDER / "report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=on_one_line,
+    )  # fmt: skip
+    environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
+    return environment.get_template("report.html").render(
+        title=results.title or TITLE,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'",
+        style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        finding=findings.verdict(results),
+        figures=figures_of_run(results),
+        table=tables.table_of(results, names),
+        slices=columns_of_slices(results),
+        sort_key=sort_key,
+        command=shell_command(results.command),
+        run=results,
+        # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
+        results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
+    )
+
+
+def on_one_line(value: Any) -> Any:
+    """Return a text with its control characters escaped; markup stays unchanged."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def shell_command(words: Sequence[str]) -> str:
+    """Return a command line for a shell, started from the checkout if ``words`` names the file of compare_q."""
+    start = ["python", "eval/compare_q.py"] if "compare_q.py" in words[:1] else words[:1]
+    return shlex.join([*start, *words[1:]])
+
+
+def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
+    """Return the pictures of a run; the one of its usual measure over bits per weight comes first."""
+    first = f"{measures.chosen(results, None, None).field}_bpw"
+    drawn = pictures.pictures_of(results)
+    names = [name for name in drawn if not name.endswith("_vram")]
+    titles = {}
+    for name in sorted(names, key=lambda name: name != first):
+        title = " ".join(WORDS.get(word, word) for word in name.split("_"))
+        titles[title] = drawn[name]
+    return figures_of(titles)
+
+
+def columns_of_slices(results: RunResult) -> list[Filled]:
+    """Return the columns of the small table of slices: the KLD in each, or the PPL without a reference.
+
+    Empty without slices.
+    """
+    models = [model for model in results.models if model.slices]
+    if not models:
+        return []
+    measure = "kld"
+    if not any(each.kld is not None for model in models for each in model.slices.values()):
+        measure = "ppl"
+        if results.reference is not None:
+            return []
+    names = [f"{measure}:{name}" for name in slice_bars.in_order(results.slices)]
+    return tables.columns_of(results.updated(models=tuple(models)), ["label", *names])
+
+
+def sort_key(filled: Filled, cell: Cell) -> str:
+    """Return what a column sorts a cell by; empty for a missing value, which is sorted last."""
+    column = filled.column
+    if column.digits is None:
+        return "" if cell.value == "n/a" else cell.value
+    if cell.value == "ref":
+        return str(column.times * (column.of_reference or 0) + column.plus)
+    try:
+        return str(float(cell.value.replace(",", "")))
+    except ValueError:
+        return ""
+
+
+def percent(logprob: float | None) -> str:
+    """Return a probability in percent, with two significant digits from 0.0001 % on."""
+    if logprob is None:
+        return ""
+    value = 100 * math.exp(min(logprob, 0.0))
+    return "<0.0001 %" if value < 1e-4 else f"{value:.2g} %" if value < 99.5 else "100 %"
+
+
+def figures_of(drawn: dict[str, Picture]) -> list[dict[str, Any]]:
+    """Return the pictures that can be drawn, each with its title and SVG."""
+    figures = []
+    for title, draw in drawn.items():
+        try:
+            figure = draw()
+        except ValueError:  # nothing to draw
+            continue
+        figures.append({"title": title, "svg": svg_of(figure, title)})
+    return figures
+
+
+def svg_of(figure: Figure, title: str) -> Markup:
+    """Return a figure as an SVG element with text as text, in the colours of either theme.
+
+    ``title``: also a salt for the ids of its markers, clip paths and hatches, so that they differ from other pictures'.
+    """
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_visible(False)  # the page's paper and the shadow of its scrolling box show through
+    picture_style.escape_controls(figure)
+    for text in figure.findobj(Text):
+        text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
+    file = io.StringIO()
+    with matplotlib.style.context(["default", {"svg.hashsalt": title, "svg.fonttype": "none"}]):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
+    found = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
+    return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
+
+
+def short_tag(tag: str) -> str:
+    """Return an SVG tag with rounded coordinates, only the ids that are used, and colours of both themes."""
+    tag = LONG_NUMBER.sub(lambda number: f"{float(number[0]):z.1f}", ID.sub("", tag))
+    return re.sub('#[0-9a-f]{6}(?=[;"])', lambda colour: themed_colours().get(colour[0], colour[0]), tag)
+
+
+@cache
+def themed_colours() -> dict[str, str]:
+    """Return the colours of light pictures that differ in dark ones, each with CSS for both."""
+    pairs = dict(zip((*LIGHT[:4], *LIGHT.families), (*DARK[:4], *DARK.families), strict=True))
+    pairs |= {picture_style.ink_of(light, LIGHT): picture_style.ink_of(dark, DARK) for light, dark in pairs.items()}
+    return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items()}

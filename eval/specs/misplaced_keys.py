@@ -1,0 +1,76 @@
+"""Find the level of specs where a misplaced key belongs.
+
+There are three levels: data specs, model specs, and the ``engine`` object of a model spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compare_q import backends
+from compare_q.backends.common.errors import InputError
+from compare_q.eval.specs.spec_types import ENGINE, DataSpec, ModelSpec, SweptSpec
+
+MODEL_KEYS = SweptSpec.model_fields.keys()
+DATA_KEYS = DataSpec.model_fields.keys()
+
+
+def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
+    """Return where an unknown ``key`` of a spec belongs, as the end of a sentence; empty if no level has it.
+
+    ``raw``: the JSON of the spec.
+    """
+    if kind is DataSpec and key in MODEL_KEYS:
+        return "; it is a key of model specs, which -m takes"
+    if kind is not DataSpec and key in DATA_KEYS:
+        return "; it is a key of data specs, which -d takes"
+    load_fns = engines_with(key)
+    if not load_fns:
+        return ""
+    if kind is DataSpec:
+        return f'; it is an option of {load_fns[0]}, and belongs in "engine" of a model spec, which -m takes'
+    own = raw.get("load_fn") if isinstance(raw, Mapping) else None
+    if own in load_fns:
+        return f'; it is an option of the engine, and belongs in "engine": {{"{key}": ...}}'
+    if is_load_fn(own):
+        return f'; it is an option of {load_fns[0]}, in "engine", and {own} does not have it'
+    return f'; it is an option of {load_fns[0]}, and belongs in "engine"'
+
+
+def hint_on_axis(axis: str) -> str:
+    """Return how an option of an engine is written in a ``sweep``, as the end of a sentence; empty if it is none."""
+    return f'; an option of the engine is written "{ENGINE}{axis}"' if engines_with(axis) else ""
+
+
+def engines_with(option: str) -> list[str]:
+    """Return the load_fns whose engine has this option."""
+    found: list[str] = []
+    for _, engine in backends.engines():
+        if option in (engine.option_names() or ()):
+            found += engine.capabilities.load_fns
+    return found
+
+
+def is_load_fn(name: Any) -> bool:
+    """Return True for the ``load_fn`` of an engine; False for None and for an unknown one."""
+    return any(name in engine.capabilities.load_fns for _, engine in backends.engines())
+
+
+def check_options(spec: ModelSpec) -> None:
+    """InputError for a key in ``engine`` that belongs into the model spec, or into a data spec."""
+    misplaced = [key for key in spec.options if key in MODEL_KEYS or key in DATA_KEYS]
+    if not misplaced:
+        return
+    try:
+        known = backends.resolve(spec.load_fn, spec.fwd_fn)[1].option_names()
+    except InputError:  # the run reports an unknown load_fn
+        return
+    if known is None:
+        return
+    for key in misplaced:
+        if key in known:
+            continue
+        if key in MODEL_KEYS:
+            raise InputError(f'engine.{key}: is a key of the model spec; write it next to "engine"')
+        raise InputError(f"engine.{key}: is a key of data specs, which -d takes")
