@@ -11,13 +11,13 @@ from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import is_folder
-from compare_q.backends.common.message_text import nearest, one_line
+from .common.errors import InputError
+from .common.json_files import is_folder
+from .common.message_text import nearest, one_line
 
 if TYPE_CHECKING:
-    from compare_q.backends.base import Engine, ModelFiles, PlannedModel
-    from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
+    from .base import Engine, ModelFiles, PlannedModel
+    from .checkpoint.checkpoint_config import CheckpointConfig
 
 ENGINES = {
     "transformers": "compare_q.backends.hf.transformers_engine:TransformersEngine",
@@ -67,7 +67,7 @@ def outside() -> dict[str, type[Engine]]:
     locations = list(filter(None, map(str.strip, os.environ.get(OUTSIDE, "").split(","))))
     if not locations:
         return {}
-    from compare_q.backends.base import Engine
+    from .base import Engine
 
     found: dict[str, type[Engine]] = {}
     taken = {name for each, location in ENGINES.items() for name in (each, *_imported(location).capabilities.load_fns)}

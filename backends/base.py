@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.message_text import with_class
-from compare_q.backends.common.packages import computing, installed_versions
-from compare_q.backends.common.storage import times_of
-from compare_q.backends.hub import SILENT, Watch
+from .common.errors import ModelError
+from .common.message_text import with_class
+from .common.packages import computing, installed_versions
+from .common.storage import times_of
+from .hub import SILENT, Watch
 
 Spans = tuple[tuple[int, int], ...]
 """The scored positions of a window: non-empty ranges [begin, end) in order, with gaps between them."""

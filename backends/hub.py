@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import expanded, is_file, is_folder
-from compare_q.backends.common.message_text import bytes_in_words, nearest, one_line
-from compare_q.backends.hub_files import INDEX, WEIGHTS, expected, matching
+from .common.errors import InputError
+from .common.json_files import expanded, is_file, is_folder
+from .common.message_text import bytes_in_words, nearest, one_line
+from .hub_files import INDEX, WEIGHTS, expected, matching
 
 REMEMBERED_S = 60.0
 """Seconds before another request to an endpoint that did not answer."""

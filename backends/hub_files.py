@@ -11,8 +11,8 @@ import glob
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import read_object
+from .common.errors import InputError
+from .common.json_files import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHTS = "*.safetensors"

@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
-from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.checkpoint_config import ROPE
-from compare_q.backends.checkpoint.token_rules import MADE, digests, samples
-from compare_q.backends.common import machine
-from compare_q.backends.common.engine_options import EngineOptions
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.packages import installed_versions, package_folder
-from compare_q.backends.layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
-from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.backends.logits_engine import LogitsEngine
+from .base import Capabilities, Layer, PlannedModel, Window
+from .checkpoint import gguf
+from .checkpoint.checkpoint_config import ROPE
+from .checkpoint.token_rules import MADE, digests, samples
+from .common import machine
+from .common.engine_options import EngineOptions
+from .common.errors import InputError, ModelError
+from .common.packages import installed_versions, package_folder
+from .layers.groups import DYNAMIC, KVCache, group_layers, kv_formats
+from .layers.schemes import UNKNOWN
+from .logits_engine import LogitsEngine
 
 if TYPE_CHECKING:
     import torch

@@ -1,8 +1,8 @@
 """``LogitsEngine``: scores windows with an engine that returns logits.
 
 The logits at position i predict token i + 1.  All engines share the definitions of scores
-(``backends/scoring/token_statistics.py``), the comparison with a reference store (``backends/reference/comparison.py``) and
-the recorder of a store (``backends/reference/recorder.py``).
+(``backends/scoring/token_statistics.py``), the comparison with a reference store
+(``backends/reference/comparison.py``) and the recorder of a store (``backends/reference/recorder.py``).
 
 This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
 an engine is registered:
@@ -34,19 +34,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from compare_q.backends.base import Engine, PlannedModel, ScoreRequest, TokenScores, Window
-from compare_q.backends.common.engine_options import EngineOptions, parse_options
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.reference.comparison import Comparison, StoredRows
-from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import token_statistics
+from .base import Engine, PlannedModel, ScoreRequest, TokenScores, Window
+from .common.engine_options import EngineOptions, parse_options
+from .common.errors import ModelError
+from .reference.comparison import Comparison, StoredRows
+from .reference.recorder import Recorder
+from .reference.store import open_reference
+from .scoring import token_statistics
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from compare_q.backends.reference.head import Head
+    from .reference.head import Head
 
 PIECE_ELEMENTS = 1 << 28
 """Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends import hub
-from compare_q.backends.base import (
+from . import hub
+from .base import (
     Capabilities,
     Layer,
     ModelFacts,
@@ -27,12 +27,12 @@ from compare_q.backends.base import (
     TokenScores,
     Window,
 )
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.layers.groups import recorded_groups
-from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
-from compare_q.backends.reference import pack_files, store
-from compare_q.backends.reference.comparison import load_head
-from compare_q.backends.reference.head import head_logits, largest_finite, spacing
+from .common.errors import InputError, ModelError
+from .layers.groups import recorded_groups
+from .logits_engine import PIECE_ELEMENTS, LogitsEngine
+from .reference import pack_files, store
+from .reference.comparison import load_head
+from .reference.head import head_logits, largest_finite, spacing
 
 if TYPE_CHECKING:
     import torch

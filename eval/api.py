@@ -19,25 +19,25 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import one_line
-from compare_q.eval import merging
-from compare_q.eval.cli import flags, shorthand
-from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.ranking import compare as compare_rows
-from compare_q.eval.report.worst_tokens import with_worst_tokens
-from compare_q.eval.results import NOT_FLAT, ModelResult, RunResult, json_schema
-from compare_q.eval.run import runner, token_scores
-from compare_q.eval.run.run_config import local_config
-from compare_q.eval.specs import spec_files as spec_files
-from compare_q.eval.specs.spec_files import S
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.table import columns as table_columns
-from compare_q.eval.table import notes, render, tables
-from compare_q.eval.table.findings import verdict
-from compare_q.eval.text import corpus
-from compare_q.eval.text.eval_data import EvalData
+from ..backends.common.errors import InputError
+from ..backends.common.message_text import one_line
+from . import merging
+from .cli import flags, shorthand
+from .common.cache import Cache, default_root
+from .common.progress import Progress
+from .ranking import compare as compare_rows
+from .report.worst_tokens import with_worst_tokens
+from .results import NOT_FLAT, ModelResult, RunResult, json_schema
+from .run import runner, token_scores
+from .run.run_config import local_config
+from .specs import spec_files as spec_files
+from .specs.spec_files import S
+from .specs.spec_types import DataSpec, ModelSpec
+from .table import columns as table_columns
+from .table import notes, render, tables
+from .table.findings import verdict
+from .text import corpus
+from .text.eval_data import EvalData
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,7 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``,
         ``dark``, ``card``.
         """
-        from compare_q.eval.plots import measures, picture_style, pictures, scatter
+        from .plots import measures, picture_style, pictures, scatter
 
         try:
             kind = options.pop("measure", None)

@@ -25,20 +25,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compare_q import __version__, backends
-from compare_q.backends.base import EngineInfo, PlannedModel
-from compare_q.backends.common import machine, storage
-from compare_q.backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
-from compare_q.backends.common.message_text import bytes_in_words, one_line, shortened
-from compare_q.backends.reference.store import MANIFEST, read_manifest
-from compare_q.backends.worker import worker
-from compare_q.backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
-from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.processes import WorkerProcess, outcome
-from compare_q.eval.common.progress import Show
-from compare_q.eval.run.gpu_pool import GpuPool
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.workers import Hardware, Worker, Workers
+from .. import __version__, backends
+from ..backends.base import EngineInfo, PlannedModel
+from ..backends.common import machine, storage
+from ..backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
+from ..backends.common.message_text import bytes_in_words, one_line, shortened
+from ..backends.reference.store import MANIFEST, read_manifest
+from ..backends.worker import worker
+from ..backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
+from .common.cache import Cache, default_root
+from .common.processes import WorkerProcess, outcome
+from .common.progress import Show
+from .run.gpu_pool import GpuPool
+from .run.run_config import RunConfig
+from .run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"
 """First version whose actors can be bound to several nodes by labels; compare_q was run with 2.60."""

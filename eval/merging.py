@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.specs.spec_files import numbered
+from ..backends.common.errors import InputError
+from ..backends.common.message_text import printable
+from .results import ModelResult, RunResult
+from .specs.spec_files import numbered
 
 
 def load(files: Sequence[Path]) -> RunResult:

@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from compare_q.eval.results import ModelResult, noise_floor_of
-from compare_q.eval.stats.estimates import paired_difference
-from compare_q.eval.stats.uncertainty import interval
+from .results import ModelResult, noise_floor_of
+from .stats.estimates import paired_difference
+from .stats.uncertainty import interval
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
 """The scores of tokens that can be compared, and their names in messages."""

@@ -25,17 +25,17 @@ from pydantic import (
     field_validator,
 )
 
-from compare_q import __version__
-from compare_q.backends.base import Layer, Storage
-from compare_q.backends.common import json_files, machine
-from compare_q.backends.common.engine_options import describe
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable, redacted, shortened, unicode
-from compare_q.backends.layers import groups
-from compare_q.eval.common.output_files import write_text
-from compare_q.eval.stats.estimates import PERCENTILES, BlockSums, Curve
-from compare_q.eval.stats.slices import Slice
-from compare_q.eval.stats.uncertainty import Count, Error
+from .. import __version__
+from ..backends.base import Layer, Storage
+from ..backends.common import json_files, machine
+from ..backends.common.engine_options import describe
+from ..backends.common.errors import InputError
+from ..backends.common.message_text import printable, redacted, shortened, unicode
+from ..backends.layers import groups
+from .common.output_files import write_text
+from .stats.estimates import PERCENTILES, BlockSums, Curve
+from .stats.slices import Slice
+from .stats.uncertainty import Count, Error
 
 FORMAT = 9
 """Version of the layout of results.json; other versions are not read."""

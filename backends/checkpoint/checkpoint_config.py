@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.base import ServingFacts
-from compare_q.backends.checkpoint.safetensors_files import ADAPTER
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_file, read_object
-from compare_q.backends.common.message_text import printable, shortened
-from compare_q.backends.hub_files import INDEX, SINGLE
-from compare_q.backends.layers.schemes import objects_in, part
+from ..base import ServingFacts
+from ..common.errors import InputError
+from ..common.json_files import exists, is_file, read_object
+from ..common.message_text import printable, shortened
+from ..hub_files import INDEX, SINGLE
+from ..layers.schemes import objects_in, part
+from .safetensors_files import ADAPTER
 
 QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of the quantization config; early versions of compressed-tensors have the second one."""

@@ -10,24 +10,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from compare_q.backends.base import Storage
-from compare_q.backends.checkpoint import largest_weights, model_function, stored_sizes, zeros
-from compare_q.backends.checkpoint.contents import FUSED, LARGEST, SHARED, Contents, unequal
-from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
-from compare_q.backends.checkpoint.formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
-from compare_q.backends.checkpoint.gguf import BLOCK, GgufModel, is_gguf, read_model
-from compare_q.backends.checkpoint.safetensors_files import Tensor, read_headers, strays
-from compare_q.backends.checkpoint.stored_sizes import Fault
-from compare_q.backends.checkpoint.token_rules import SERVED, faults
-from compare_q.backends.checkpoint.tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
-from compare_q.backends.checkpoint.zeros import Zeros
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.message_text import amount, bytes_in_words, printable, shortened
-from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.hub_files import INDEX
-from compare_q.backends.layers.module_names import NUMBER, is_left_by_quantizer, module_and_part
-from compare_q.backends.layers.schemes import (
+from ..base import Storage
+from ..common.errors import InputError
+from ..common.json_files import exists
+from ..common.message_text import amount, bytes_in_words, printable, shortened
+from ..hub import SILENT, Watch
+from ..hub_files import INDEX
+from ..layers.module_names import NUMBER, is_left_by_quantizer, module_and_part
+from ..layers.schemes import (
     asks_for_input_scales,
     declared,
     ignored_names,
@@ -36,6 +26,16 @@ from compare_q.backends.layers.schemes import (
     kv_cache,
     part,
 )
+from . import largest_weights, model_function, stored_sizes, zeros
+from .contents import FUSED, LARGEST, SHARED, Contents, unequal
+from .folder import Checkpoint, storage_of
+from .formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
+from .gguf import BLOCK, GgufModel, is_gguf, read_model
+from .safetensors_files import Tensor, read_headers, strays
+from .stored_sizes import Fault
+from .token_rules import SERVED, faults
+from .tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
+from .zeros import Zeros
 
 Severity = Literal["wrong", "warning", "note"]
 """``wrong``: a number or an answer would be wrong; ``warning``: it may be; ``note``: good to know."""

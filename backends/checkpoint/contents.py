@@ -26,11 +26,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compare_q.backends.base import ModelFiles
-from compare_q.backends.checkpoint import formats, largest_weights, stored_sizes, zeros
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
-from compare_q.backends.checkpoint.formats import (
+from ..base import ModelFiles
+from ..common.errors import InputError, ModelError
+from ..common.message_text import one_line
+from ..layers.module_names import IN_LAYER, NUMBER, fused_layers, is_outside, module_and_part
+from ..layers.schemes import args_text, asks_for_input_scales, declared, kv_cache, objects_in, part
+from . import formats, largest_weights, stored_sizes, zeros
+from .checkpoint_config import CheckpointConfig
+from .folder import Checkpoint, HuggingFaceFolder
+from .formats import (
     FORMATS,
     INPUT_SCALES,
     KV_SCALES,
@@ -41,13 +45,9 @@ from compare_q.backends.checkpoint.formats import (
     main_part,
     values,
 )
-from compare_q.backends.checkpoint.model_function import filled_facts
-from compare_q.backends.checkpoint.safetensors_files import Tensor
-from compare_q.backends.checkpoint.tokenizers import class_notes
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import one_line
-from compare_q.backends.layers.module_names import IN_LAYER, NUMBER, fused_layers, is_outside, module_and_part
-from compare_q.backends.layers.schemes import args_text, asks_for_input_scales, declared, kv_cache, objects_in, part
+from .model_function import filled_facts
+from .safetensors_files import Tensor
+from .tokenizers import class_notes
 
 LARGEST = 1 << 16
 """Elements of a small tensor (scales, biases) whose values are read."""

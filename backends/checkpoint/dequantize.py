@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.formats import (
+from .checkpoint_config import CheckpointConfig
+from .formats import (
     EIGHT_BITS,
     POWERS,
     Parts,
@@ -25,7 +25,7 @@ from compare_q.backends.checkpoint.formats import (
     stored,
     tile,
 )
-from compare_q.backends.checkpoint.safetensors_files import Tensor
+from .safetensors_files import Tensor
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The number that each code of four bits has in FP4."""

@@ -26,17 +26,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
-from compare_q.backends.checkpoint import formats, safetensors_files
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.formats import Parts, UnsizedError, main_part, stored_weights
-from compare_q.backends.checkpoint.safetensors_files import Tensor, read_headers, weight_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, read_object
-from compare_q.backends.common.message_text import printable
-from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.module_names import (
+from .. import hub
+from ..base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
+from ..common.errors import InputError
+from ..common.json_files import exists, read_object
+from ..common.message_text import printable
+from ..hub import SILENT, Watch
+from ..layers.module_names import (
     IN_LAYER,
     Role,
     by_module,
@@ -44,6 +40,10 @@ from compare_q.backends.layers.module_names import (
     outside_text_model,
     role_of,
 )
+from . import formats, safetensors_files
+from .checkpoint_config import CheckpointConfig
+from .formats import Parts, UnsizedError, main_part, stored_weights
+from .safetensors_files import Tensor, read_headers, weight_files
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 Modules = dict[str, Parts]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig, unpadded
-from compare_q.backends.checkpoint.safetensors_files import Tensor
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import parsed
-from compare_q.backends.layers.schemes import sizes_text, with_group_size
+from ..common.errors import InputError
+from ..common.json_files import parsed
+from ..layers.schemes import sizes_text, with_group_size
+from .checkpoint_config import CheckpointConfig, unpadded
+from .safetensors_files import Tensor
 
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""

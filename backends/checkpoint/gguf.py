@@ -21,16 +21,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from compare_q.backends import hub
-from compare_q.backends.base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
-from compare_q.backends.checkpoint.checkpoint_config import scaling_json, step_numbers
-from compare_q.backends.checkpoint.formats import UNEXPLAINED
-from compare_q.backends.checkpoint.safetensors_files import sampled
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import LARGEST, is_file, is_folder, open_regular
-from compare_q.backends.common.message_text import bytes_in_words, one_line, printable
-from compare_q.backends.common.storage import times_of
-from compare_q.backends.hub import SILENT, Watch
+from .. import hub
+from ..base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
+from ..common.errors import InputError
+from ..common.json_files import LARGEST, is_file, is_folder, open_regular
+from ..common.message_text import bytes_in_words, one_line, printable
+from ..common.storage import times_of
+from ..hub import SILENT, Watch
+from .checkpoint_config import scaling_json, step_numbers
+from .formats import UNEXPLAINED
+from .safetensors_files import sampled
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF's number of a field's type -> ``struct``'s code."""

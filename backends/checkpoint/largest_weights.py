@@ -27,13 +27,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import NUMBERS, POWERS, Parts, as_float32, layout_of
-from compare_q.backends.checkpoint.safetensors_files import Tensor
-from compare_q.backends.checkpoint.stored_sizes import Fault
-from compare_q.backends.layers.module_names import NUMBER, is_outside
-from compare_q.backends.layers.schemes import number_format
+from ..layers.module_names import NUMBER, is_outside
+from ..layers.schemes import number_format
+from .checkpoint_config import CheckpointConfig
+from .folder import Checkpoint
+from .formats import NUMBERS, POWERS, Parts, as_float32, layout_of
+from .safetensors_files import Tensor
+from .stored_sizes import Fault
 
 LARGEST_WEIGHT = 1000.0
 """A layer's weights are below this number.

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from compare_q.backends.checkpoint.checkpoint_config import UNEQUAL_CACHES, CheckpointConfig, scaling_type
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import NUMBERS, main_part
-from compare_q.backends.checkpoint.formats import stored as stored_numbers
-from compare_q.backends.checkpoint.gguf import LONG_FACTORS, ORIGINAL, GgufModel, is_gguf, read_model
-from compare_q.backends.checkpoint.safetensors_files import Tensor
-from compare_q.backends.common.message_text import one_line, printable, shortened
+from ..common.message_text import one_line, printable, shortened
+from .checkpoint_config import UNEQUAL_CACHES, CheckpointConfig, scaling_type
+from .folder import Checkpoint
+from .formats import NUMBERS, main_part
+from .formats import stored as stored_numbers
+from .gguf import LONG_FACTORS, ORIGINAL, GgufModel, is_gguf, read_model
+from .safetensors_files import Tensor
 
 Facts = dict[str, Any]
 ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
-from compare_q.backends.common.message_text import one_line, printable
-from compare_q.backends.common.storage import times_of
-from compare_q.backends.hub_files import INDEX, SINGLE
+from ..common import json_files
+from ..common.errors import InputError
+from ..common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
+from ..common.message_text import one_line, printable
+from ..common.storage import times_of
+from ..hub_files import INDEX, SINGLE
 
 ADAPTER = "adapter_config.json"
 STAMPED = (

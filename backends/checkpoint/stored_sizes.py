@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import (
+from ..layers.module_names import is_outside
+from ..layers.schemes import Declared, Scheme, declared, ignored_names, is_ignored, number_format
+from .checkpoint_config import CheckpointConfig
+from .folder import Checkpoint
+from .formats import (
     NUMBERS,
     POWERS,
     SMALL,
@@ -38,9 +40,7 @@ from compare_q.backends.checkpoint.formats import (
     stored,
     tile,
 )
-from compare_q.backends.checkpoint.safetensors_files import Tensor
-from compare_q.backends.layers.module_names import is_outside
-from compare_q.backends.layers.schemes import Declared, Scheme, declared, ignored_names, is_ignored, number_format
+from .safetensors_files import Tensor
 
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """Names of the scales next to ``weight`` and ``weight_packed``."""

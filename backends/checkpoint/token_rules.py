@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from compare_q.backends.common.message_text import amount, printable
+from ..common.message_text import amount, printable
 
 ORDINARY = (
     "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",

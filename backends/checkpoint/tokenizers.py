@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.gguf import TOKENS, GgufModel
-from compare_q.backends.checkpoint.token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, read_bytes
-from compare_q.backends.common.message_text import one_line
+from ..common.errors import InputError
+from ..common.json_files import exists, read_bytes
+from ..common.message_text import one_line
+from .folder import Checkpoint
+from .gguf import TOKENS, GgufModel
+from .token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
 
 FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")

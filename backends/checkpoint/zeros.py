@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Placed
-from compare_q.backends.hub import SILENT, Watch
-from compare_q.backends.layers.module_names import NUMBER
+from ..base import Placed
+from ..hub import SILENT, Watch
+from ..layers.module_names import NUMBER
 
 SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
 """Largest number of samples per tensor, bytes per sample, and approximate number of samples in total.

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.message_text import nearest, printable, shortened
+from .errors import InputError
+from .json_files import exists
+from .message_text import nearest, printable, shortened
 
 MOST_FILES = 1_000
 """Largest number of files in a folder that an option names, such as a draft model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compare_q.backends.common.message_text import printable
+from .message_text import printable
 
 
 class CompareQError(Exception):

@@ -17,8 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import bytes_in_words, one_line, printable, shortened
+from .errors import InputError
+from .message_text import bytes_in_words, one_line, printable, shortened
 
 LARGEST = 100_000_000
 """Largest JSON file and report, in bytes; also the largest header that safetensors' own reader accepts."""

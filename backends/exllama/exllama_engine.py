@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from compare_q.backends.base import Capabilities, Layer, PlannedModel, Window
-from compare_q.backends.checkpoint import safetensors_files as checkpoint
-from compare_q.backends.checkpoint.checkpoint_config import ROPE, CheckpointConfig, has_longrope, rope
-from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.formats import FORMATS
-from compare_q.backends.common import machine
-from compare_q.backends.common.engine_options import EngineOptions
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.json_files import expanded
-from compare_q.backends.common.message_text import dtype_name, one_line
-from compare_q.backends.common.packages import computing
-from compare_q.backends.hub import local_folder
-from compare_q.backends.layers import groups
-from compare_q.backends.layers.module_names import by_module
-from compare_q.backends.logits_engine import LogitsEngine
-from compare_q.backends.reference.head import Head
+from ..base import Capabilities, Layer, PlannedModel, Window
+from ..checkpoint import safetensors_files as checkpoint
+from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, has_longrope, rope
+from ..checkpoint.folder import HuggingFaceFolder
+from ..checkpoint.formats import FORMATS
+from ..common import machine
+from ..common.engine_options import EngineOptions
+from ..common.errors import InputError, ModelError
+from ..common.json_files import expanded
+from ..common.message_text import dtype_name, one_line
+from ..common.packages import computing
+from ..hub import local_folder
+from ..layers import groups
+from ..layers.module_names import by_module
+from ..logits_engine import LogitsEngine
+from ..reference.head import Head
 
 if TYPE_CHECKING:
     import torch

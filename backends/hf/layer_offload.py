@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.base import Window
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.layers.noise import layer_list
+from ..base import Window
+from ..common.errors import ModelError
+from ..layers.noise import layer_list
 
 if TYPE_CHECKING:
     import torch

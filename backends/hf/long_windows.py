@@ -13,9 +13,9 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.message_text import dtype_name
-from compare_q.backends.reference.head import head_mismatch, largest_difference, largest_finite
+from ..common.errors import ModelError
+from ..common.message_text import dtype_name
+from ..reference.head import head_mismatch, largest_difference, largest_finite
 
 if TYPE_CHECKING:
     import torch

@@ -3,8 +3,8 @@
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
 the same in bf16; ``transformers_mm``: fp16, the language model of an image-text model.  Without a GPU the device is the
 CPU.  ``dtype`` in ``engine`` overrides the dtype; one-line calls set it to "auto", the checkpoint's own dtype.
-``streaming`` keeps one decoder layer on the device at a time (``backends/hf/layer_offload.py``); ``noise`` adds the noise
-of the noise floor (``backends/layers/noise.py``).
+``streaming`` keeps one decoder layer on the device at a time (``backends/hf/layer_offload.py``); ``noise`` adds the
+noise of the noise floor (``backends/layers/noise.py``).
 
 Quantized checkpoints run as Transformers runs them; most are decompressed to the dtype.  ``quantization_config`` in
 ``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
-from compare_q.backends.checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
-from compare_q.backends.checkpoint.contents import and_more
-from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.common.engine_options import check_names, parse_options
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import dtype_name, one_line
-from compare_q.backends.common.packages import check_installed, installed_versions
-from compare_q.backends.hf import long_windows, rotary
-from compare_q.backends.hf.layer_offload import Streamer, decoder_layers
-from compare_q.backends.hf.verify import check_weights
-from compare_q.backends.layers.groups import WITHOUT_CACHE, group_layers
-from compare_q.backends.layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
-from compare_q.backends.logits_engine import PIECE_ELEMENTS, LogitsEngine
-from compare_q.backends.reference.head import Head
+from ..base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
+from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
+from ..checkpoint.contents import and_more
+from ..checkpoint.folder import HuggingFaceFolder
+from ..common.engine_options import check_names, parse_options
+from ..common.errors import InputError, ModelError
+from ..common.message_text import dtype_name, one_line
+from ..common.packages import check_installed, installed_versions
+from ..layers.groups import WITHOUT_CACHE, group_layers
+from ..layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
+from ..logits_engine import PIECE_ELEMENTS, LogitsEngine
+from ..reference.head import Head
+from . import long_windows, rotary
+from .layer_offload import Streamer, decoder_layers
+from .verify import check_weights
 
 if TYPE_CHECKING:
     import torch
@@ -253,7 +253,7 @@ class TransformersEngine(LogitsEngine):
         return module.weight.detach(), None if module.bias is None else module.bias.detach(), head
 
     def layers(self) -> tuple[Layer, ...]:
-        from compare_q.backends.hf import transformers_layers as transformers_layers
+        from . import transformers_layers as transformers_layers
 
         asked = self.checkpoint.config.quantization or self.options.quantization_config or {}
         return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from compare_q.backends.base import Layer
-from compare_q.backends.checkpoint.safetensors_files import read_headers, weight_files
-from compare_q.backends.common.message_text import dtype_name
-from compare_q.backends.layers.groups import deviation
-from compare_q.backends.layers.module_names import OTHER_TOWERS, outside_text_model
-from compare_q.backends.layers.schemes import UNKNOWN, Scheme, args_text, declared
+from ..base import Layer
+from ..checkpoint.safetensors_files import read_headers, weight_files
+from ..common.message_text import dtype_name
+from ..layers.groups import deviation
+from ..layers.module_names import OTHER_TOWERS, outside_text_model
+from ..layers.schemes import UNKNOWN, Scheme, args_text, declared
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}

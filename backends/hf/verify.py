@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from compare_q.backends.checkpoint import dequantize
-from compare_q.backends.checkpoint.contents import new_names, split, stored_tensors
-from compare_q.backends.checkpoint.dequantize import UnreadError
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import Parts, layout_of
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.layers.module_names import IN_LAYER, NUMBER
-from compare_q.backends.layers.schemes import ROUTED, declared, number_format
+from ..checkpoint import dequantize
+from ..checkpoint.contents import new_names, split, stored_tensors
+from ..checkpoint.dequantize import UnreadError
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.formats import Parts, layout_of
+from ..common.errors import ModelError
+from ..layers.module_names import IN_LAYER, NUMBER
+from ..layers.schemes import ROUTED, declared, number_format
 
 if TYPE_CHECKING:
     import torch

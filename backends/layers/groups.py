@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.base import Layer
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import amount
-from compare_q.backends.layers.module_names import NUMBER
-from compare_q.backends.layers.schemes import UNKNOWN, has_rounded_scales, number_format
+from ..base import Layer
+from ..common.errors import InputError
+from ..common.message_text import amount
+from .module_names import NUMBER
+from .schemes import UNKNOWN, has_rounded_scales, number_format
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from compare_q.backends.common.engine_options import EngineOptions, parse_options
-from compare_q.backends.common.errors import InputError, ModelError
+from ..common.engine_options import EngineOptions, parse_options
+from ..common.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     import torch

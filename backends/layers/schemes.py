@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compare_q.backends.layers.module_names import bare, parts_of, spellings
+from .module_names import bare, parts_of, spellings
 
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]

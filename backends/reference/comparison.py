@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.reference.head import head_logits
-from compare_q.backends.reference.store import Reader
-from compare_q.backends.scoring import token_statistics
+from ..common.errors import ModelError
+from ..scoring import token_statistics
+from .head import head_logits
+from .store import Reader
 
 if TYPE_CHECKING:
     import torch

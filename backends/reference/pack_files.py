@@ -26,14 +26,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from compare_q.backends import hub
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.engine_options import describe
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import expanded, is_folder
-from compare_q.backends.common.message_text import amount, bytes_in_words, one_line, shortened
-from compare_q.backends.reference import store
-from compare_q.backends.reference.store import Reader
+from .. import hub
+from ..common import json_files, storage
+from ..common.engine_options import describe
+from ..common.errors import InputError
+from ..common.json_files import expanded, is_folder
+from ..common.message_text import amount, bytes_in_words, one_line, shortened
+from . import store
+from .store import Reader
 
 FORMAT = 2
 """Version of the layout; others are refused.

@@ -17,15 +17,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compare_q.backends.common import storage
-from compare_q.backends.common.message_text import dtype_name
-from compare_q.backends.reference.head import Contents, head_difference, head_mismatch, largest_finite
-from compare_q.backends.reference.store import DTYPES
+from ..common import storage
+from ..common.message_text import dtype_name
+from .head import Contents, head_difference, head_mismatch, largest_finite
+from .store import DTYPES
 
 if TYPE_CHECKING:
     import torch
 
-    from compare_q.backends.reference.head import RecomputableHead
+    from .head import RecomputableHead
 
 SAMPLED_ROWS = 64
 """Rows of a window whose logits are compared with the head's product."""

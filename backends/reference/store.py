@@ -38,10 +38,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import one_line
-from compare_q.backends.reference.head import Contents, Head
+from ..common import storage
+from ..common.errors import InputError, ModelError
+from ..common.message_text import one_line
+from .head import Contents, Head
 
 if TYPE_CHECKING:
     import torch

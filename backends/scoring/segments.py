@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
-from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import redacted
+from ..base import TokenScores, Window
+from ..common import json_files, storage
+from ..common.errors import InputError, ModelError
+from ..common.message_text import redacted
 
 TAG = re.compile("alone|[0-9a-f]{16}")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")

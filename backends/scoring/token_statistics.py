@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import TokenScores
-from compare_q.backends.common.errors import ModelError
+from ..base import TokenScores
+from ..common.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def partial(
 def triton_kernels() -> Any:
     """The module with ``partial`` in Triton; None if Triton is not installed."""
     try:
-        from compare_q.backends.scoring import triton_kernels
+        from . import triton_kernels
     except ImportError:
         return None
     return triton_kernels

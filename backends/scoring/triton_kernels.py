@@ -152,7 +152,7 @@ def _statistics(
     z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
     has_reference: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Partial statistics of row ``program_id``; names as in ``compare_q.backends.scoring.token_statistics``, u in bits."""
+    """Partial statistics of row ``program_id``; names as in ``backends/scoring/token_statistics.py``, u in bits."""
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 16,744 rows of 128,256
     z += row * z_stride
     r += row * r_stride

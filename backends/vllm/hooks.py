@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.reference.comparison import StoredRows
-from compare_q.backends.vllm.compat import NEWEST, OLDEST
+from ..reference.comparison import StoredRows
+from .compat import NEWEST, OLDEST
 
 if TYPE_CHECKING:
     import torch

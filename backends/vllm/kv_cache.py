@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
+from ..base import PlannedModel
+from ..checkpoint.checkpoint_config import CheckpointConfig
 
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """Upper bounds of vLLM's own max_num_batched_tokens."""

@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare_q.backends.base import Decode, PlannedModel
-from compare_q.backends.checkpoint import contents, safetensors_files
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig, has_longrope
-from compare_q.backends.common import machine
-from compare_q.backends.common.engine_options import check_names, parse_options
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest, printable
-from compare_q.backends.layers import noise
-from compare_q.backends.layers.schemes import ROUTED, declared, number_format
-from compare_q.backends.vllm import compat
-from compare_q.backends.vllm.kv_cache import BATCHED_TOKENS_GPU, cache_arguments
+from ..base import Decode, PlannedModel
+from ..checkpoint import contents, safetensors_files
+from ..checkpoint.checkpoint_config import CheckpointConfig, has_longrope
+from ..common import machine
+from ..common.engine_options import check_names, parse_options
+from ..common.errors import InputError
+from ..common.message_text import nearest, printable
+from ..layers import noise
+from ..layers.schemes import ROUTED, declared, number_format
+from . import compat
+from .kv_cache import BATCHED_TOKENS_GPU, cache_arguments
 
 SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
 TRIMS = "swa_bounded_replay"

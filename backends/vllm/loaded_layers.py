@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compare_q.backends.base import Layer
-from compare_q.backends.common.message_text import dtype_name
-from compare_q.backends.layers.groups import (
+from ..base import Layer
+from ..common.message_text import dtype_name
+from ..layers.groups import (
     DYNAMIC,
     FIRST_STEP,
     LOADED,
@@ -25,7 +25,7 @@ from compare_q.backends.layers.groups import (
     deviation,
     kv_cache_as_asked,
 )
-from compare_q.backends.layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
+from ..layers.schemes import POWERS_OF_TWO, UNKNOWN, Declared, Scheme, args_text, declared
 
 OWN_SCALES = re.compile(r"per_token_head$|_ds_mla$|^turboquant|^ultraquant|^octave")
 """vLLM's names for caches that keep their scales with keys and values."""

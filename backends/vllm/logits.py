@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from compare_q.backends.reference.comparison import LoadedHead
-from compare_q.backends.reference.head import Head, head_difference, largest_difference
-from compare_q.backends.vllm.hooks import RequestRows, Tokens, check_signature
+from ..reference.comparison import LoadedHead
+from ..reference.head import Head, head_difference, largest_difference
+from .hooks import RequestRows, Tokens, check_signature
 
 if TYPE_CHECKING:
-    from compare_q.backends.reference.head import RecomputableHead
+    from ..reference.head import RecomputableHead
 
 UNLIMITED = 1 << 60
 CALL = ("lm_head", "hidden_states", "embedding_bias")

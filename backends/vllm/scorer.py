@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.message_text import dtype_name, one_line, with_class
-from compare_q.backends.reference.comparison import Comparison, StoredRows, head_key, load_head
-from compare_q.backends.reference.recorder import Recorder
-from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import token_statistics
-from compare_q.backends.scoring.token_statistics import Column
-from compare_q.backends.vllm.driver import ScoringPlan
-from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
-from compare_q.backends.vllm.logits import LogitsSource
+from ..common.errors import ModelError
+from ..common.message_text import dtype_name, one_line, with_class
+from ..reference.comparison import Comparison, StoredRows, head_key, load_head
+from ..reference.recorder import Recorder
+from ..reference.store import open_reference
+from ..scoring import token_statistics
+from ..scoring.token_statistics import Column
+from .driver import ScoringPlan
+from .hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
+from .logits import LogitsSource
 
 DEVICE_BYTES = 255 << 20
 """Largest total size of a chunk's logits, the reference's logits, states and results."""

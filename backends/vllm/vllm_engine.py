@@ -34,7 +34,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from compare_q.backends.base import (
+from ..base import (
     Capabilities,
     Engine,
     Layer,
@@ -45,20 +45,20 @@ from compare_q.backends.base import (
     TokenScores,
     Window,
 )
-from compare_q.backends.checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
-from compare_q.backends.checkpoint.contents import and_more
-from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import dtype_name, one_line, with_class
-from compare_q.backends.common.packages import computing
-from compare_q.backends.common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
-from compare_q.backends.hub import local_folder
-from compare_q.backends.layers import groups, noise
-from compare_q.backends.vllm import compat, loaded_layers
-from compare_q.backends.vllm.driver import VllmDriver, has_own_process
-from compare_q.backends.vllm.fused_blocks import WRONG_ROWS, misplaced_scales
-from compare_q.backends.vllm.llm_arguments import (
+from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
+from ..checkpoint.contents import and_more
+from ..checkpoint.folder import HuggingFaceFolder
+from ..common import machine
+from ..common.errors import InputError, ModelError
+from ..common.message_text import dtype_name, one_line, with_class
+from ..common.packages import computing
+from ..common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
+from ..hub import local_folder
+from ..layers import groups, noise
+from . import compat, loaded_layers
+from .driver import VllmDriver, has_own_process
+from .fused_blocks import WRONG_ROWS, misplaced_scales
+from .llm_arguments import (
     OWN_OPTIONS,
     check_checkpoint,
     check_options,

@@ -19,10 +19,10 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from compare_q.backends.common.engine_options import describe
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import parsed
-from compare_q.backends.common.message_text import bytes_in_words
+from ..common.engine_options import describe
+from ..common.errors import InputError
+from ..common.json_files import parsed
+from ..common.message_text import bytes_in_words
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.vllm_server.client import ServerError
+from .client import ServerError
 
 FIRST_TOKENS = 32
 """Number of tokens of the first repetition of a window."""

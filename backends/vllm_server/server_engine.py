@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from compare_q.backends import hub
-from compare_q.backends.base import (
+from .. import hub
+from ..base import (
     Capabilities,
     Engine,
     ModelFacts,
@@ -42,13 +42,13 @@ from compare_q.backends.base import (
     TokenScores,
     Window,
 )
-from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.folder import storage_of
-from compare_q.backends.common.engine_options import parse_options
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.json_files import expanded
-from compare_q.backends.common.message_text import shortened
-from compare_q.backends.vllm_server.client import (
+from ..checkpoint import gguf
+from ..checkpoint.folder import storage_of
+from ..common.engine_options import parse_options
+from ..common.errors import InputError, ModelError
+from ..common.json_files import expanded
+from ..common.message_text import shortened
+from .client import (
     CONNECT_S,
     OURS,
     PER_TOKEN,
@@ -59,8 +59,8 @@ from compare_q.backends.vllm_server.client import (
     ServerError,
     base_url,
 )
-from compare_q.backends.vllm_server.placeholders import placeholder
-from compare_q.backends.vllm_server.repeats import Beginning, Repeats
+from .placeholders import placeholder
+from .repeats import Beginning, Repeats
 
 SAMPLE_IDS = tuple(range(33, 65))
 """Ordinary tokens in every vocabulary: single bytes or characters."""

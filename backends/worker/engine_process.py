@@ -26,8 +26,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
-from compare_q.backends.common.process import WORKER, die_with_parent, fork_blockers
-from compare_q.backends.worker import temporary
+from ..common.process import WORKER, die_with_parent, fork_blockers
+from . import temporary
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request the end of a run.  If one reaches all processes of a run, the driver decides what to do."""
@@ -81,7 +81,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
         running, log, requested = forked
         become_worker(me, log, before, [control, *(other.channel for other in workers.values())])
         temporary.use(running.folder)
-        from compare_q.backends.worker import worker
+        from . import worker
 
         worker.serve(running.channel, requested, alone)
         atexit._run_exitfuncs()
@@ -96,8 +96,8 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
 def missing_package() -> str:
     """Return the package that this Python lacks to run any worker, and how to install it; empty if none is missing."""
     try:
-        from compare_q.backends.common import machine
-        from compare_q.backends.worker import worker  # noqa: F401 - imported before the first fork
+        from ..common import machine
+        from . import worker  # noqa: F401 - imported before the first fork
     except ModuleNotFoundError as missing:
         install = f"{sys.executable} -m pip install numpy pydantic safetensors"
         return f"python: {sys.executable} lacks {missing.name}: {install}"
@@ -110,7 +110,7 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
 
     If the driver ends, the system ends this process, even in the middle of C code.
     """
-    from compare_q import backends
+    from ... import backends
 
     die_with_parent(driver, LEAVE)
     with suppress(Exception):

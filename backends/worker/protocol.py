@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from compare_q.backends.base import PlannedModel, ScoreRequest, Window
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import ModelError
-from compare_q.backends.common.message_text import one_line
+from ..base import PlannedModel, ScoreRequest, Window
+from ..common import storage
+from ..common.errors import ModelError
+from ..common.message_text import one_line
 
 
 @dataclass(frozen=True)

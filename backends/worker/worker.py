@@ -20,20 +20,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends import hub
-from compare_q.backends.base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
-from compare_q.backends.checkpoint import contents
-from compare_q.backends.common import machine
-from compare_q.backends.common.engine_options import content_of, named_files, strings_in
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError
-from compare_q.backends.common.message_text import bytes_in_words, one_line, printable, with_class
-from compare_q.backends.common.process import ending, in_worker
-from compare_q.backends.layers.groups import groups_to_json
-from compare_q.backends.reference.store import open_reference
-from compare_q.backends.scoring import segments
-from compare_q.backends.worker import protocol
-from compare_q.backends.worker.protocol import Command, LoadCommand, Message, ScoreCommand
+from ... import backends
+from .. import hub
+from ..base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
+from ..checkpoint import contents
+from ..common import machine
+from ..common.engine_options import content_of, named_files, strings_in
+from ..common.errors import CompareQError, InputError, ModelError
+from ..common.message_text import bytes_in_words, one_line, printable, with_class
+from ..common.process import ending, in_worker
+from ..layers.groups import groups_to_json
+from ..reference.store import open_reference
+from ..scoring import segments
+from . import protocol
+from .protocol import Command, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""

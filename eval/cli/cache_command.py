@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import bytes_in_words
-from compare_q.backends.reference.store import read_manifest
-from compare_q.backends.scoring import segments
-from compare_q.eval.common.cache import NAMES, Cache, own_files, remove_lock
-from compare_q.eval.common.terminal import say
-from compare_q.eval.run.claims import claimed_windows, lock_file
+from ...backends.common import storage
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import bytes_in_words
+from ...backends.reference.store import read_manifest
+from ...backends.scoring import segments
+from ..common.cache import NAMES, Cache, own_files, remove_lock
+from ..common.terminal import say
+from ..run.claims import claimed_windows, lock_file
 
 MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
 LARGE = 20e9

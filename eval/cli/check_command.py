@@ -11,27 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from compare_q import backends
-from compare_q.backends import hub
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint.checkpoint_doctor import examine
-from compare_q.backends.checkpoint.contents import Contents
-from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.gguf import is_gguf
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.message_text import bytes_in_words
-from compare_q.eval.cli.doctor_command import contents_of, made_tokens
-from compare_q.eval.cli.outputs import print_errors
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.terminal import say
-from compare_q.eval.run import plan, reference
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.text import corpus, text_windows
-from compare_q.eval.text.eval_data import EvalData
-from compare_q.eval.text.text_windows import TextWindows
+from ... import backends
+from ...backends import hub
+from ...backends.base import PlannedModel
+from ...backends.checkpoint.checkpoint_doctor import examine
+from ...backends.checkpoint.contents import Contents
+from ...backends.checkpoint.folder import HuggingFaceFolder
+from ...backends.checkpoint.gguf import is_gguf
+from ...backends.common import machine
+from ...backends.common.errors import InputError, ModelError
+from ...backends.common.json_files import exists
+from ...backends.common.message_text import bytes_in_words
+from ..common.cache import Cache
+from ..common.terminal import say
+from ..run import plan, reference
+from ..run.run_config import RunConfig
+from ..specs.spec_types import DataSpec, ModelSpec
+from ..text import corpus, text_windows
+from ..text.eval_data import EvalData
+from ..text.text_windows import TextWindows
+from .doctor_command import contents_of, made_tokens
+from .outputs import print_errors
 
 
 def run(

@@ -9,24 +9,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends import hub
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint.checkpoint_doctor import examine
-from compare_q.backends.checkpoint.contents import Contents, compare_all
-from compare_q.backends.checkpoint.folder import Checkpoint
-from compare_q.backends.checkpoint.gguf import is_gguf, read_model
-from compare_q.backends.checkpoint.token_rules import digests, samples
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import check_no_pipes, exists, expanded
-from compare_q.backends.layers.groups import recorded_groups
-from compare_q.backends.reference import pack_files
-from compare_q.eval.cli.pack_command import described
-from compare_q.eval.common.processes import run_in_subprocess
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.common.terminal import say
-from compare_q.eval.specs import spec_files
-from compare_q.eval.text import text_tokens
+from ... import backends
+from ...backends import hub
+from ...backends.base import PlannedModel
+from ...backends.checkpoint.checkpoint_doctor import examine
+from ...backends.checkpoint.contents import Contents, compare_all
+from ...backends.checkpoint.folder import Checkpoint
+from ...backends.checkpoint.gguf import is_gguf, read_model
+from ...backends.checkpoint.token_rules import digests, samples
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import check_no_pipes, exists, expanded
+from ...backends.layers.groups import recorded_groups
+from ...backends.reference import pack_files
+from ..common.processes import run_in_subprocess
+from ..common.progress import Progress
+from ..common.terminal import say
+from ..specs import spec_files
+from ..text import text_tokens
+from .pack_command import described
 
 
 def run(names: Sequence[str]) -> int:

@@ -13,16 +13,16 @@ from typing import Any, NoReturn, get_args
 
 from pydantic import ByteSize, TypeAdapter
 
-from compare_q import __version__
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest, printable, unicode
-from compare_q.eval.common.cache import default_root
-from compare_q.eval.flips import flip_conditions as flip_conditions
-from compare_q.eval.plots.measures import KLD_VALUES, SIZES, SUFFIXES, size_of
-from compare_q.eval.specs.spec_types import Sample
-from compare_q.eval.table import columns, conditions, pairs
-from compare_q.eval.table.memory_fit import Fit
+from ... import __version__
+from ...backends.common import json_files
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest, printable, unicode
+from ..common.cache import default_root
+from ..flips import flip_conditions as flip_conditions
+from ..plots.measures import KLD_VALUES, SIZES, SUFFIXES, size_of
+from ..specs.spec_types import Sample
+from ..table import columns, conditions, pairs
+from ..table.memory_fit import Fit
 
 COMMANDS = {
     "run": "measure models (the word may be left out)",

@@ -10,18 +10,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.cli import outputs
-from compare_q.eval.cli.outputs import print_errors, print_note
-from compare_q.eval.common.output_files import Outputs, write_text
-from compare_q.eval.common.terminal import say
-from compare_q.eval.flips import flip_conditions, flips_report
-from compare_q.eval.flips.comparing import FlipReport, Selection, compare
-from compare_q.eval.flips.sample_files import RunFiles, run_files
-from compare_q.eval.results import RunResult
-from compare_q.eval.specs.spec_files import numbered
-from compare_q.eval.stats.uncertainty import Value
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable
+from ..common.output_files import Outputs, write_text
+from ..common.terminal import say
+from ..flips import flip_conditions, flips_report
+from ..flips.comparing import FlipReport, Selection, compare
+from ..flips.sample_files import RunFiles, run_files
+from ..results import RunResult
+from ..specs.spec_files import numbered
+from ..stats.uncertainty import Value
+from . import outputs
+from .outputs import print_errors, print_note
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,28 +12,28 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from compare_q import backends
-from compare_q.backends.common.errors import CompareQError, InputError
-from compare_q.eval import ranking
-from compare_q.eval.cli import flags, outputs, run_inputs
-from compare_q.eval.cli.outputs import print_errors
-from compare_q.eval.common.output_files import Outputs, write_text
-from compare_q.eval.common.terminal import say
-from compare_q.eval.gate import gate_report, variants
-from compare_q.eval.gate.floor import COPIES, Floor, Tokens
-from compare_q.eval.gate.gate_report import GateResult
-from compare_q.eval.gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
-from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of
-from compare_q.eval.report import worst_tokens
-from compare_q.eval.results import ModelResult, origin
-from compare_q.eval.run import plan, runner, token_scores
-from compare_q.eval.run.slice_masks import slices_of
-from compare_q.eval.run.workers import InterruptedRun, signals_interrupt
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.table import conditions
-from compare_q.eval.text import slice_names as text_names
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.common.errors import CompareQError, InputError
+from .. import ranking
+from ..common.output_files import Outputs, write_text
+from ..common.terminal import say
+from ..gate import gate_report, variants
+from ..gate.floor import COPIES, Floor, Tokens
+from ..gate.gate_report import GateResult
+from ..gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
+from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
+from ..report import worst_tokens
+from ..results import ModelResult, origin
+from ..run import plan, runner, token_scores
+from ..run.slice_masks import slices_of
+from ..run.workers import InterruptedRun, signals_interrupt
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, ModelSpec
+from ..table import conditions
+from ..text import slice_names as text_names
+from ..text.eval_data import EvalData
+from . import flags, outputs, run_inputs
+from .outputs import print_errors
 
 WINDOWS, LENGTH = 32, 512
 """Number of windows, and their length (tokens) without a data spec; short, because decode takes a step per token."""

@@ -17,19 +17,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compare_q import backends
-from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.message_text import one_line
-from compare_q.eval import merging
-from compare_q.eval.cli import cache_command as cache_command
-from compare_q.eval.cli import flags, outputs
-from compare_q.eval.cli.outputs import print_errors, print_note
-from compare_q.eval.common import output_files
-from compare_q.eval.common.output_files import Outputs
-from compare_q.eval.common.terminal import say
-from compare_q.eval.results import RunResult
-from compare_q.eval.specs import spec_files
-from compare_q.eval.table import conditions
+from ... import backends
+from ...backends.common.errors import CompareQError
+from ...backends.common.message_text import one_line
+from .. import merging
+from ..common import output_files
+from ..common.output_files import Outputs
+from ..common.terminal import say
+from ..results import RunResult
+from ..specs import spec_files
+from ..table import conditions
+from . import cache_command as cache_command
+from . import flags, outputs
+from .outputs import print_errors, print_note
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -57,10 +57,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def run_command(args: argparse.Namespace) -> int:
     """``run``, and ``check``, which ends before anything is scored."""
-    from compare_q.eval.cli import run_inputs, shorthand
-    from compare_q.eval.run import runner
-    from compare_q.eval.run.workers import signals_interrupt
-    from compare_q.eval.text import corpus, slice_names
+    from ..run import runner
+    from ..run.workers import signals_interrupt
+    from ..text import corpus, slice_names
+    from . import run_inputs, shorthand
 
     data, models = run_inputs.specs_of(args)
     texts = dict(zip(corpus.names_of(data), data, strict=True))
@@ -74,7 +74,7 @@ def run_command(args: argparse.Namespace) -> int:
     outputs.check(args, texts, models)
     config = run_inputs.run_config(args)
     if args.command == "check":
-        from compare_q.eval.cli import check_command
+        from . import check_command
 
         return check_command.run(config, args, texts, models)
     with signals_interrupt(config.workers):

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from compare_q.backends.common.engine_options import paths_in
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_file, is_folder
-from compare_q.backends.common.message_text import printable, shortened
-from compare_q.eval.cli.cache_command import large_cache_note, limited
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.output_files import Outputs, file_names, is_writable, write_text
-from compare_q.eval.common.terminal import say
-from compare_q.eval.plots import fonts, measures
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.table import columns, pairs, render
+from ...backends.common.engine_options import paths_in
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import exists, is_file, is_folder
+from ...backends.common.message_text import printable, shortened
+from ..common.cache import Cache
+from ..common.output_files import Outputs, file_names, is_writable, write_text
+from ..common.terminal import say
+from ..plots import fonts, measures
+from ..results import ModelResult, RunResult
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, ModelSpec
+from ..table import columns, pairs, render
+from .cache_command import large_cache_note, limited
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.runner import RunOutcome
+    from ..run.runner import RunOutcome
 
 FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
 SPECS = ("data.json", "models.json")
@@ -110,7 +110,7 @@ def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) ->
 
 def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
     """Return the files and folders of texts; a file that is added to a folder may be read as a text."""
-    from compare_q.eval.text import corpus
+    from ..text import corpus
 
     found: set[str] = set()
     for spec in texts.values():
@@ -121,7 +121,7 @@ def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
 
 def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
     """Return the files and folders that the command reads, which no output may replace."""
-    from compare_q.eval.text import corpus
+    from ..text import corpus
 
     read: list[str | Path] = [
         *args.source,
@@ -172,11 +172,11 @@ def write_run(
     models: Sequence[ModelSpec], outputs: Outputs,
 ) -> RunResult:  # fmt: skip
     """Write specs and token scores, and limit the cache; return the results with each model's worst tokens."""
-    from compare_q.eval.run import token_scores
+    from ..run import token_scores
 
     results = done.results
     if args.save_specs and not done.signal:
-        from compare_q.eval.cli import shorthand
+        from . import shorthand
 
         with outputs.writing(args.save_specs):
             command = shorthand.save(args.save_specs, SPECS, list(texts.values()), models, done)
@@ -196,7 +196,7 @@ def write_run(
                     token_scores.write_parquet(stored, done.data, file)
                     say(f"tokens of {model.label}: {file}")
     if args.output or args.html:
-        from compare_q.eval.report.worst_tokens import with_worst_tokens
+        from ..report.worst_tokens import with_worst_tokens
 
         results = with_worst_tokens(results, done.data, cache)
     if args.cache_limit is not None:
@@ -231,12 +231,12 @@ def write_texts(args: argparse.Namespace, table: RunResult, results: RunResult, 
     """Write the results, CSV, Markdown, model card and report; ``table``: the run in the order of the table."""
 
     def report_text() -> str:
-        from compare_q.eval.report import html_page  # a missing package fails this output alone
+        from ..report import html_page  # a missing package fails this output alone
 
         return html_page.page_of(table, args.columns, results)
 
     def card_text() -> str:
-        from compare_q.eval.report import model_card
+        from ..report import model_card
 
         return model_card.card_text(table, args.columns)
 
@@ -258,7 +258,7 @@ def draw_pictures(args: argparse.Namespace, results: RunResult, outputs: Outputs
     """Draw the plot of ``-p``, the card, and the folder of ``--plots``."""
     for file in filter(None, (args.plot_file, args.card)):
         with outputs.writing(file):
-            from compare_q.eval.plots import pictures
+            from ..plots import pictures
 
             measure = measures.chosen(results, args.measure, args.kld_value)
             size = measures.size_of(args.x_axis or "bpw")
@@ -268,6 +268,6 @@ def draw_pictures(args: argparse.Namespace, results: RunResult, outputs: Outputs
             )  # fmt: skip
     if args.plots:
         with outputs.writing(args.plots):
-            from compare_q.eval.plots import pictures
+            from ..plots import pictures
 
             pictures.write_all(results, args.plots, outputs, dark=args.dark)

@@ -17,27 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from compare_q import backends
-from compare_q.backends import hub
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import bytes_in_words, printable, redacted
-from compare_q.backends.reference import pack_files, store
-from compare_q.backends.reference.pack_files import Manifest
-from compare_q.eval.cli import run_inputs
-from compare_q.eval.cli.outputs import print_errors, print_note
-from compare_q.eval.cli.pack_target import NEW, check_replaced, existing, replace, reserved
-from compare_q.eval.common.terminal import say
-from compare_q.eval.results import ModelResult
-from compare_q.eval.results import origin as origin_of_run
-from compare_q.eval.run import runner, token_scores
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.runner import RunOutcome
-from compare_q.eval.run.workers import signals_interrupt
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.text import corpus, text_tokens, text_windows
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends import hub
+from ...backends.common import storage
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import bytes_in_words, printable, redacted
+from ...backends.reference import pack_files, store
+from ...backends.reference.pack_files import Manifest
+from ..common.terminal import say
+from ..results import ModelResult
+from ..results import origin as origin_of_run
+from ..run import runner, token_scores
+from ..run.run_config import RunConfig
+from ..run.runner import RunOutcome
+from ..run.workers import signals_interrupt
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, ModelSpec
+from ..text import corpus, text_tokens, text_windows
+from ..text.eval_data import EvalData
+from . import run_inputs
+from .outputs import print_errors, print_note
+from .pack_target import NEW, check_replaced, existing, replace, reserved
 
 FLOOR = "noise floor"
 WINDOWS = 64

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import amount, printable
-from compare_q.backends.reference import pack_files
-from compare_q.backends.reference.pack_files import Manifest
+from ...backends.common import storage
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import amount, printable
+from ...backends.reference import pack_files
+from ...backends.reference.pack_files import Manifest
 
 SUFFIX = ".unfinished"
 NEW, OLD = "compare_q.new", "compare_q.old"

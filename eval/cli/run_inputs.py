@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from compare_q.eval.cli import outputs
-from compare_q.eval.cli.outputs import print_note
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.run.run_config import RunConfig, local_config
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
+from ..common.cache import Cache
+from ..common.progress import Progress
+from ..run.run_config import RunConfig, local_config
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, ModelSpec
+from . import outputs
+from .outputs import print_note
 
 NO_DATA_SPEC = "with -m, -d takes data specs (JSON); a text goes with MODEL arguments: compare-q MODEL ... -d TEXT"
 NO_MODEL_SPEC = "-m takes model specs (JSON); a model without a spec is an argument: compare-q MODEL ... -d TEXT"
@@ -24,7 +24,7 @@ def specs_of(args: argparse.Namespace) -> tuple[list[DataSpec], list[ModelSpec]]
     """
     texts = list(map(str, args.dataspec or []))
     if args.models:
-        from compare_q.eval.cli import shorthand
+        from . import shorthand
 
         data, models, said = shorthand.specs(
             args.models, texts, Progress(), pythons=dict(args.python), reference=not args.no_reference,
@@ -49,7 +49,7 @@ def run_config(args: argparse.Namespace) -> RunConfig:
         verify_weights=args.verify_weights, on_row=partial(outputs.print_row, progress.say), **silence,
     )  # fmt: skip
     if args.ray:
-        from compare_q.eval import cluster
+        from .. import cluster
 
         return cluster.on_cluster(config, args.ray, print_note)
     return config

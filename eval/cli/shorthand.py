@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from compare_q import backends
-from compare_q.backends import hub
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint import gguf
-from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.message_text import nearest, one_line, printable, redacted, unicode
-from compare_q.backends.reference import pack_files
-from compare_q.backends.reference.store import open_reference
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.plots.measures import SUFFIXES
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
-from compare_q.eval.stats.windows_needed import WINDOWS
-from compare_q.eval.text import hub_datasets
+from ... import backends
+from ...backends import hub
+from ...backends.base import PlannedModel
+from ...backends.checkpoint import gguf
+from ...backends.checkpoint.checkpoint_config import CheckpointConfig
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import exists, expanded, is_file, is_folder
+from ...backends.common.message_text import nearest, one_line, printable, redacted, unicode
+from ...backends.reference import pack_files
+from ...backends.reference.store import open_reference
+from ..common.progress import Progress
+from ..plots.measures import SUFFIXES
+from ..specs import spec_files
+from ..specs.spec_types import LM_EVAL_RUNS_TASKS, DataSpec, ModelSpec
+from ..stats.windows_needed import WINDOWS
+from ..text import hub_datasets
 
 if TYPE_CHECKING:
-    from compare_q.eval.run.runner import RunOutcome
+    from ..run.runner import RunOutcome
 
 LENGTH = 2048
 """Tokens per window, unless a model's context is shorter."""

@@ -30,11 +30,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import one_line
-from compare_q.backends.reference import store as reference_store
-from compare_q.backends.scoring import segments
+from ...backends.common import json_files, storage
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import one_line
+from ...backends.reference import store as reference_store
+from ...backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 FORMAT = "format"

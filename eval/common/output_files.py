@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.common.message_text import one_line, printable, with_class
+from ...backends.common import json_files, storage
+from ...backends.common.errors import CompareQError
+from ...backends.common.message_text import one_line, printable, with_class
 
 INSTALL = "install what compare_q needs to draw: pip install matplotlib"
 CURE = "free space or name another place, and run again: what was measured is kept"

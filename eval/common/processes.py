@@ -27,15 +27,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import compare_q
-from compare_q import backends
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError, StoppedError
-from compare_q.backends.common.message_text import one_line
-from compare_q.backends.common.process import ending, root_cause, step_without_end
-from compare_q.backends.worker import protocol
-from compare_q.backends.worker.engine_process import LEAVE, end_group
-from compare_q.backends.worker.protocol import CallCommand, Command, Done, Failed, Message, ScoreCommand
-from compare_q.eval.common.progress import Progress, Show, shown
+
+from ... import backends
+from ...backends.common import machine
+from ...backends.common.errors import CompareQError, InputError, ModelError, StoppedError
+from ...backends.common.message_text import one_line
+from ...backends.common.process import ending, root_cause, step_without_end
+from ...backends.worker import protocol
+from ...backends.worker.engine_process import LEAVE, end_group
+from ...backends.worker.protocol import CallCommand, Command, Done, Failed, Message, ScoreCommand
+from .progress import Progress, Show, shown
 
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
@@ -65,7 +66,7 @@ def environment(python: str = sys.executable) -> dict[str, str]:
     """
     root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
-        from compare_q.eval.common.cache import default_root
+        from .cache import default_root
 
         linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "compare_q"
         linked.parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-from compare_q.backends.common.message_text import bytes_in_words, printable
-from compare_q.backends.worker import protocol
-from compare_q.backends.worker.protocol import Message
-from compare_q.eval.common import output_files, terminal
+from ...backends.common.message_text import bytes_in_words, printable
+from ...backends.worker import protocol
+from ...backends.worker.protocol import Message
+from . import output_files, terminal
 
 EVERY_S = 0.1
 """Seconds between two messages about one phase: a data set has millions of rows."""

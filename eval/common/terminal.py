@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from compare_q.backends.common.message_text import printable
+from ...backends.common.message_text import printable
 
 WORD = re.compile(r" *[^ ]+(?: ±(?: [^ ]+)?)?(?: (?:%|(?:s|nats|bpw|[kMG]i?B)\b)[^ ]*)?")
 """A word and the spaces before it; a number has its error and its unit."""

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import amount, nearest, printable
-from compare_q.eval.flips.sample_files import RunFiles
-from compare_q.eval.flips.samples import HASHES, Sample, TaskSamples, read
-from compare_q.eval.stats import flip_statistics
-from compare_q.eval.stats.flip_statistics import Accuracy, Equivalence, Flips
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import amount, nearest, printable
+from ..stats import flip_statistics
+from ..stats.flip_statistics import Accuracy, Equivalence, Flips
+from .sample_files import RunFiles
+from .samples import HASHES, Sample, TaskSamples, read
 
 PARTS = {"doc_hash": "documents", "prompt_hash": "prompts", "target_hash": "right answers"}
 """The object that a hash identifies."""

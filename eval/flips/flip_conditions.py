@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest
-from compare_q.eval.flips.comparing import OUTCOMES, Comparison, FlipReport
-from compare_q.eval.table import conditions
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest
+from ..table import conditions
+from .comparing import OUTCOMES, Comparison, FlipReport
 
 NOT_EQUIVALENT = "not_equivalent"
 """The condition that equivalence within the margin is not shown; it has no sign and no number."""

@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-from compare_q.backends.common.message_text import amount, printable
-from compare_q.eval.common.terminal import say
-from compare_q.eval.flips.comparing import OUTCOMES, Comparison, FlipReport, values_of
-from compare_q.eval.stats.flip_statistics import LEVEL
-from compare_q.eval.stats.uncertainty import Value
-from compare_q.eval.table import layout, render
-from compare_q.eval.table.columns import Column
-from compare_q.eval.table.numbers import KLD_DIGITS, error_text, number_text
-from compare_q.eval.table.tables import Cell, Filled
+from ...backends.common.message_text import amount, printable
+from ..common.terminal import say
+from ..stats.flip_statistics import LEVEL
+from ..stats.uncertainty import Value
+from ..table import layout, render
+from ..table.columns import Column
+from ..table.numbers import KLD_DIGITS, error_text, number_text
+from ..table.tables import Cell, Filled
+from .comparing import OUTCOMES, Comparison, FlipReport, values_of
 
 LAYOUT = 1
 """Version of the layout of the JSON file."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, expanded, is_file, is_folder
-from compare_q.backends.common.message_text import printable
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import exists, expanded, is_file, is_folder
+from ...backends.common.message_text import printable
 
 NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
 """The name that lm-eval 0.4 gives a file of samples."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import open_regular, parsed
-from compare_q.backends.common.message_text import CONTROL, amount, printable, shortened
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import open_regular, parsed
+from ...backends.common.message_text import CONTROL, amount, printable, shortened
 
 UNCONDITIONAL = "acc_mutual_info"
 """The metric whose answers lm-eval also scores without their contexts."""

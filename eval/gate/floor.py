@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.run.token_scores import StoredScores
-from compare_q.eval.stats.uncertainty import student_t
+from ..run.token_scores import StoredScores
+from ..stats.uncertainty import student_t
 
 LEVEL = 0.99
 """Probability that a gate passes if all its variants are right."""

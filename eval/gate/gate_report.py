@@ -11,15 +11,15 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from compare_q.backends.common import json_files
-from compare_q.backends.common.engine_options import describe
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.gate.floor import Floor
-from compare_q.eval.gate.variants import SEPARATOR
-from compare_q.eval.gate.verdicts import Verdict
-from compare_q.eval.results import JsonObject, ModelResult, Stored, Text
-from compare_q.eval.table.render import escaped
+from ...backends.common import json_files
+from ...backends.common.engine_options import describe
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable
+from ..results import JsonObject, ModelResult, Stored, Text
+from ..table.render import escaped
+from .floor import Floor
+from .variants import SEPARATOR
+from .verdicts import Verdict
 
 NO_XML = re.compile("[\ufffe\uffff]")
 """Characters that XML cannot have, and that ``printable`` does not escape."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.base import Capabilities
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import ENGINE, ModelSpec
+from ... import backends
+from ...backends.base import Capabilities
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable
+from ..specs import spec_files
+from ..specs.spec_types import ENGINE, ModelSpec
 
 PREFILL, AGAIN, DECODE = "prefill", "prefill again", "decode"
 FULL, ONE = "full batch", "batch 1"

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compare_q.eval.gate.floor import Floor, Tokens
-from compare_q.eval.gate.variants import AGAIN, FULL, ONE, PREFILL
-from compare_q.eval.results import ModelResult, Stored, Text, WorstToken
-from compare_q.eval.table.numbers import error_text
+from ..results import ModelResult, Stored, Text, WorstToken
+from ..table.numbers import error_text
+from .floor import Floor, Tokens
+from .variants import AGAIN, FULL, ONE, PREFILL
 
 Outcome = Literal["as before", "differs", "not deterministic", "not applied", "failed"]
 BATCH = 2.0

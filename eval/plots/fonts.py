@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from compare_q.backends.common.message_text import printable
+from ...backends.common.message_text import printable
 
 MISSING = re.compile(r"Glyph (\d+) .*missing from ")
 """Matplotlib's warning about a character, which it gives once for each character and each label."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.estimates import paired_difference
-from compare_q.eval.table import columns
-from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest
+from ..results import ModelResult, RunResult
+from ..stats.estimates import paired_difference
+from ..table import columns
+from ..table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
 
 class Size(NamedTuple):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots import picture_style
-from compare_q.eval.plots.picture_style import Theme
-from compare_q.eval.plots.points import subtitle_of
-from compare_q.eval.results import RunResult
+from ..results import RunResult
+from . import picture_style
+from .picture_style import Theme
+from .points import subtitle_of
 
 TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"

@@ -26,12 +26,12 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from compare_q.backends import ENGINES
-from compare_q.backends.layers.groups import PLAIN
-from compare_q.eval.common.output_files import replacing
-from compare_q.eval.plots.fonts import harmless
-from compare_q.eval.plots.measures import SUFFIXES
-from compare_q.eval.results import MARK, ModelResult
+from ...backends import ENGINES
+from ...backends.layers.groups import PLAIN
+from ..common.output_files import replacing
+from ..results import MARK, ModelResult
+from .fonts import harmless
+from .measures import SUFFIXES
 
 DPI, WIDTH, CHARACTERS = 160, 10.5, 105
 """Pixels per inch; width of a picture (inches) and of a line of its heading (characters)."""

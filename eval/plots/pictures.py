@@ -9,13 +9,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from compare_q.backends.common import machine
-from compare_q.eval.common.output_files import Outputs
-from compare_q.eval.common.terminal import say
-from compare_q.eval.plots import percentiles, picture_style, position, scatter, slice_bars
-from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
-from compare_q.eval.plots.points import points_of
-from compare_q.eval.results import RunResult
+from ...backends.common import machine
+from ..common.output_files import Outputs
+from ..common.terminal import say
+from ..results import RunResult
+from . import percentiles, picture_style, position, scatter, slice_bars
+from .measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from .points import points_of
 
 Picture = Callable[[], Figure]
 SCATTER = {

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
-from compare_q.backends.common.message_text import unicode
-from compare_q.eval.plots import measures, picture_style
-from compare_q.eval.plots.measures import KLD, PPL, Measure, Size
-from compare_q.eval.plots.picture_style import Look
-from compare_q.eval.results import MARK, RunResult
+from ...backends.common.message_text import unicode
+from ..results import MARK, RunResult
+from . import measures, picture_style
+from .measures import KLD, PPL, Measure, Size
+from .picture_style import Look
 
 NOT_AS_REQUESTED = f"{MARK}: not run as requested"
 """Explanation of marked labels, for a subtitle."""

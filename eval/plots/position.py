@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from compare_q.eval.plots import measures, picture_style, points
-from compare_q.eval.plots.picture_style import Look, Theme
-from compare_q.eval.results import ModelResult, RunResult
+from ..results import ModelResult, RunResult
+from . import measures, picture_style, points
+from .picture_style import Look, Theme
 
 HEIGHT, MORE = 7.8, 0.06
 """Height (inches), and its increase for each line beyond the first ``MOST``."""

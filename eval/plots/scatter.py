@@ -14,12 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.eval.plots import labels, measures, picture_style
-from compare_q.eval.plots import points as data
-from compare_q.eval.plots.measures import BPW, PPL, Measure, Size
-from compare_q.eval.plots.picture_style import Theme, is_wide
-from compare_q.eval.plots.points import Level, Point
-from compare_q.eval.results import MARK, RunResult
+from ..results import MARK, RunResult
+from . import labels, measures, picture_style
+from . import points as data
+from .measures import BPW, PPL, Measure, Size
+from .picture_style import Theme, is_wide
+from .points import Level, Point
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"

@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from compare_q.backends.common.message_text import amount
-from compare_q.eval.plots import measures, picture_style
-from compare_q.eval.plots.picture_style import Look, Theme
-from compare_q.eval.plots.points import subtitle_of
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.slices import BEGIN_LENGTH, Slice
-from compare_q.eval.table.columns import SLICES
-from compare_q.eval.text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from ...backends.common.message_text import amount
+from ..results import ModelResult, RunResult
+from ..stats.slices import BEGIN_LENGTH, Slice
+from ..table.columns import SLICES
+from ..text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from . import measures, picture_style
+from .picture_style import Look, Theme
+from .points import subtitle_of
 
 TITLE = "KL divergence by slice of the tokens"
 MOST = 8

@@ -23,13 +23,13 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.plots import measures, picture_style, pictures, slice_bars
-from compare_q.eval.plots.picture_style import DARK, LIGHT
-from compare_q.eval.plots.pictures import Picture
-from compare_q.eval.results import RunResult
-from compare_q.eval.table import findings, tables
-from compare_q.eval.table.tables import Cell, Filled
+from ...backends.common.message_text import printable
+from ..plots import measures, picture_style, pictures, slice_bars
+from ..plots.picture_style import DARK, LIGHT
+from ..plots.pictures import Picture
+from ..results import RunResult
+from ..table import findings, tables
+from ..table.tables import Cell, Filled
 
 FOLDER = Path(__file__).parent / "page"
 TITLE = "Quantized models compared"

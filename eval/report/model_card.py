@@ -14,12 +14,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from compare_q.backends import hub
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.results import ModelResult, RunResult, UsedText
-from compare_q.eval.stats.slices import Slice
-from compare_q.eval.table import render, tables
-from compare_q.eval.table.findings import listed, verdict
+from ...backends import hub
+from ...backends.common.errors import InputError
+from ..results import ModelResult, RunResult, UsedText
+from ..stats.slices import Slice
+from ..table import render, tables
+from ..table.findings import listed, verdict
 
 LOCAL = "python", "out_logits", "repeat", "replicas"
 """Keys of a model spec about places."""

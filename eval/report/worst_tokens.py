@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import one_line
-from compare_q.eval.common import processes
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.terminal import say
-from compare_q.eval.results import ModelResult, RunResult, WorstToken
-from compare_q.eval.run import token_scores
-from compare_q.eval.run.token_scores import StoredScores
-from compare_q.eval.text import vocabulary
-from compare_q.eval.text.eval_data import EvalData
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import one_line
+from ..common import processes
+from ..common.cache import Cache
+from ..common.terminal import say
+from ..results import ModelResult, RunResult, WorstToken
+from ..run import token_scores
+from ..run.token_scores import StoredScores
+from ..text import vocabulary
+from ..text.eval_data import EvalData
 
 Piece = tuple[list[int], int, int]
 """Token ids, and the numbers of the tokens at which ``token`` and ``after`` begin."""

@@ -11,18 +11,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.checkpoint import model_function, token_rules
-from compare_q.backends.checkpoint.folder import HuggingFaceFolder
-from compare_q.backends.checkpoint.gguf import GgufFiles, is_gguf, read_model
-from compare_q.backends.checkpoint.token_rules import MADE, Rules
-from compare_q.backends.checkpoint.tokenizers import of_folder, of_gguf
-from compare_q.backends.common.errors import CompareQError
-from compare_q.backends.layers import groups
-from compare_q.backends.layers.schemes import UNKNOWN
-from compare_q.eval.common.processes import run_in_subprocess
-from compare_q.eval.results import ModelResult
+from ... import backends
+from ...backends.base import PlannedModel
+from ...backends.checkpoint import model_function, token_rules
+from ...backends.checkpoint.folder import HuggingFaceFolder
+from ...backends.checkpoint.gguf import GgufFiles, is_gguf, read_model
+from ...backends.checkpoint.token_rules import MADE, Rules
+from ...backends.checkpoint.tokenizers import of_folder, of_gguf
+from ...backends.common.errors import CompareQError
+from ...backends.layers import groups
+from ...backends.layers.schemes import UNKNOWN
+from ..common.processes import run_in_subprocess
+from ..results import ModelResult
 
 ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3

@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.common.cache import LOCK_POLL_S, Cache
+from ...backends.common import json_files, storage
+from ...backends.common.errors import InputError
+from ..common.cache import LOCK_POLL_S, Cache
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.machine import Gpu
+from ...backends.common.errors import InputError
+from ...backends.common.machine import Gpu
 
 POLL_S = 0.5
 """Seconds between two checks of whether the run was stopped."""

@@ -8,16 +8,16 @@ from concurrent.futures import as_completed
 from contextlib import ExitStack
 from typing import Any
 
-from compare_q.backends.base import ScoreRequest, Window
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError, LostWorkerError, ModelError
-from compare_q.backends.reference import store
-from compare_q.backends.scoring import segments
-from compare_q.backends.worker.protocol import LoadCommand, ScoreCommand, write_windows
-from compare_q.eval.run import plan, reference
-from compare_q.eval.run.rows import Rows
-from compare_q.eval.run.token_scores import Work
-from compare_q.eval.run.workers import Worker
+from ...backends.base import ScoreRequest, Window
+from ...backends.common import storage
+from ...backends.common.errors import InputError, LostWorkerError, ModelError
+from ...backends.reference import store
+from ...backends.scoring import segments
+from ...backends.worker.protocol import LoadCommand, ScoreCommand, write_windows
+from . import plan, reference
+from .rows import Rows
+from .token_scores import Work
+from .workers import Worker
 
 MOST_LOST = 3
 """Workers of one model that may be lost with their machines.  A fourth loss is more likely caused by the model."""

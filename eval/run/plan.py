@@ -9,18 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.base import Capabilities, Decode, ModelFacts, PlannedModel
-from compare_q.backends.common import machine
-from compare_q.backends.common.engine_options import strings_in
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.json_files import check_unicode
-from compare_q.backends.layers import noise
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.workers import Hardware
-from compare_q.eval.specs.spec_types import ModelSpec
-from compare_q.eval.text import vocabulary
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import Capabilities, Decode, ModelFacts, PlannedModel
+from ...backends.common import machine
+from ...backends.common.engine_options import strings_in
+from ...backends.common.errors import InputError, ModelError
+from ...backends.common.json_files import check_unicode
+from ...backends.layers import noise
+from ..specs.spec_types import ModelSpec
+from ..text import vocabulary
+from ..text.eval_data import EvalData
+from .run_config import RunConfig
+from .workers import Hardware
 
 WEIGHTS_SHARE = 0.7
 """Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""

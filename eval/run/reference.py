@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import amount, bytes_in_words
-from compare_q.backends.reference import store
-from compare_q.backends.reference.store import MANIFEST, Reader, is_free, open_reference
-from compare_q.eval.run import plan
-from compare_q.eval.run.claims import is_shared, short_lock
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import PlannedModel
+from ...backends.common.errors import InputError, ModelError
+from ...backends.common.message_text import amount, bytes_in_words
+from ...backends.reference import store
+from ...backends.reference.store import MANIFEST, Reader, is_free, open_reference
+from ..text.eval_data import EvalData
+from . import plan
+from .claims import is_shared, short_lock
+from .run_config import RunConfig
 
 RECORDING_VERSION = 5
 """Version of the recording; a change that moves numbers, or that older code cannot read, raises it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare_q.eval.stats.estimates import AgainstReference, Estimates, Sampled, TextRates
+from ..stats.estimates import AgainstReference, Estimates, Sampled, TextRates
 
 
 def fields_of(estimates: Estimates) -> dict[str, Any]:

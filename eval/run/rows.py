@@ -7,18 +7,18 @@ import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import CompareQError, InputError, StoppedError
-from compare_q.backends.common.message_text import with_class
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.run import checkpoint_notes, reference, token_scores
-from compare_q.eval.run.reference import Reference
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.slice_masks import slices_of
-from compare_q.eval.run.token_scores import StoredScores, Work, of_scores, row_of
-from compare_q.eval.stats.temperature import scale_note
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import PlannedModel
+from ...backends.common.errors import CompareQError, InputError, StoppedError
+from ...backends.common.message_text import with_class
+from ..results import ModelResult, RunResult
+from ..stats.temperature import scale_note
+from ..text.eval_data import EvalData
+from . import checkpoint_notes, reference, token_scores
+from .reference import Reference
+from .run_config import RunConfig
+from .slice_masks import slices_of
+from .token_scores import StoredScores, Work, of_scores, row_of
 
 
 class Rows:

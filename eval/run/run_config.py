@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest, printable
-from compare_q.eval.common.cache import Cache, default_root
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import ModelResult
-from compare_q.eval.run.gpu_pool import GpuPool, select_gpus
-from compare_q.eval.run.workers import Workers
-from compare_q.eval.specs import spec_files
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.common import machine
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest, printable
+from ..common.cache import Cache, default_root
+from ..common.progress import Progress
+from ..results import ModelResult
+from ..specs import spec_files
+from ..text.eval_data import EvalData
+from .gpu_pool import GpuPool, select_gpus
+from .workers import Workers
 
 
 @dataclass

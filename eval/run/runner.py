@@ -12,17 +12,17 @@ from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import CompareQError
-from compare_q.eval.results import RunResult
-from compare_q.eval.run import plan
-from compare_q.eval.run.rows import Rows
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.score import Downloads, Scored, score_model, use_given_store
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec
-from compare_q.eval.text import text_windows
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import PlannedModel
+from ...backends.common.errors import CompareQError
+from ..results import RunResult
+from ..specs.spec_types import DataSpec, ModelSpec
+from ..text import text_windows
+from ..text.eval_data import EvalData
+from . import plan
+from .rows import Rows
+from .run_config import RunConfig
+from .score import Downloads, Scored, score_model, use_given_store
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ from concurrent.futures import Executor, Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel
-from compare_q.backends.common.errors import CompareQError, InputError, ModelError
-from compare_q.backends.scoring import segments
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.run import plan, reference
-from compare_q.eval.run.claims import claimed, short_lock
-from compare_q.eval.run.model_workers import Replicas
-from compare_q.eval.run.reference import Reference
-from compare_q.eval.run.rows import Rows, read
-from compare_q.eval.run.run_config import RunConfig
-from compare_q.eval.run.token_scores import StoredScores, Work
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import PlannedModel
+from ...backends.common.errors import CompareQError, InputError, ModelError
+from ...backends.scoring import segments
+from ..common.cache import Cache
+from ..text.eval_data import EvalData
+from . import plan, reference
+from .claims import claimed, short_lock
+from .model_workers import Replicas
+from .reference import Reference
+from .rows import Rows, read
+from .run_config import RunConfig
+from .token_scores import StoredScores, Work
 
 TAG_DIGITS = 16
 

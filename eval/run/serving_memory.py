@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel, Storage
-from compare_q.backends.layers import groups
-from compare_q.eval.results import CachePart, Memory
-from compare_q.eval.run.plan import facts_of
+from ... import backends
+from ...backends.base import PlannedModel, Storage
+from ...backends.layers import groups
+from ..results import CachePart, Memory
+from .plan import facts_of
 
 BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
 """Number formats of unquantized weights -> bits."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.eval.run.token_scores import StoredScores, places_in
-from compare_q.eval.stats import slices
-from compare_q.eval.stats.slices import Mask, Slice
-from compare_q.eval.text.eval_data import EvalData
-from compare_q.eval.text.slice_names import SPECIAL
+from ..stats import slices
+from ..stats.slices import Mask, Slice
+from ..text.eval_data import EvalData
+from ..text.slice_names import SPECIAL
+from .token_scores import StoredScores, places_in
 
 
 def slices_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> dict[str, Slice]:

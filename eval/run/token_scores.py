@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q import backends
-from compare_q.backends.base import PlannedModel, Window
-from compare_q.backends.common import storage
-from compare_q.backends.common.errors import InputError, ModelError
-from compare_q.backends.common.message_text import amount, one_line
-from compare_q.backends.scoring import segments
-from compare_q.backends.scoring.segments import Loaded
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.output_files import replacing
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.results import ModelResult, Timing
-from compare_q.eval.run.reference import Reference
-from compare_q.eval.run.row import fields_of
-from compare_q.eval.run.serving_memory import memory_of
-from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import Sampled
-from compare_q.eval.stats.uncertainty import Places, places_of
-from compare_q.eval.text.eval_data import EvalData
+from ... import backends
+from ...backends.base import PlannedModel, Window
+from ...backends.common import storage
+from ...backends.common.errors import InputError, ModelError
+from ...backends.common.message_text import amount, one_line
+from ...backends.scoring import segments
+from ...backends.scoring.segments import Loaded
+from ..common.cache import Cache
+from ..common.output_files import replacing
+from ..common.progress import Progress
+from ..results import ModelResult, Timing
+from ..stats import estimates
+from ..stats.estimates import Sampled
+from ..stats.uncertainty import Places, places_of
+from ..text.eval_data import EvalData
+from .reference import Reference
+from .row import fields_of
+from .serving_memory import memory_of
 
 INDEX = ("window", "position", "token_id")
 FIRST = ("started", "score_began", "first_window")

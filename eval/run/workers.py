@@ -18,20 +18,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from compare_q import backends
-from compare_q.backends.base import EngineInfo, ModelFacts, PlannedModel
-from compare_q.backends.common import machine
-from compare_q.backends.common.errors import InputError, ModelError, StoppedError
-from compare_q.backends.common.json_files import expanded
-from compare_q.backends.common.machine import Gpu
-from compare_q.backends.common.process import captured
-from compare_q.backends.hub import Watch
-from compare_q.backends.worker import worker as worker_side
-from compare_q.backends.worker.engine_process import ENDING
-from compare_q.backends.worker.protocol import CallCommand, InspectEngine
-from compare_q.eval.common.processes import PROCESSES, WorkerProcess, in_process, outcome
-from compare_q.eval.common.progress import Show
-from compare_q.eval.run.gpu_pool import GpuPool
+from ... import backends
+from ...backends.base import EngineInfo, ModelFacts, PlannedModel
+from ...backends.common import machine
+from ...backends.common.errors import InputError, ModelError, StoppedError
+from ...backends.common.json_files import expanded
+from ...backends.common.machine import Gpu
+from ...backends.common.process import captured
+from ...backends.hub import Watch
+from ...backends.worker import worker as worker_side
+from ...backends.worker.engine_process import ENDING
+from ...backends.worker.protocol import CallCommand, InspectEngine
+from ..common.processes import PROCESSES, WorkerProcess, in_process, outcome
+from ..common.progress import Show
+from .gpu_pool import GpuPool
 
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if the run has not been stopped yet."""

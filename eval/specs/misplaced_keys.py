@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compare_q import backends
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.specs.spec_types import ENGINE, DataSpec, ModelSpec, SweptSpec
+from ... import backends
+from ...backends.common.errors import InputError
+from .spec_types import ENGINE, DataSpec, ModelSpec, SweptSpec
 
 MODEL_KEYS = SweptSpec.model_fields.keys()
 DATA_KEYS = DataSpec.model_fields.keys()

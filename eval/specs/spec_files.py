@@ -16,13 +16,13 @@ from typing import Any, TypeVar, cast
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from compare_q.backends.common import json_files
-from compare_q.backends.common.engine_options import describe
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable, shortened
-from compare_q.backends.reference import pack_files
-from compare_q.eval.specs import misplaced_keys
-from compare_q.eval.specs.spec_types import DataSpec, ModelSpec, Spec, SweptSpec, placed
+from ...backends.common import json_files
+from ...backends.common.engine_options import describe
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable, shortened
+from ...backends.reference import pack_files
+from . import misplaced_keys
+from .spec_types import DataSpec, ModelSpec, Spec, SweptSpec, placed
 
 S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]

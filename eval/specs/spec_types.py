@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, model_validator
 
-from compare_q.backends.common.json_files import exists, expanded
-from compare_q.backends.common.message_text import CONTROL, is_secret, nearest, redacted, shortened
+from ...backends.common.json_files import exists, expanded
+from ...backends.common.message_text import CONTROL, is_secret, nearest, redacted, shortened
 
 Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """Methods of cutting a text into windows; ``eval/text/cutting.py`` implements them."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compare_q.eval.stats.uncertainty import (
+from .uncertainty import (
     FEWEST_WAVES,
     SHORT,
     Count,

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compare_q.eval.stats.estimates import LEAST_BLOCKS
-from compare_q.eval.stats.uncertainty import Count, Error, Mean, Places, mean_with_errors, perplexity
-from compare_q.eval.text.slice_names import BEGIN, REST, SURE, UNSURE
+from ..text.slice_names import BEGIN, REST, SURE, UNSURE
+from .estimates import LEAST_BLOCKS
+from .uncertainty import Count, Error, Mean, Places, mean_with_errors, perplexity
 
 Columns = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest, printable
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.slices import BEGIN_LENGTH
-from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS
-from compare_q.eval.text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest, printable
+from ..results import ModelResult, RunResult
+from ..stats.slices import BEGIN_LENGTH
+from ..text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
+from .numbers import KLD_DIGITS, PPL_DIGITS
 
 
 @dataclass(frozen=True)

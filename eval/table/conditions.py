@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.table.columns import Column, named
-from compare_q.eval.table.memory_fit import OLDER
-from compare_q.eval.table.numbers import number_text
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable
+from ..results import ModelResult, RunResult
+from .columns import Column, named
+from .memory_fit import OLDER
+from .numbers import number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from compare_q.eval.ranking import Ranking, compare, near_lossless, ranking, why_unranked
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.uncertainty import SHORT
-from compare_q.eval.table import precision_sentences
-from compare_q.eval.table.numbers import kld_in_words, kld_text, number_with_error, two_digits
+from ..ranking import Ranking, compare, near_lossless, ranking, why_unranked
+from ..results import ModelResult, RunResult
+from ..stats.uncertainty import SHORT
+from . import precision_sentences
+from .numbers import kld_in_words, kld_text, number_with_error, two_digits
 
 NAMED = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""

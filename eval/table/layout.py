@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.common.terminal import say
-from compare_q.eval.table.columns import named
-from compare_q.eval.table.tables import LABEL, STDERR, Filled, Table
+from ...backends.common.message_text import printable
+from ..common.terminal import say
+from .columns import named
+from .tables import LABEL, STDERR, Filled, Table
 
 MARGIN = 2
 """Characters of the table's box at the left and the right."""

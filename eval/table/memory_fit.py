@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from compare_q.eval.results import Memory, ModelResult, RunResult
-from compare_q.eval.table.columns import Column
-from compare_q.eval.table.numbers import number_text
+from ..results import Memory, ModelResult, RunResult
+from .columns import Column
+from .numbers import number_text
 
 OLDER = Memory(missing="an older compare_q made this row")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from compare_q.backends.checkpoint.checkpoint_config import ROPE, beyond
-from compare_q.backends.common.message_text import amount
-from compare_q.backends.layers import groups
-from compare_q.eval.ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
-from compare_q.eval.results import MARK, ModelResult, RunResult, deviations_of
-from compare_q.eval.stats.estimates import short_text_cautions
-from compare_q.eval.stats.uncertainty import longest_documents
-from compare_q.eval.table import columns as all_columns
-from compare_q.eval.table import memory_fit
-from compare_q.eval.table.numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
+from ...backends.checkpoint.checkpoint_config import ROPE, beyond
+from ...backends.common.message_text import amount
+from ...backends.layers import groups
+from ..ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
+from ..results import MARK, ModelResult, RunResult, deviations_of
+from ..stats.estimates import short_text_cautions
+from ..stats.uncertainty import longest_documents
+from . import columns as all_columns
+from . import memory_fit
+from .numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
 
 BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""

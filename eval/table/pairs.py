@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import nearest, printable
-from compare_q.eval.ranking import Difference, compare, near_lossless, why_unranked
-from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.estimates import short_text_cautions
-from compare_q.eval.stats.uncertainty import LARGEST_EXPONENT
-from compare_q.eval.table.numbers import decimals_of_error, number_with_error
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import nearest, printable
+from ..ranking import Difference, compare, near_lossless, why_unranked
+from ..results import ModelResult, RunResult
+from ..stats.estimates import short_text_cautions
+from ..stats.uncertainty import LARGEST_EXPONENT
+from .numbers import decimals_of_error, number_with_error
 
 HEADING = (
     "Differences: first minus second, paired; ± one standard error; 95 % intervals",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compare_q.backends.common.message_text import amount, duration_in_words
-from compare_q.eval.ranking import candidates_for_best, near_lossless
-from compare_q.eval.results import ModelResult, RunResult, UsedText
-from compare_q.eval.stats.windows_needed import LEAST_WINDOWS, TARGET, seconds_needed, windows_needed
-from compare_q.eval.table.numbers import two_digits
+from ...backends.common.message_text import amount, duration_in_words
+from ..ranking import candidates_for_best, near_lossless
+from ..results import ModelResult, RunResult, UsedText
+from ..stats.windows_needed import LEAST_WINDOWS, TARGET, seconds_needed, windows_needed
+from .numbers import two_digits
 
 MOST_NAMED = 6
 """The largest number of rows whose precision is printed for each.  Of more rows, the best and the worst are printed."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.common.terminal import say
-from compare_q.eval.results import RunResult
-from compare_q.eval.table import layout, precision_sentences
-from compare_q.eval.table.columns import fields_of, values_of
-from compare_q.eval.table.findings import verdict
-from compare_q.eval.table.tables import Filled, Table, table_of
+from ...backends.common.message_text import printable
+from ..common.terminal import say
+from ..results import RunResult
+from . import layout, precision_sentences
+from .columns import fields_of, values_of
+from .findings import verdict
+from .tables import Filled, Table, table_of
 
 NOTES = "what the columns and marks mean: --notes"
 ERRORS = "±: one standard error for other texts like this one"

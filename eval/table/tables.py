@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compare_q.eval.ranking import best_labels
-from compare_q.eval.results import ModelResult, RunResult, option_texts
-from compare_q.eval.table import notes
-from compare_q.eval.table.columns import COLUMNS, Column, named
-from compare_q.eval.table.notes import BEST
-from compare_q.eval.table.numbers import decimals_of_error, error_text, number_text
+from ..ranking import best_labels
+from ..results import ModelResult, RunResult, option_texts
+from . import notes
+from .columns import COLUMNS, Column, named
+from .notes import BEST
+from .numbers import decimals_of_error, error_text, number_text
 
 EARLIER = "*"
 """After seconds that an earlier run measured."""

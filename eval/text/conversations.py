@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.tokenizers import follow_file
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import one_line, shortened
-from compare_q.backends.common.process import time_limit
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.spec_types import DataSpec
-from compare_q.eval.text import corpus, text_tokens, vocabulary
-from compare_q.eval.text.slice_names import roles_of
-from compare_q.eval.text.text_tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
+from ...backends.checkpoint.tokenizers import follow_file
+from ...backends.common import json_files
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import one_line, shortened
+from ...backends.common.process import time_limit
+from ..common.progress import Progress
+from ..specs.spec_types import DataSpec
+from . import corpus, text_tokens, vocabulary
+from .slice_names import roles_of
+from .text_tokens import RENDER_S, TODAY, Chat, Tokens, tokens_of
 
 SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
             "tool": "tool"}  # fmt: skip

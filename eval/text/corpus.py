@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes
-from compare_q.backends.common.message_text import one_line, printable, redacted, shortened, unicode
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, texts_in
-from compare_q.eval.text import hub_datasets
-from compare_q.eval.text.hub_datasets import SOURCES, row_limit, source_of
-from compare_q.eval.text.slice_names import refuse_ambiguous
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import exists, is_file, is_folder, open_regular, parsed, read_bytes
+from ...backends.common.message_text import one_line, printable, redacted, shortened, unicode
+from ..common.progress import Progress
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, texts_in
+from . import hub_datasets
+from .hub_datasets import SOURCES, row_limit, source_of
+from .slice_names import refuse_ambiguous
 
 TABLES = (".jsonl", ".parquet")
 MESSAGES = ("messages", "conversations")

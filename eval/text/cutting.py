@@ -32,9 +32,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Spans
-from compare_q.eval.specs.spec_types import DataSpec, Long, Method
-from compare_q.eval.text.text_tokens import Ids, Tokens
+from ...backends.base import Spans
+from ..specs.spec_types import DataSpec, Long, Method
+from .text_tokens import Ids, Tokens
 
 
 class Cut(NamedTuple):

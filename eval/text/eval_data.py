@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.base import Window
-from compare_q.backends.common.errors import InputError
-from compare_q.eval.text import text_windows as text_windows
-from compare_q.eval.text.text_windows import TextWindows
+from ...backends.base import Window
+from ...backends.common.errors import InputError
+from . import text_windows as text_windows
+from .text_windows import TextWindows
 
 
 @dataclass(frozen=True)

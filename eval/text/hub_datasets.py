@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from compare_q.backends import hub
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.json_files import exists
-from compare_q.backends.common.message_text import nearest
-from compare_q.backends.hub import HubAwayError
-from compare_q.eval.common import processes
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec, texts_in
+from ...backends import hub
+from ...backends.common.errors import InputError
+from ...backends.common.json_files import exists
+from ...backends.common.message_text import nearest
+from ...backends.hub import HubAwayError
+from ..common import processes
+from ..common.progress import Progress
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")

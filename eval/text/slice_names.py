@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import printable
-from compare_q.eval.specs.spec_types import DataSpec
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import printable
+from ..specs.spec_types import DataSpec
 
 SURE = "sure"
 UNSURE = "unsure"

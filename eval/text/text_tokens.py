@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends.checkpoint.tokenizers import follow_file
-from compare_q.backends.common import json_files, storage
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import duration_in_words, one_line
-from compare_q.backends.common.process import time_limit
-from compare_q.backends.reference import pack_files
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs.spec_types import DataSpec, Method
-from compare_q.eval.text import corpus, vocabulary
+from ...backends.checkpoint.tokenizers import follow_file
+from ...backends.common import json_files, storage
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import duration_in_words, one_line
+from ...backends.common.process import time_limit
+from ...backends.reference import pack_files
+from ..common.cache import Cache
+from ..common.progress import Progress
+from ..specs.spec_types import DataSpec, Method
+from . import corpus, vocabulary
 
 TOKENS_VERSION = 8
 """Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""

@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compare_q.backends import hub
-from compare_q.backends.base import Spans, Window, abbreviated
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import amount, printable
-from compare_q.backends.common.packages import builds
-from compare_q.backends.reference import pack_files
-from compare_q.eval.common import processes
-from compare_q.eval.common.cache import Cache
-from compare_q.eval.common.progress import Progress
-from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_types import DataSpec
-from compare_q.eval.text import conversations, corpus, cutting, hub_datasets, text_tokens
-from compare_q.eval.text.text_tokens import RENDER_S, TOKENS_VERSION, Chat, Tokens
+from ...backends import hub
+from ...backends.base import Spans, Window, abbreviated
+from ...backends.common import json_files
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import amount, printable
+from ...backends.common.packages import builds
+from ...backends.reference import pack_files
+from ..common import processes
+from ..common.cache import Cache
+from ..common.progress import Progress
+from ..specs import spec_files
+from ..specs.spec_types import DataSpec
+from . import conversations, corpus, cutting, hub_datasets, text_tokens
+from .text_tokens import RENDER_S, TOKENS_VERSION, Chat, Tokens
 
 CHAT_VERSION = 3
 """Version of the tokens of conversations.  Raise it when rendering, or the choice of scored tokens, changes."""

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compare_q.backends.common import json_files
-from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.message_text import one_line
-from compare_q.eval.common import processes
+from ...backends.common import json_files
+from ...backends.common.errors import InputError
+from ...backends.common.message_text import one_line
+from ..common import processes
 
 FILE = "tokenizer.json"
 NONE: frozenset[int] = frozenset()
