@@ -33,22 +33,31 @@ OUTSIDE = "COMPARE_Q_ENGINES"
 GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run; the first one whose engine is installed is used."""
 DEQUANTIZING = "transformers_auto_bf16"
-"""load_fn for weight-only formats that the first installed engine of ``GENERAL`` has no kernel for."""
+"""load_fn for weight-only formats that the first installed engine of ``GENERAL`` has no kernel for.
+"""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
-LAYER_BY_LAYER = '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'
+LAYER_BY_LAYER = (
+    '"engine": {"streaming": true} of "load_fn": "transformers_auto" loads it layer by layer'
+)
 """Advice for a model that is larger than the memory."""
 ENGINE_ALIASES = {
-    "vllm": "vllm_score", "gguf": "llamacpp", "llama.cpp": "llamacpp", "llama_cpp": "llamacpp", "exl3": "exllamav3",
+    "vllm": "vllm_score",
+    "gguf": "llamacpp",
+    "llama.cpp": "llamacpp",
+    "llama_cpp": "llamacpp",
+    "exl3": "exllamav3",
     "hf": "transformers",
-}  # fmt: skip
+}
 """Other names of engines -> load_fn."""
 REMOVED = ("exllamav2", "exl2")
 """The engine ExLlamaV2 and its quantization method, which compare_q had until version 0.2."""
 
 
 def engine_class(engine: str) -> type[Engine]:
-    """Return the class of an engine; InputError if it is not built in and ``$COMPARE_Q_ENGINES`` is wrong."""
+    """Return the class of an engine; InputError if it is not built in and ``$COMPARE_Q_ENGINES`` is
+    wrong.
+    """
     return _imported(ENGINES[engine]) if engine in ENGINES else outside()[engine]
 
 
@@ -59,28 +68,42 @@ def files_of(model: PlannedModel) -> ModelFiles:
 
 def engines() -> list[tuple[str, type[Engine]]]:
     """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong."""
-    return [(engine, _imported(location)) for engine, location in ENGINES.items()] + list(outside().items())
+    return [(engine, _imported(location)) for engine, location in ENGINES.items()] + list(
+        outside().items()
+    )
 
 
 def outside() -> dict[str, type[Engine]]:
-    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by their first load_fns; InputError if it is wrong."""
+    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by their first load_fns; InputError if
+    it is wrong.
+    """
     locations = list(filter(None, map(str.strip, os.environ.get(OUTSIDE, "").split(","))))
     if not locations:
         return {}
     from .base import Engine
 
     found: dict[str, type[Engine]] = {}
-    taken = {name for each, location in ENGINES.items() for name in (each, *_imported(location).capabilities.load_fns)}
+    taken = {
+        name
+        for each, location in ENGINES.items()
+        for name in (each, *_imported(location).capabilities.load_fns)
+    }
     for location in locations:
         try:
             engine = _imported(location)
             names = engine.capabilities.load_fns if issubclass(engine, Engine) else ()
         except Exception as error:  # anything that the user's file does
-            raise InputError(f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}") from None
+            raise InputError(
+                f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}"
+            ) from None
         if not names:
-            raise InputError(f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine")
+            raise InputError(
+                f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine"
+            )
         if known := taken.intersection(names):
-            raise InputError(f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another")
+            raise InputError(
+                f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another"
+            )
         taken.update(names)
         found[names[0]] = engine
     return found
@@ -94,7 +117,9 @@ def _imported(location: str) -> type[Engine]:
 
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
-    """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if unknown."""
+    """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if
+    unknown.
+    """
     if load_fn in REMOVED:
         raise InputError(
             f"load_fn: {load_fn!r}: compare_q 0.3 does not measure EXL2; quantize to EXL3, or use compare_q 0.2"
@@ -104,17 +129,23 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
         wanted = engine.capabilities.fwd_fn
         if load_fn in engine.capabilities.load_fns:
             if fwd_fn not in (None, wanted):
-                raise InputError(f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {wanted!r}")
+                raise InputError(
+                    f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {wanted!r}"
+                )
             return name, engine
         known += engine.capabilities.load_fns
     if load_fn in ENGINE_ALIASES:
-        raise InputError(f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here")
+        raise InputError(
+            f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here"
+        )
     near = nearest(load_fn, [*known, *ENGINE_ALIASES])
     raise InputError(f"load_fn: unknown engine {load_fn!r}{near}; there are: {', '.join(known)}")
 
 
 def reader_of(file: str) -> str | None:
-    """Return the load_fn of the only engine that reads files with this suffix; None if there is none."""
+    """Return the load_fn of the only engine that reads files with this suffix; None if there is
+    none.
+    """
     for _, engine in engines():
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
@@ -122,7 +153,9 @@ def reader_of(file: str) -> str | None:
 
 
 def names_in(model: str) -> list[str]:
-    """Return a model's name and the file names in its folder; only the name if the folder holds safetensors."""
+    """Return a model's name and the file names in its folder; only the name if the folder holds
+    safetensors.
+    """
     folder = Path(model).expanduser()
     if not is_folder(folder) or any(folder.glob("*.safetensors")):
         return [model]
@@ -132,8 +165,8 @@ def names_in(model: str) -> list[str]:
 def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str]) -> tuple[str, str]:
     """Return (load_fn, why) for a model whose user names no engine.
 
-    ``model``: a server's address, a file, a folder or a hub id; ``config``: the folder's, None without a config;
-    ``elsewhere``: engines and load_fns that have their own Python.
+    ``model``: a server's address, a file, a folder or a hub id; ``config``: the folder's, None
+    without a config; ``elsewhere``: engines and load_fns that have their own Python.
     """
     for name in names_in(model):
         if load_fn := reader_of(name):
@@ -164,7 +197,11 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
 
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:
-    """InputError for a model that only another engine reads: a file with its suffix, or a folder of such files."""
+    """InputError for a model that only another engine reads: a file with its suffix, or a folder of
+    such files.
+    """
     for name in names_in(model_dir):
         if (load_fn := reader_of(name)) and load_fn not in engine.capabilities.load_fns:
-            raise InputError(f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"')
+            raise InputError(
+                f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"'
+            )

@@ -1,8 +1,9 @@
-"""The interface between the driver and the engines: the types that both exchange, ``ModelFiles`` and ``Engine``.
+"""The interface between the driver and the engines: the types that both exchange, ``ModelFiles``
+and ``Engine``.
 
-``ModelFiles`` describes a model before it loads, ``Engine`` loads and scores it.  An engine that returns logits derives
-from ``LogitsEngine`` (``backends/logits_engine.py``); its docstring shows a complete engine.  This module depends on no
-engine, file format or statistic.
+``ModelFiles`` describes a model before it loads, ``Engine`` loads and scores it.  An engine that
+returns logits derives from ``LogitsEngine`` (``backends/logits_engine.py``); its docstring shows a
+complete engine.  This module depends on no engine, file format or statistic.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ from .common.storage import times_of
 from .hub import SILENT, Watch
 
 Spans = tuple[tuple[int, int], ...]
-"""The scored positions of a window: non-empty ranges [begin, end) in order, with gaps between them."""
+"""The scored positions of a window: non-empty ranges [begin, end) in order, with gaps between them.
+"""
 
 
 def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
-    """Return the first scored position if all positions after it are scored, else begin and end of each range."""
+    """Return the first scored position if all positions after it are scored, else begin and end of
+    each range.
+    """
     (first, end), *more = spans
-    return (first,) if end == length and not more else tuple(number for span in spans for number in span)
+    return (
+        (first,)
+        if end == length and not more
+        else tuple(number for span in spans for number in span)
+    )
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,11 @@ class Window:
 
     index: int  # its number in the run, from 0
     token_ids: NDArray[np.int32]  # [L]
-    spans: Spans  # within 1 to L - 1; each position is predicted from all tokens before it in the window
-    alone: bool = False  # no other window is computed with it, so that its roundings are those of batch 1
+    # within 1 to L - 1; each position is predicted from all tokens before it in the window
+    spans: Spans
+    alone: bool = (
+        False  # no other window is computed with it, so that its roundings are those of batch 1
+    )
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:
@@ -65,7 +76,9 @@ class Window:
         return self.token_ids[self.positions]
 
     def predicting(self, begin: int, end: int) -> Iterator[slice]:
-        """Yield the positions from ``begin`` to ``end`` whose logits predict a scored token, counted from ``begin``."""
+        """Yield the positions from ``begin`` to ``end`` whose logits predict a scored token,
+        counted from ``begin``.
+        """
         for first, last in self.spans:
             low, high = max(first - 1, begin), min(last - 1, end)
             if low < high:
@@ -78,9 +91,11 @@ class Window:
 
     @cached_property
     def digest(self) -> str:
-        """The first 32 hexadecimal digits of the SHA-256 of the tokens, the scored positions, and ``alone``.
+        """The first 32 hexadecimal digits of the SHA-256 of the tokens, the scored positions, and
+        ``alone``.
 
-        Scores are found by it: windows with the same digest have the same scores, whichever text they are cut from.
+        Scores are found by it: windows with the same digest have the same scores, whichever text
+        they are cut from.
         """
         facts = f"{self.what_is_scored} "
         if self.alone:
@@ -91,10 +106,11 @@ class Window:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Scores of the window with index ``window``, as ``backends/scoring/token_statistics.py`` defines them.
+    """Scores of the window with index ``window``, as ``backends/scoring/token_statistics.py``
+    defines them.
 
-    Each array is [T], one entry per scored position, in nats where it has a unit; None if the engine does not know it.
-    With a reference, all arrays exist.
+    Each array is [T], one entry per scored position, in nats where it has a unit; None if the
+    engine does not know it.  With a reference, all arrays exist.
     """
 
     window: int
@@ -114,8 +130,12 @@ class ScoreRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     reference: Path | None = None  # folder of the reference store to compare with
-    vocab_size: int | None = None  # number of entries that are compared, the first ones; None: all of the reference's
-    record: Path | None = None  # existing folder into which this model's states or logits are written, as a store
+    vocab_size: int | None = (
+        None  # number of entries that are compared, the first ones; None: all of the reference's
+    )
+    record: Path | None = (
+        None  # existing folder into which this model's states or logits are written, as a store
+    )
     record_key: str = ""  # key of the reference that is recorded, for the header of each file
 
 
@@ -153,21 +173,31 @@ class ModelFacts:
 
     vocab_size: int | None = None  # number of logits
     context: int | None = None  # maximum number of tokens
-    tokenizer: Path | Mapping[int, str] | None = None  # its folder, or the vocabulary without special tokens
-    rope_changes_above: int | None = None  # longest context up to which the engine uses the short rotary factors
+    tokenizer: Path | Mapping[int, str] | None = (
+        None  # its folder, or the vocabulary without special tokens
+    )
+    rope_changes_above: int | None = (
+        None  # longest context up to which the engine uses the short rotary factors
+    )
     dtype: str | None = None  # of unquantized products, by spec and files
 
 
 @dataclass(frozen=True)
 class ServingFacts:
-    """Sizes from a model's config that decide how much memory serving takes in addition to the weights."""
+    """Sizes from a model's config that decide how much memory serving takes in addition to the
+    weights.
+    """
 
     vocab_size: int | None = None  # logits of a token; None if not stated
-    kv: tuple[tuple[int, int | None], ...] = ()  # (numbers of a token, number of last tokens that are kept or None for
+    kv: tuple[
+        tuple[int, int | None], ...
+    ] = ()  # (numbers of a token, number of last tokens that are kept or None for
     # all) for each group of attention layers; empty if not stated
     kv_layers: int = 0  # number of these layers
     kv_is_upper: bool = False  # layers with a sliding window count as if they kept all tokens
-    step_numbers: int | None = None  # numbers of a token that a decoder layer holds at once; None if not stated
+    step_numbers: int | None = (
+        None  # numbers of a token that a decoder layer holds at once; None if not stated
+    )
     float_bytes: int | None = None  # bytes of such a number; None: the dtype that ran decides
 
 
@@ -180,7 +210,9 @@ class Capabilities:
     packages: tuple[str, ...]  # distributions; any one of these provides the engine
     install: str  # the command that installs it
     summary: str
-    override_tensors: bool = False  # ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's
+    override_tensors: bool = (
+        False  # ``model_dir`` can be ``[dir, files]``, whose tensors replace the model's
+    )
     reference: bool = True  # its models can be references
     compares: bool = True  # its models can be compared with a reference
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
@@ -189,19 +221,33 @@ class Capabilities:
     schemes: tuple[str, ...] = ()  # how the addresses of its models begin
     here: bool = True  # it runs on this machine, and its scores depend on the hardware
     torch: bool = True  # it computes with torch; a CPU build of torch does not use the GPUs
-    batches: bool = False  # windows are computed in batches, so that rounding depends on the windows of a run
+    batches: bool = (
+        False  # windows are computed in batches, so that rounding depends on the windows of a run
+    )
     refuses: bool = False  # ``refusal`` may find reasons that ``check`` does not
     decodes: int = 0  # maximum number of windows at a time in decode
     noise: bool = False  # it has the option ``noise``
-    eager: Mapping[str, Any] = field(default_factory=dict)  # options that turn compilation off, as noise needs
-    arithmetic: Mapping[str, Any] = field(default_factory=dict)  # options that decide roundings, and their defaults:
+    eager: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options that turn compilation off, as noise needs
+    arithmetic: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # options that decide roundings, and their defaults:
     # None if the engine chooses
-    one_line: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # load_fn -> options in one-line calls,
+    one_line: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # load_fn -> options in one-line calls,
     # unless the call gives them
 
     def installed(self) -> tuple[str, str] | None:
-        """Return (distribution, version) that provides the engine, ("built in", "") without one; None if missing."""
-        return next(iter(installed_versions(self.packages).items()), None) if self.packages else ("built in", "")
+        """Return (distribution, version) that provides the engine, ("built in", "") without one;
+        None if missing.
+        """
+        return (
+            next(iter(installed_versions(self.packages).items()), None)
+            if self.packages
+            else ("built in", "")
+        )
 
 
 @dataclass(frozen=True)
@@ -228,17 +274,25 @@ class Placed(NamedTuple):
 
 
 class EngineInfo(BaseModel):
-    """The engine of one model as installed in one Python, and the engine's checks of the model before it loads."""
+    """The engine of one model as installed in one Python, and the engine's checks of the model
+    before it loads.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    installed: tuple[str, str] | None = None  # (distribution, version) that provides the engine; None: not installed
-    versions: dict[str, str] = {}  # packages, settings and named files that can change a score; part of its key
+    installed: tuple[str, str] | None = (
+        None  # (distribution, version) that provides the engine; None: not installed
+    )
+    versions: dict[
+        str, str
+    ] = {}  # packages, settings and named files that can change a score; part of its key
     cpu_only: bool = False  # torch of this Python is a build without GPU code
     problem: str = ""  # why the model cannot run there, in one line
     facts: ModelFacts | None = None  # of a model on a server; None if its files are on this machine
     stamp: str = ""  # of a model on a server
-    silence: str = ""  # why a server did not answer; the request is repeated when this model is scheduled
+    silence: str = (
+        ""  # why a server did not answer; the request is repeated when this model is scheduled
+    )
 
 
 class PlannedModel(BaseModel):
@@ -252,27 +306,36 @@ class PlannedModel(BaseModel):
     label: str  # the model's name in tables and messages
     engine: str  # its name in the registry
     load_fn: str  # which of the engine's ways to load it
-    model_dir: str  # folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path
+    # folder, file, hub id or server URL; ``ModelFiles.fetch`` replaces a hub id by a local path
+    model_dir: str
     max_tokens: int  # length of the longest window of all texts
     options: dict[str, Any] = {}  # the spec's ``engine`` object, checked by the engine
     override_tensors: tuple[Path, ...] = ()  # files whose tensors replace the model's
     revision: str | None = None  # branch, tag or commit of a hub id; None: the default branch
     decode: Decode | None = None  # how windows are fed in decode steps; None: prefill
-    check_decode: bool = True  # refuse decode that differs from prefill; False: the run compares them itself
+    check_decode: bool = (
+        True  # refuse decode that differs from prefill; False: the run compares them itself
+    )
     stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
     log_file: Path | None = None  # file for the engine's output; None: the terminal
 
-    spec: dict[str, Any] = {}  # the model spec as JSON types, without keys that the user did not set
+    spec: dict[
+        str, Any
+    ] = {}  # the model spec as JSON types, without keys that the user did not set
     spec_sha256: str = ""  # digest of all of it
     python: str | None = None  # path of the Python that runs the engine; None: the driver's
     n_gpus: int = 0  # GPUs that each replica gets; 0: it runs on the CPU
     replicas: int = 1  # workers that share the windows
     resources: dict[str, float] = {}  # Ray's custom resources that a worker takes, by name
-    hardware: dict[str, Any] = {}  # the part of the scores' key that names GPUs, driver, CPU and machine's settings
+    hardware: dict[
+        str, Any
+    ] = {}  # the part of the scores' key that names GPUs, driver, CPU and machine's settings
     info: EngineInfo = EngineInfo()  # the engine as installed in ``python``
     known: dict[str, Any] = {}  # the part of the provenance that is known before the model loads
     is_reference: bool = False  # the other models are compared with this one
-    out_logits: Path | None = None  # folder in which the reference store of this model is kept; None: the cache
+    out_logits: Path | None = (
+        None  # folder in which the reference store of this model is kept; None: the cache
+    )
 
     def updated(self, **changes: Any) -> Self:
         """A copy with these fields changed; TypeError for a field that does not exist."""
@@ -282,7 +345,8 @@ class PlannedModel(BaseModel):
 
 
 class ModelFiles:
-    """A model before it loads: a folder, a GGUF file or on a server.  The defaults are for a model without files.
+    """A model before it loads: a folder, a GGUF file or on a server.  The defaults are for a model
+    without files.
 
     Nothing here imports an engine.  Methods about the content need the files on this machine.
     """
@@ -299,15 +363,21 @@ class ModelFiles:
         return False
 
     def fetch(self, watch: Watch = SILENT) -> PlannedModel:
-        """Return the model with a local ``model_dir``, downloading it if necessary; InputError with the reason."""
+        """Return the model with a local ``model_dir``, downloading it if necessary; InputError with
+        the reason.
+        """
         return self.planned
 
     def would_fetch(self) -> str:
-        """Return what ``fetch`` would download, such as ``16.1 GB to download``; InputError if it would fail."""
+        """Return what ``fetch`` would download, such as ``16.1 GB to download``; InputError if it
+        would fail.
+        """
         return ""
 
     def cached(self) -> PlannedModel | None:
-        """Return the model with a local ``model_dir``; None if something would have to be downloaded."""
+        """Return the model with a local ``model_dir``; None if something would have to be
+        downloaded.
+        """
         return self.planned
 
     def facts(self) -> ModelFacts:
@@ -315,7 +385,9 @@ class ModelFiles:
         return ModelFacts()
 
     def stamp(self) -> str:
-        """Return a fingerprint of the files, which is part of the scores' key; InputError for damaged files."""
+        """Return a fingerprint of the files, which is part of the scores' key; InputError for
+        damaged files.
+        """
         return ""
 
     def content(self) -> str:
@@ -327,7 +399,9 @@ class ModelFiles:
         raise NotImplementedError
 
     def weight_files(self) -> tuple[Path, ...]:
-        """Return the weight files, which ``stamp`` reads in samples; empty if they are not on this machine."""
+        """Return the weight files, which ``stamp`` reads in samples; empty if they are not on this
+        machine.
+        """
         return ()
 
     def placed(self) -> list[Placed]:
@@ -335,7 +409,9 @@ class ModelFiles:
         return []
 
     def storage(self) -> Storage:
-        """Return the stored size of the model by the convention of ``backends/checkpoint/folder.py``."""
+        """Return the stored size of the model by the convention of
+        ``backends/checkpoint/folder.py``.
+        """
         return Storage(note="this model has no files")
 
     def serving(self) -> ServingFacts:
@@ -359,63 +435,80 @@ class Engine(ABC):
     def check(cls, model: PlannedModel) -> None:
         """InputError if the model cannot run with the installed packages and the files on disk.
 
-        ModelError, also from the methods of ``files``, if a server does not answer, or serves another model.  Only a
-        worker may call these for a server, because it may never answer.
+        ModelError, also from the methods of ``files``, if a server does not answer, or serves
+        another model.  Only a worker may call these for a server, because it may never answer.
         """
 
     @classmethod
     def option_names(cls) -> Collection[str] | None:
-        """Return the names of all options of the ``engine`` object; None if they are not known in this Python."""
+        """Return the names of all options of the ``engine`` object; None if they are not known in
+        this Python.
+        """
         return None
 
     @classmethod
     def refusal(cls, model: PlannedModel) -> str:
-        """Return why the engine, which is imported, would refuse the model by its config; "" if it would not."""
+        """Return why the engine, which is imported, would refuse the model by its config; "" if it
+        would not.
+        """
         return ""
 
     @classmethod
     def misreads(cls, model: PlannedModel) -> str:
-        """Return why the engine would compute with other weights than a local model's files hold; "" if it would not.
+        """Return why the engine would compute with other weights than a local model's files hold;
+        "" if it would not.
 
-        Faults of the files themselves, which affect every engine, are not included.  The check reads headers, and does
-        not import an engine.
+        Faults of the files themselves, which affect every engine, are not included.  The check
+        reads headers, and does not import an engine.
         """
         return ""
 
     @classmethod
     def tokens(cls, file: Path, texts: Sequence[str]) -> dict[str, Any] | None:
-        """Return the ids that the engine's own tokenizer gives texts (``ids``, without BOS), and ``adds_bos``.
+        """Return the ids that the engine's own tokenizer gives texts (``ids``, without BOS), and
+        ``adds_bos``.
 
-        None if the engine does not have its own tokenizer, or is not installed.  Imports the engine.
+        None if the engine does not have its own tokenizer, or is not installed.  Imports the
+        engine.
         """
         return None
 
     @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        """Return a format that this engine has no kernel for on this machine; "" if it has all kernels.
+        """Return a format that this engine has no kernel for on this machine; "" if it has all
+        kernels.
 
-        ``quantization``: the ``quantization_config`` of a checkpoint.  ``options``: the spec's ``engine`` object.
+        ``quantization``: the ``quantization_config`` of a checkpoint.  ``options``: the spec's
+        ``engine`` object.
         """
         return ""
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
-        """Return the number of GPUs for the model if the machine has any; 0: all; None: as many as its weights need."""
+        """Return the number of GPUs for the model if the machine has any; 0: all; None: as many as
+        its weights need.
+        """
         return 1
 
     @classmethod
     def spread_by(cls, model: PlannedModel) -> str:
-        """Return the option that makes the engine itself spread the model over machines; empty if it does not."""
+        """Return the option that makes the engine itself spread the model over machines; empty if
+        it does not.
+        """
         return ""
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        """Return versions of packages and settings that can change a score, for the scores' key; imports nothing."""
+        """Return versions of packages and settings that can change a score, for the scores' key;
+        imports nothing.
+        """
         return computing(*cls.capabilities.packages)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
-        """Import what loading imports; start no thread and use no GPU: workers are forks.  ``verbose``: may print."""
+        """Import what loading imports; start no thread and use no GPU: workers are forks.
+        ``verbose``: may print.
+        """
         if cls.capabilities.here:
             import torch  # noqa: F401 - every engine computes the statistics of scores with it
 
@@ -435,15 +528,25 @@ class Engine(ABC):
         return with_class(error)
 
     def check_unchanged(self) -> None:
-        """ModelError if the model may have changed since ``stamp``; called before each commit of scores."""
+        """ModelError if the model may have changed since ``stamp``; called before each commit of
+        scores.
+        """
         files, stamp, where = self.files(self.planned), self.planned.stamp, self.planned.model_dir
-        times = {file: times_of(file.stat()) for file in self.times or files.weight_files() if file.is_file()}
+        times = {
+            file: times_of(file.stat())
+            for file in self.times or files.weight_files()
+            if file.is_file()
+        }
         if times.items() - self.times.items() and stamp and files.stamp() != stamp:
-            raise ModelError(f"{where}: changed after this run began; run again when no process writes to it")
+            raise ModelError(
+                f"{where}: changed after this run began; run again when no process writes to it"
+            )
         self.times = times
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return how the linear layers ran, in the model's order; empty if unknown.  Called after scoring."""
+        """Return how the linear layers ran, in the model's order; empty if unknown.  Called after
+        scoring.
+        """
         return ()
 
     def provenance(self) -> dict[str, Any]:

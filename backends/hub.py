@@ -1,8 +1,10 @@
-"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache or downloaded.
+"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache
+or downloaded.
 
-``huggingface_hub`` downloads.  This file chooses the files of a repository that are needed, and reports failures in
-one line.  A request with a deadline comes first: otherwise the client retries for 24 s if connections are refused, and
-for more than 130 s if nothing answers.  If the hub does not answer, the files in the local cache are used.
+``huggingface_hub`` downloads.  This file chooses the files of a repository that are needed, and
+reports failures in one line.  A request with a deadline comes first: otherwise the client retries
+for 24 s if connections are refused, and for more than 130 s if nothing answers.  If the hub does
+not answer, the files in the local cache are used.
 """
 
 from __future__ import annotations
@@ -65,21 +67,33 @@ class HubAwayError(InputError):
 
 
 def is_hub_id(name: str) -> bool:
-    """True if ``name`` can be a hub id (``owner/model``): it has that form, and is not an existing path."""
+    """True if ``name`` can be a hub id (``owner/model``): it has that form, and is not an existing
+    path.
+    """
     return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def resolve(
-    name: str, revision: str | None, *, tokenizer_only: bool = False, download: bool = True, watch: Watch = SILENT
+    name: str,
+    revision: str | None,
+    *,
+    tokenizer_only: bool = False,
+    download: bool = True,
+    watch: Watch = SILENT,
 ) -> Path:
-    """Folder of a local path or hub id.  Without ``download``, a hub id is only searched in the local cache.
+    """Folder of a local path or hub id.  Without ``download``, a hub id is only searched in the
+    local cache.
 
     Raises InputError with the reason in one line.
     """
     if not is_hub_id(name):
         return local_folder(name)
     patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
-    return fetch("model", name, revision, patterns, watch) if download else cached("model", name, revision, patterns)
+    return (
+        fetch("model", name, revision, patterns, watch)
+        if download
+        else cached("model", name, revision, patterns)
+    )
 
 
 def local_folder(name: str) -> Path:
@@ -90,13 +104,20 @@ def local_folder(name: str) -> Path:
     if is_file(folder):
         hint = "; a GGUF file runs in llamacpp" if folder.suffix == ".gguf" else ""
         raise InputError(f"{name}: is a file, no folder{hint}")
-    raise InputError(f"{name}: no such folder{'' if '/' in name else '; a model on the hub is named owner/name'}")
+    raise InputError(
+        f"{name}: no such folder{'' if '/' in name else '; a model on the hub is named owner/name'}"
+    )
 
 
 def would_fetch(
-    name: str, revision: str | None = None, patterns: Sequence[str] = MODEL_FILES, *, repo_type: RepoType = "model"
+    name: str,
+    revision: str | None = None,
+    patterns: Sequence[str] = MODEL_FILES,
+    *,
+    repo_type: RepoType = "model",
 ) -> str:
-    """``16.1 GB to download`` or ``in the local cache``: what ``fetch`` would do.  Nothing is downloaded.
+    """``16.1 GB to download`` or ``in the local cache``: what ``fetch`` would do.  Nothing is
+    downloaded.
 
     Raises InputError with the reason in one line if the files are not available.
     """
@@ -104,8 +125,15 @@ def would_fetch(
     return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
 
 
-def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch = SILENT) -> Path:
-    """Folder with a repository's files that match ``patterns``; files in the local cache are not fetched again.
+def fetch(
+    repo_type: RepoType,
+    name: str,
+    revision: str | None,
+    patterns: Sequence[str],
+    watch: Watch = SILENT,
+) -> Path:
+    """Folder with a repository's files that match ``patterns``; files in the local cache are not
+    fetched again.
 
     Raises InputError with the reason in one line.
     """
@@ -122,15 +150,27 @@ def fetch(repo_type: RepoType, name: str, revision: str | None, patterns: Sequen
     return download(repo_type, name, revision, found.patterns, watch)
 
 
-def download(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch) -> Path:
-    """Folder with a repository's files that match ``patterns``, from the hub; InputError with the reason."""
+def download(
+    repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch
+) -> Path:
+    """Folder with a repository's files that match ``patterns``, from the hub; InputError with the
+    reason.
+    """
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(
-            name, repo_type=repo_type, revision=revision, allow_patterns=list(patterns), tqdm_class=bar_for(watch)
-        ))  # fmt: skip
-    except Exception as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
+        return Path(
+            snapshot_download(
+                name,
+                repo_type=repo_type,
+                revision=revision,
+                allow_patterns=list(patterns),
+                tqdm_class=bar_for(watch),
+            )
+        )
+    except (
+        Exception
+    ) as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
         raise InputError(f"{name}: {failure_reason(error, repo_type, name, revision)}") from None
 
 
@@ -138,8 +178,9 @@ def download(repo_type: RepoType, name: str, revision: str | None, patterns: Seq
 class Wanted:
     """The files of a repository that are needed.
 
-    ``patterns``: of all these files; ``missing``: bytes of each file that is not in the local cache.  ``lacks_index``:
-    the index of the weights is one of these, so that weights may be included that it does not name.
+    ``patterns``: of all these files; ``missing``: bytes of each file that is not in the local
+    cache.  ``lacks_index``: the index of the weights is one of these, so that weights may be
+    included that it does not name.
     """
 
     patterns: list[str]
@@ -157,8 +198,8 @@ def missing_files(
 ) -> Wanted | None:
     """The files that match ``patterns``; InputError if the hub lacks a file.
 
-    None if the hub does not answer and the local cache has all files.  ``watch`` receives a note if the repository has
-    a new name.
+    None if the hub does not answer and the local cache has all files.  ``watch`` receives a note if
+    the repository has a new name.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -191,18 +232,28 @@ def missing_files(
     return Wanted(exact, missing, lacks_index=WEIGHTS in patterns and INDEX in missing)
 
 
-def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = "") -> Path:
-    """Folder of a repository in the local cache; InputError, ending with ``why``, if a file is missing."""
+def cached(
+    repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = ""
+) -> Path:
+    """Folder of a repository in the local cache; InputError, ending with ``why``, if a file is
+    missing.
+    """
     from huggingface_hub import snapshot_download
 
     how_much = "only partly"
 
     def in_cache(allowed: Sequence[str], ignored: Sequence[str] = ()) -> Path:
         """The folder; an error of the client if a file that it knows of is missing."""
-        return Path(snapshot_download(
-            name, repo_type=repo_type, revision=revision, allow_patterns=list(allowed), ignore_patterns=list(ignored),
-            local_files_only=True,
-        ))  # fmt: skip
+        return Path(
+            snapshot_download(
+                name,
+                repo_type=repo_type,
+                revision=revision,
+                allow_patterns=list(allowed),
+                ignore_patterns=list(ignored),
+                local_files_only=True,
+            )
+        )
 
     try:
         folder = in_cache([pattern for pattern in patterns if pattern != WEIGHTS])
@@ -218,25 +269,31 @@ def cached(repo_type: RepoType, name: str, revision: str | None, patterns: Seque
 
 
 def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
-    """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of its files.
+    """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of
+    its files.
 
-    Without ``files``, the sizes are left out, because a large data set has many files.  Raises InputError with the
-    reason in one line, HubAwayError if the hub does not begin to answer in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The
-    request runs in a thread, because the HTTP client has no time limit for DNS.
+    Without ``files``, the sizes are left out, because a large data set has many files.  Raises
+    InputError with the reason in one line, HubAwayError if the hub does not begin to answer in time
+    (HF_HUB_ETAG_TIMEOUT, else 4 s).  The request runs in a thread, because the HTTP client has no
+    time limit for DNS.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError
 
     began, (when, why) = time.monotonic(), AWAY.get(constants.ENDPOINT, (-math.inf, ""))
     if constants.HF_HUB_OFFLINE or began - when < REMEMBERED_S:
-        raise HubAwayError(f"{name}: {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else why}")
+        raise HubAwayError(
+            f"{name}: {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else why}"
+        )
     deadline = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
     answers: list[Any] = [TimeoutError()]
 
     def ask() -> None:
         asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
         try:
-            found: Any = HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=deadline, **asked)
+            found: Any = HfApi().repo_info(
+                name, repo_type=repo_type, revision=revision, timeout=deadline, **asked
+            )
             if found.gated:  # the hub lists the files of a gated repository for everyone
                 HfApi().auth_check(name, repo_type=repo_type)
             answers.append(found)
@@ -245,17 +302,25 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(4 * deadline)  # the end of a long list of files may take much longer than its beginning
+    thread.join(
+        4 * deadline
+    )  # the end of a long list of files may take much longer than its beginning
     answer = answers[-1]
     if not isinstance(answer, Exception):
         return answer
     reason = failure_reason(answer, repo_type, name, revision)
     status = getattr(getattr(answer, "response", None), "status_code", None)
-    if isinstance(answer, HFValidationError) or (status is not None and status not in (408, 429) and status < 500):
+    if isinstance(answer, HFValidationError) or (
+        status is not None and status not in (408, 429) and status < 500
+    ):
         raise InputError(f"{name}: {reason}")
     if status is None:
         late = time.monotonic() - began >= deadline
-        why = f"no answer within {deadline:g} s; HF_HUB_ETAG_TIMEOUT sets another number" if late else reason
+        why = (
+            f"no answer within {deadline:g} s; HF_HUB_ETAG_TIMEOUT sets another number"
+            if late
+            else reason
+        )
         reason = f"{constants.ENDPOINT} cannot be reached ({why})"
         if late:
             AWAY[constants.ENDPOINT] = time.monotonic(), reason
@@ -264,7 +329,9 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """In the block, ``huggingface_hub`` and ``datasets`` use only the files in their caches, without the hub."""
+    """In the block, ``huggingface_hub`` and ``datasets`` use only the files in their caches,
+    without the hub.
+    """
     import datasets
     from huggingface_hub import constants
 
@@ -280,7 +347,8 @@ def offline() -> Iterator[None]:
 
 
 def bar_for(watch: Watch) -> type[Any]:
-    """A class of progress bars for the client that draw nothing, and pass the number of bytes to ``watch``.
+    """A class of progress bars for the client that draw nothing, and pass the number of bytes to
+    ``watch``.
 
     The client makes several bars in bytes; the last of these counts the bytes that are written.
     """
@@ -289,7 +357,9 @@ def bar_for(watch: Watch) -> type[Any]:
     class Bar(tqdm):
         written: Any = None
 
-        def __init__(self, *_: object, total: float | None = None, unit: str = "", **__: object) -> None:
+        def __init__(
+            self, *_: object, total: float | None = None, unit: str = "", **__: object
+        ) -> None:
             super().__init__(total=total, disable=True)  # type: ignore[no-untyped-call]
             Bar.written = self if unit == "B" else Bar.written
 
@@ -300,7 +370,9 @@ def bar_for(watch: Watch) -> type[Any]:
     return Bar
 
 
-def failure_reason(error: BaseException, repo_type: RepoType, name: str, revision: str | None) -> str:
+def failure_reason(
+    error: BaseException, repo_type: RepoType, name: str, revision: str | None
+) -> str:
     """The reason of a failure with a repository, and what to do, in one line."""
     from huggingface_hub import constants, errors
 
@@ -315,6 +387,8 @@ def failure_reason(error: BaseException, repo_type: RepoType, name: str, revisio
             return f"no revision {revision!r} of it on the hub; see {page}"
         if isinstance(each, errors.RepositoryNotFoundError):
             return f"not on the hub, or private; check the name, or sign in ({SIGN_IN})"
-        if isinstance(each, errors.HfHubHTTPError) and not isinstance(each, errors.EntryNotFoundError):
+        if isinstance(each, errors.HfHubHTTPError) and not isinstance(
+            each, errors.EntryNotFoundError
+        ):
             return f"{page} answers {each.response.status_code}: {one_line(each)}"
     return one_line(error)

@@ -1,7 +1,8 @@
 """Find the weights among the files of a model's repository on the hub.
 
-Repositories may store the same weights several times: Mistral's also as ``consolidated*.safetensors``, others also in
-folders such as ``onnx/``.  Only the files that ``checkpoint.files.weight_files`` will read are fetched.
+Repositories may store the same weights several times: Mistral's also as
+``consolidated*.safetensors``, others also in folders such as ``onnx/``.  Only the files that
+``checkpoint.files.weight_files`` will read are fetched.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from .common.json_files import read_object
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHTS = "*.safetensors"
-"""The pattern of weights in lists of patterns.  It is replaced by the files that ``weights_among`` returns."""
+"""The pattern of weights in lists of patterns.  It is replaced by the files that ``weights_among``
+returns."""
 USUAL = "model*.safetensors"
 COPIES = "consolidated*"
 BELOW = "*/*.safetensors"
 
 
-def matching(names: Collection[str], patterns: Iterable[str], index: Path | None) -> dict[str, list[str]]:
-    """Return the names that match each pattern; ``index``: the local copy of the repository's index, if there is one.
+def matching(
+    names: Collection[str], patterns: Iterable[str], index: Path | None
+) -> dict[str, list[str]]:
+    """Return the names that match each pattern; ``index``: the local copy of the repository's
+    index, if there is one.
 
     ``*`` also matches "/", because tokenizers and code may be in folders.
     """
@@ -36,7 +41,8 @@ def matching(names: Collection[str], patterns: Iterable[str], index: Path | None
 def weights_among(names: Collection[str], index: Path | None) -> list[str]:
     """Return the names of the files with the model's weights among all ``names`` of a repository.
 
-    If the repository has an index without a local copy, these are all files that the index may name.
+    If the repository has an index without a local copy, these are all files that the index may
+    name.
     """
     named = named_in(index)
     if named:
@@ -48,7 +54,8 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
 
 
 def named_in(index: Path | None) -> set[str]:
-    """Return the files that an index names, and ``SINGLE``; empty if the index is missing or damaged.
+    """Return the files that an index names, and ``SINGLE``; empty if the index is missing or
+    damaged.
 
     ``weight_files`` refuses ``SINGLE`` next to an index that does not name it.
     """
@@ -64,7 +71,9 @@ def named_in(index: Path | None) -> set[str]:
 
 
 def expected(folder: Path) -> tuple[list[str], list[str]]:
-    """Return patterns (allowed, ignored) of the weights that a folder of the hub's cache must have to be complete."""
+    """Return patterns (allowed, ignored) of the weights that a folder of the hub's cache must have
+    to be complete.
+    """
     if named := named_in(folder / INDEX):
         return [glob.escape(name) for name in sorted(named)], []
     usual = any(folder.glob(USUAL))

@@ -1,20 +1,23 @@
-"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, each with an empty KV cache.
+"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, each with an
+empty KV cache.
 
 Options that the spec's ``engine`` object does not set are llama.cpp's defaults, except:
 
 - all layers are on the GPU if the build supports one;
-- the context is as long as the longest window, and the logical batch as long as the physical one (512 tokens).  The
-  logical batch is the number of rows of logits in memory; it changes no score;
+- the context is as long as the longest window, and the logical batch as long as the physical one
+  (512 tokens).  The logical batch is the number of rows of logits in memory; it changes no score;
 - there are as many threads as torch uses (llama.cpp: 4);
-- weights are not repacked (``use_extra_bufts`` false) if llama.cpp was built with AMX tile code, which GCC 12.2 of
-  Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds llama.cpp without that code.
+- weights are not repacked (``use_extra_bufts`` false) if llama.cpp was built with AMX tile code,
+  which GCC 12.2 of Debian 12 miscompiles: Q4_0 and Q4_1 then crash the process.  ``make`` builds
+  llama.cpp without that code.
 
-Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any probability, the KL
-divergence of that position is infinite, and no position of such a model would have a finite one.  Logits below
-``FLOOR``, the lowest float16, are therefore set to ``FLOOR``: the probability stays exactly 0 in float32,
-log-probabilities and entropies do not change, and the divergence becomes p_ref * (65504 + ...).  A *target* below
-``FLOOR`` is set to -inf: its position is left out and counted.  A position without any logit above ``FLOOR`` is left
-out and counted too.  NaN stays NaN.
+Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any
+probability, the KL divergence of that position is infinite, and no position of such a model would
+have a finite one.  Logits below ``FLOOR``, the lowest float16, are therefore set to ``FLOOR``: the
+probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the
+divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf: its position
+is left out and counted.  A position without any logit above ``FLOOR`` is left out and counted too.
+NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -57,16 +60,20 @@ NO_TILES = (
     "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
-CACHE = re.compile(r"size = +([\d.]+) MiB \( *\d+ cells, +(\d+) layers,.*?\), K \((\w+)\): .*?, V \((\w+)\)")
+CACHE = re.compile(
+    r"size = +([\d.]+) MiB \( *\d+ cells, +(\d+) layers,.*?\), K \((\w+)\): .*?, V \((\w+)\)"
+)
 ROTATED = re.compile(r"attn_rot_([kv]) = 1")
-FLASH = re.compile(r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not")
+FLASH = re.compile(
+    r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not"
+)
 
 DEBUG, WARNING, ERROR = 1, 3, 4
 TILES = re.compile(r"\bAMX_\w+ = 1")
 """Pattern in ``llama_print_system_info`` of a build that multiplies in AMX tiles.
 
-``_tile_loadconfig`` of GCC 12.2 to 13.2 declares 8 of the 64 bytes that it reads.  The compiler therefore drops the
-stores of ggml's tile configuration, and products of Q4_0 and Q4_1 crash.
+``_tile_loadconfig`` of GCC 12.2 to 13.2 declares 8 of the 64 bytes that it reads.  The compiler
+therefore drops the stores of ggml's tile configuration, and products of Q4_0 and Q4_1 crash.
 """
 ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")
 LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)")
@@ -74,12 +81,16 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 class LlamacppOptions(EngineOptions):
-    """The parameters of llama.cpp that change what runs; if a spec leaves one out, llama.cpp's default applies."""
+    """The parameters of llama.cpp that change what runs; if a spec leaves one out, llama.cpp's
+    default applies.
+    """
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
     main_gpu: Annotated[int, Field(ge=0)] = 0
-    tensor_split: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=16)] | None = None
+    tensor_split: (
+        Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=16)] | None
+    ) = None
     n_batch: Positive = BATCH
     n_ubatch: Positive = BATCH
     n_threads: Positive | None = None
@@ -124,7 +135,9 @@ class LlamacppEngine(LogitsEngine):
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
         if not (cls.files(model).is_remote or Path(model.model_dir).exists()):
-            hub_model = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
+            hub_model = (
+                "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
+            )
             raise InputError(f"model_dir: {model.model_dir}: no such path; {hub_model}")
 
     @classmethod
@@ -134,7 +147,9 @@ class LlamacppEngine(LogitsEngine):
     @classmethod
     def versions(cls) -> dict[str, str]:
         found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
-        chosen = machine.variables(("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG"))
+        chosen = machine.variables(
+            ("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG")
+        )
         return {**found, "llama.cpp build": build(), **chosen}
 
     @classmethod
@@ -147,7 +162,9 @@ class LlamacppEngine(LogitsEngine):
         llama_cpp.llama_backend_init()
         parameters = llama_cpp.llama_model_default_params()
         parameters.vocab_only = True
-        model = llama_cpp.llama_model_load_from_file(str(gguf.read_model(file).files[0]).encode(), parameters)
+        model = llama_cpp.llama_model_load_from_file(
+            str(gguf.read_model(file).files[0]).encode(), parameters
+        )
         if not model:
             return None  # loading the whole model reports why
         try:
@@ -168,16 +185,23 @@ class LlamacppEngine(LogitsEngine):
         self.library = llama_cpp
         self.said = Log.begin()
         llama_cpp.llama_backend_init()
-        chosen, self.system_info = options.use_extra_bufts, llama_cpp.llama_print_system_info().decode().strip(" |")
+        chosen, self.system_info = (
+            options.use_extra_bufts,
+            llama_cpp.llama_print_system_info().decode().strip(" |"),
+        )
         self.repacks = not TILES.search(self.system_info) if chosen is None else chosen
         self.threads = options.n_threads or torch.get_num_threads()
         model = model_parameters(llama_cpp, options, repacks=self.repacks)
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), model)
         if self.model and not llama_cpp.llama_model_has_encoder(self.model):
-            context = context_parameters(llama_cpp, options, max_tokens=self.planned.max_tokens, threads=self.threads)
+            context = context_parameters(
+                llama_cpp, options, max_tokens=self.planned.max_tokens, threads=self.threads
+            )
             self.context = llama_cpp.llama_init_from_model(self.model, context)
         if not self.context:
-            reason = "it has an encoder" if self.model and not self.said.errors else self.said.reason()
+            reason = (
+                "it has an encoder" if self.model and not self.said.errors else self.said.reason()
+            )
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
         self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
         for i in range(options.n_batch):
@@ -205,13 +229,17 @@ class LlamacppEngine(LogitsEngine):
         logits.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(logits.shape))))
         for scored in window.predicting(first, last):
             ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
-            floored, excluded = raise_to_floor(logits[scored], torch.from_numpy(ids).long().to(device))
+            floored, excluded = raise_to_floor(
+                logits[scored], torch.from_numpy(ids).long().to(device)
+            )
             self.floored += floored
             self.excluded += excluded
         return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
-        """Pointer to the logits [end - begin, V] of positions begin to end; earlier ones are in the KV cache."""
+        """Pointer to the logits [end - begin, V] of positions begin to end; earlier ones are in the
+        KV cache.
+        """
         self.batch.n_tokens = end - begin
         for i in range(end - begin):
             self.batch.token[i], self.batch.pos[i] = int(window.token_ids[begin + i]), begin + i
@@ -234,13 +262,17 @@ class LlamacppEngine(LogitsEngine):
                 number = gguf.BLOCK.match(tensor.name)
                 device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
                 kernel = f"ggml {device.rstrip('0123456789').lower()}"
-                found.append(Layer(tensor.name, tensor.type_name, UNKNOWN, kernel))  # ggml does not log activations
+                found.append(
+                    Layer(tensor.name, tensor.type_name, UNKNOWN, kernel)
+                )  # ggml does not log activations
         return group_layers(found)
 
     def provenance(self) -> dict[str, Any]:
         flash, library, notes = FLASH.search(self.said.text), self.library, []
         caches = tuple(kv_caches(self.said.text, n_ctx := library.llama_n_ctx(self.context)))
-        if self.floored > self.excluded:  # without the count: a row may contain windows of other sessions and replicas
+        if (
+            self.floored > self.excluded
+        ):  # without the count: a row may contain windows of other sessions and replicas
             finite = "KL divergence is finite where it would be infinite"
             notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
         if not self.repacks and self.options.use_extra_bufts is None:
@@ -264,14 +296,20 @@ class LlamacppEngine(LogitsEngine):
             "batch": "one window at a time",
             ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
             MADE: self.made_tokens(),
-            "logits_set_to_floor": {"floor": FLOOR, "entries": self.floored, "targets_left_out": self.excluded},
+            "logits_set_to_floor": {
+                "floor": FLOOR,
+                "entries": self.floored,
+                "targets_left_out": self.excluded,
+            },
             "notes": notes,
             "warnings": self.said.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }
 
     def made_tokens(self) -> dict[str, Any]:
-        """Return digests of the sample texts' tokens by the model's own tokenizer, and whether it adds BOS."""
+        """Return digests of the sample texts' tokens by the model's own tokenizer, and whether it
+        adds BOS.
+        """
         vocabulary = self.library.llama_model_get_vocab(self.model)
         made = made_tokens(self.library, vocabulary, samples())
         return {**made, "ids": digests(made["ids"])}
@@ -287,7 +325,8 @@ class LlamacppEngine(LogitsEngine):
 
 
 def made_tokens(library: Any, vocabulary: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """The ids of each text without BOS (``ids``), and whether llama.cpp adds BOS before a text (``adds_bos``).
+    """The ids of each text without BOS (``ids``), and whether llama.cpp adds BOS before a text
+    (``adds_bos``).
 
     No ids and None if the file has no tokenizer.
     """
@@ -296,7 +335,9 @@ def made_tokens(library: Any, vocabulary: Any, texts: Sequence[str]) -> dict[str
         return {"ids": [], "adds_bos": None}  # llama.cpp would abort the process
     for text in texts:
         raw = text.encode()
-        room = len(raw) + 8  # no token is shorter than a byte, except for a space that is added before the text
+        room = (
+            len(raw) + 8
+        )  # no token is shorter than a byte, except for a space that is added before the text
         buffer = (library.llama_token * room)()
         count = library.llama_tokenize(vocabulary, raw, len(raw), buffer, room, False, False)
         ids.append(list(buffer[: max(count, 0)]))
@@ -306,18 +347,28 @@ def made_tokens(library: Any, vocabulary: Any, texts: Sequence[str]) -> dict[str
 def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
     """The caches for ``tokens`` tokens, from the lines of llama.cpp's log.
 
-    Every batch, also the first one, writes its keys and values to the cache and attends to the cache (``build_attn``
-    in llama-graph.cpp of llama-cpp-python 0.3.36).
+    Every batch, also the first one, writes its keys and values to the cache and attends to the
+    cache (``build_attn`` in llama-graph.cpp of llama-cpp-python 0.3.36).
     """
     for mib, layers, keys, values in CACHE.findall(said):
         stored = keys if keys == values else f"{keys} (values {values})"
         size = float(mib) * 1024**2 / tokens / int(layers)
         scales = "" if stored in FLOATS else DYNAMIC
-        yield KVCache("blk.*", int(layers), stored, scales, attention="llama.cpp", prefill="", token_bytes=size)
+        yield KVCache(
+            "blk.*",
+            int(layers),
+            stored,
+            scales,
+            attention="llama.cpp",
+            prefill="",
+            token_bytes=size,
+        )
 
 
 def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -> Any:
-    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: True if ggml may repack the weights."""
+    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: True if ggml may repack the
+    weights.
+    """
     parameters = library.llama_model_default_params()
     parameters.n_gpu_layers, parameters.main_gpu = options.n_gpu_layers, options.main_gpu
     parameters.split_mode = getattr(library, f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}")
@@ -327,14 +378,22 @@ def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -
     return parameters
 
 
-def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int) -> Any:
-    """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens`` tokens."""
-    types = {name: number for number, (name, *_) in gguf.TYPES.items()}  # llama-cpp-python 0.3.36 lacks bf16
+def context_parameters(
+    library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int
+) -> Any:
+    """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens``
+    tokens.
+    """
+    types = {
+        name: number for number, (name, *_) in gguf.TYPES.items()
+    }  # llama-cpp-python 0.3.36 lacks bf16
     parameters = library.llama_context_default_params()
     parameters.n_ctx = max_tokens
     parameters.n_batch, parameters.n_ubatch = options.n_batch, options.n_ubatch
     parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.type_k, parameters.type_v = (types[name] for name in (options.type_k, options.type_v))
+    parameters.type_k, parameters.type_v = (
+        types[name] for name in (options.type_k, options.type_v)
+    )
     if options.flash_attn is not None:
         parameters.flash_attn_type = int(options.flash_attn)
     return parameters
@@ -343,8 +402,8 @@ def context_parameters(library: Any, options: LlamacppOptions, *, max_tokens: in
 def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
     """Set logits [T, V] below ``FLOOR`` to ``FLOOR``, and targets int64 [T] below it to -inf.
 
-    Return the number of logits below ``FLOOR``, and the number of targets among them.  If all logits of a position are
-    below ``FLOOR``, all of them are set to -inf.
+    Return the number of logits below ``FLOOR``, and the number of targets among them.  If all
+    logits of a position are below ``FLOOR``, all of them are set to -inf.
     """
     import torch
 
@@ -353,13 +412,17 @@ def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, in
     low = logits < FLOOR
     excluded = low.gather(1, targets[:, None])
     logits.masked_fill_(low, FLOOR)
-    logits.scatter_(1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None])))
+    logits.scatter_(
+        1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None]))
+    )
     logits[low.all(-1)] = -torch.inf
     return int(low.sum()), int(excluded.sum())
 
 
 class Log:
-    """llama.cpp's log since a model's load began; all but debug lines are also written to the standard error."""
+    """llama.cpp's log since a model's load began; all but debug lines are also written to the
+    standard error.
+    """
 
     def __init__(self) -> None:
         self.text, self.devices = "", dict[int, str]()
@@ -389,31 +452,42 @@ class Log:
 
         LISTENING["log"] = log = cls()
         if "callback" not in LISTENING:
-            LISTENING["callback"] = llama_cpp.llama_log_callback(lambda *said: LISTENING["log"].hear(*said))
+            LISTENING["callback"] = llama_cpp.llama_log_callback(
+                lambda *said: LISTENING["log"].hear(*said)
+            )
         llama_cpp.llama_log_set(LISTENING["callback"], ctypes.c_void_p())
         return log
 
 
 LISTENING: dict[str, Any] = {}
-"""The callback of this process and the log that it fills; kept because llama.cpp may call it at any time."""
+"""The callback of this process and the log that it fills; kept because llama.cpp may call it at any
+time."""
 
 
 def libraries() -> dict[str, str]:
     """Name -> size and time of the libraries that llama-cpp-python loads.
 
-    pip's hashes cannot be used: they do not change when another build is copied over the installed one.  ``make`` may
-    put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
+    pip's hashes cannot be used: they do not change when another build is copied over the installed
+    one.  ``make`` may put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
     """
     package = package_folder("llama_cpp")
     if package is None:
         return {}
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
-    found = {str(file.relative_to(folder)): file.stat() for file in sorted(folder.rglob("*")) if file.is_file()}
+    found = {
+        str(file.relative_to(folder)): file.stat()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
     return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
 
 
 def build() -> str:
-    """Identity of the installed build, such as "cpu cuda 1f0c..."; builds of one version may give different scores."""
+    """Identity of the installed build, such as "cpu cuda 1f0c..."; builds of one version may give
+    different scores.
+    """
     found = libraries()
     backends = {match[1] for name in found if (match := LIBRARY.match(name))} - {"base"}
-    return " ".join([*sorted(backends), hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]])
+    return " ".join(
+        [*sorted(backends), hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]]
+    )

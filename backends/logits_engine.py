@@ -2,10 +2,11 @@
 
 The logits at position i predict token i + 1.  All engines share the definitions of scores
 (``backends/scoring/token_statistics.py``), the comparison with a reference store
-(``backends/reference/comparison.py``) and the recorder of a store (``backends/reference/recorder.py``).
+(``backends/reference/comparison.py``) and the recorder of a store
+(``backends/reference/recorder.py``).
 
-This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.  CONTRIBUTING.md says how
-an engine is registered:
+This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.
+CONTRIBUTING.md says how an engine is registered:
 
     import torch
     from compare_q.backends.base import Capabilities, ModelFiles, Window
@@ -49,19 +50,24 @@ if TYPE_CHECKING:
     from .reference.head import Head
 
 PIECE_ELEMENTS = 1 << 28
-"""Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256 entries."""
+"""Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256
+entries."""
 
 
 class LogitsEngine(Engine):
     """One model in an engine that returns logits."""
 
-    options_type: ClassVar[type[EngineOptions]] = EngineOptions  # of the ``engine`` object of its specs
+    options_type: ClassVar[type[EngineOptions]] = (
+        EngineOptions  # of the ``engine`` object of its specs
+    )
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
         self.model: Any = None  # the loaded model, for subclasses
-        self.entered: Any = None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
+        self.entered: Any = (
+            None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
+        )
 
     @classmethod
     def option_names(cls) -> Collection[str]:
@@ -79,11 +85,13 @@ class LogitsEngine(Engine):
 
     @abstractmethod
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        """Yield logits [n, V] of the next n positions of one window, until all L positions are complete.
+        """Yield logits [n, V] of the next n positions of one window, until all L positions are
+        complete.
 
-        They cover the vocabulary without padding, in any float dtype, on any device.  If no position of a piece
-        predicts a scored token, the engine may yield [n, 0] instead.  A piece has at most ``PIECE_ELEMENTS`` logits if
-        the engine can limit them.  It is not used after the next piece is requested.
+        They cover the vocabulary without padding, in any float dtype, on any device.  If no
+        position of a piece predicts a scored token, the engine may yield [n, 0] instead.  A piece
+        has at most ``PIECE_ELEMENTS`` logits if the engine can limit them.  It is not used after
+        the next piece is requested.
         """
 
     def logits(self, window: Window) -> torch.Tensor:
@@ -93,11 +101,15 @@ class LogitsEngine(Engine):
         return torch.cat(list(self.pieces(window)))
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """(weight [V, H], bias [V] or None, ``Head``) to recompute logits from states, or why that is impossible."""
+        """(weight [V, H], bias [V] or None, ``Head``) to recompute logits from states, or why that
+        is impossible.
+        """
         return "this engine does not show its head"
 
     def states(self) -> torch.Tensor:
-        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has returned a head."""
+        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has
+        returned a head.
+        """
         states: torch.Tensor = self.entered
         return states
 
@@ -118,15 +130,19 @@ class LogitsEngine(Engine):
 class LogitsScorer:
     """Scores one window after the other, with one piece of its logits in memory at a time.
 
-    ``digests``: of all windows, by their indices and in their order.  Comparison and recorder are created with the
-    first logits, whose dtype, device and size they need.
+    ``digests``: of all windows, by their indices and in their order.  Comparison and recorder are
+    created with the first logits, whose dtype, device and size they need.
     """
 
-    def __init__(self, engine: LogitsEngine, request: ScoreRequest, digests: Mapping[int, str]) -> None:
+    def __init__(
+        self, engine: LogitsEngine, request: ScoreRequest, digests: Mapping[int, str]
+    ) -> None:
         self.engine = engine
         self.request = request
         self.digests = digests
-        self.head = engine.head() if request.record else ""  # before the first logits: the engine keeps states from now
+        self.head = (
+            engine.head() if request.record else ""
+        )  # before the first logits: the engine keeps states from now
         self.comparison: Comparison | None = None
         self.recorder: Recorder | None = None
 
@@ -144,13 +160,19 @@ class LogitsScorer:
             self.comparison.drop(window.index)
         return token_statistics.scores(window.index, window.targets, [np.concatenate(shard)])
 
-    def pieces_to_record(self, window: Window, shard: list[NDArray[np.float32]]) -> Iterator[torch.Tensor]:
-        """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to be recorded."""
+    def pieces_to_record(
+        self, window: Window, shard: list[NDArray[np.float32]]
+    ) -> Iterator[torch.Tensor]:
+        """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to
+        be recorded.
+        """
         length, begin, done = len(window.token_ids), 0, 0
         for logits in self.engine.pieces(window):
             if logits.ndim != 2:
                 shape = tuple(logits.shape)
-                raise ModelError(f"window {window.index}: logits of shape {shape} for a window of {length} tokens")
+                raise ModelError(
+                    f"window {window.index}: logits of shape {shape} for a window of {length} tokens"
+                )
             chosen = list(window.predicting(begin, begin + len(logits)))
             begin += len(logits)
             if chosen:
@@ -162,10 +184,14 @@ class LogitsScorer:
                 yield kept
                 del kept
         if begin != length:
-            raise ModelError(f"window {window.index}: logits of {begin} positions for a window of {length} tokens")
+            raise ModelError(
+                f"window {window.index}: logits of {begin} positions for a window of {length} tokens"
+            )
 
     def rows_to_record(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
-        """States or logits of the scored rows (``chosen``) of the last piece; logits if nothing is recorded."""
+        """States or logits of the scored rows (``chosen``) of the last piece; logits if nothing is
+        recorded.
+        """
         folder = self.request.record
         if folder is None:
             return logits
@@ -178,8 +204,12 @@ class LogitsScorer:
             self.recorder = Recorder.of_engine(folder, key, self.digests, self.head, logits, states)
         return self.recorder.chosen(logits, states)
 
-    def statistics(self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Partial statistics [n, F] of scored rows, over the vocabulary that reference and model share."""
+    def statistics(
+        self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Partial statistics [n, F] of scored rows, over the vocabulary that reference and model
+        share.
+        """
         request = self.request
         if request.reference is None:
             return token_statistics.of_rows(rows.window, logits, targets)

@@ -1,8 +1,8 @@
 """A reference pack as a model: its logits are recomputed from the stored states and head.
 
-With ``reference: true``, other models are compared with the pack, and its states are read from its own files.  Scoring
-a pack checks it: the logits of every scored token must give the scores that the reference's own engine computed, up to
-rounding.  Nothing else about the model is known or needed.
+With ``reference: true``, other models are compared with the pack, and its states are read from its
+own files.  Scoring a pack checks it: the logits of every scored token must give the scores that the
+reference's own engine computed, up to rounding.  Nothing else about the model is known or needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class PackFiles(ModelFiles):
         return self.planned.updated(model_dir=str(folder), revision=None)
 
     def would_fetch(self) -> str:
-        return hub.would_fetch(self.planned.model_dir, self.planned.revision, pack_files.PATTERNS, repo_type="dataset")
+        return hub.would_fetch(
+            self.planned.model_dir, self.planned.revision, pack_files.PATTERNS, repo_type="dataset"
+        )
 
     def cached(self) -> PlannedModel | None:
         try:
@@ -83,9 +85,13 @@ class PackEngine(LogitsEngine):
     """One reference pack."""
 
     capabilities = Capabilities(
-        load_fns=("pack",), fwd_fn="pack", packages=("torch",), install="pip install torch",
-        summary="a reference pack: KL divergence without the reference's model", marker=pack_files.MANIFEST,
-    )  # fmt: skip
+        load_fns=("pack",),
+        fwd_fn="pack",
+        packages=("torch",),
+        install="pip install torch",
+        summary="a reference pack: KL divergence without the reference's model",
+        marker=pack_files.MANIFEST,
+    )
     files = PackFiles
 
     @classmethod
@@ -96,12 +102,16 @@ class PackEngine(LogitsEngine):
         files = cls.files(model)
         if not files.is_remote:
             folder = pack_files.resolve(model.model_dir)
-            recorded_groups(pack_files.verified(folder).provenance, str(folder / pack_files.MANIFEST))
+            recorded_groups(
+                pack_files.verified(folder).provenance, str(folder / pack_files.MANIFEST)
+            )
 
     def load(self) -> None:
         import torch
 
-        self.manifest = pack_files.read(folder := Path(self.planned.model_dir))  # ``check`` has verified every byte
+        self.manifest = pack_files.read(
+            folder := Path(self.planned.model_dir)
+        )  # ``check`` has verified every byte
         self.opened = store.Reader(folder / pack_files.STATES)
         self.known = pack_files.scores_of(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,7 +125,9 @@ class PackEngine(LogitsEngine):
         step = max(PIECE_ELEMENTS // self.opened.head.vocab_size, 1)
         stored = self.opened.n_rows(window.digest)
         if stored != window.n_scored:
-            raise ModelError(f"window {window.index}: the pack has {stored} positions, the window {window.n_scored}")
+            raise ModelError(
+                f"window {window.index}: the pack has {stored} positions, the window {window.n_scored}"
+            )
         done = 0
         position = 0
         for first, last in window.spans:
@@ -132,26 +144,36 @@ class PackEngine(LogitsEngine):
         yield torch.empty(len(window.token_ids) - position, 0)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield the scores of every window; ModelError if they are not those that the reference's engine computed."""
+        """Yield the scores of every window; ModelError if they are not those that the reference's
+        engine computed.
+        """
         unknown = [window.index for window in windows if window.digest not in self.known]
         if unknown:
             count = f"{len(unknown):,} of {len(windows):,} windows"
-            raise ModelError(f"{self.planned.model_dir}: lacks {count}, window {unknown[0]} among them")
+            raise ModelError(
+                f"{self.planned.model_dir}: lacks {count}, window {unknown[0]} among them"
+            )
         for window, scores in zip(windows, super().score(windows, request), strict=True):
             self.compare(scores, self.known[window.digest])
             yield scores
 
     def compare(self, scores: TokenScores, recorded: Mapping[str, NDArray[np.float32]]) -> None:
-        """ModelError unless the scores of a window are the recorded ones, up to rounding of the logits.
+        """ModelError unless the scores of a window are the recorded ones, up to rounding of the
+        logits.
 
-        A logit may differ by four spacings of its dtype, as when a store is recorded; on average it differs much less.
+        A logit may differ by four spacings of its dtype, as when a store is recorded; on average it
+        differs much less.
         """
         most = 4 * spacing(self.opened.head.dtype) * self.largest
         for name in pack_files.COMPARED:
             found = getattr(scores, name)
             stored = recorded[name]
             apart = np.where(np.isfinite(found) | np.isfinite(stored), np.abs(found - stored), 0.0)
-            if np.nanmax(apart, initial=0.0) > most or np.isnan(apart).any() or np.mean(apart) > most / 16:
+            if (
+                np.nanmax(apart, initial=0.0) > most
+                or np.isnan(apart).any()
+                or np.mean(apart) > most / 16
+            ):
                 at = int(np.argmax(np.nan_to_num(apart, nan=np.inf)))
                 raise ModelError(
                     f"{self.planned.model_dir}: the stored states do not give what {self.manifest.engine} computed: "
@@ -164,12 +186,20 @@ class PackEngine(LogitsEngine):
 
     def provenance(self) -> dict[str, Any]:
         manifest, device = self.manifest, str(self.device)
-        floor = "" if manifest.floor_kld is None else f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
+        floor = (
+            ""
+            if manifest.floor_kld is None
+            else f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
+        )
         note = (
             f"recorded with {manifest.summary}{floor}. The KLD of a row of another engine includes the difference "
             "between the engines; a row with the unquantized model in that engine measures it"
         )
-        ran = {key: value for key, value in manifest.provenance.items() if key in ("attention", "kv_cache")}
+        ran = {
+            key: value
+            for key, value in manifest.provenance.items()
+            if key in ("attention", "kv_cache")
+        }
         return {
             **ran,
             "device": device,

@@ -1,1 +1,3 @@
-"""Measure the cost of scoring and the coverage of intervals, and compare compare_q with other tools."""
+"""Measure the cost of scoring and the coverage of intervals, and compare compare_q with other
+tools.
+"""

@@ -32,7 +32,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import llama_formulas  # noqa: E402
-from benchmarks.llama_formulas import CORRELATION, DELTA_PERCENTS, KLD_PERCENTS, Array, Numbers, name_of  # noqa: E402
+from benchmarks.llama_formulas import (  # noqa: E402
+    CORRELATION,
+    DELTA_PERCENTS,
+    KLD_PERCENTS,
+    Array,
+    Numbers,
+    name_of,
+)
 from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
@@ -47,24 +54,50 @@ from compare_q.eval.text.eval_data import EvalData  # noqa: E402
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
     """Return the output of llama-perplexity on one file, with one sequence and one batch per chunk.
 
-    The tool exits with lines still in its logger's queue (issue 22142 of llama.cpp), so that its last lines may be
-    missing on a busy machine.  It is then run again, at most twice.
+    The tool exits with lines still in its logger's queue (issue 22142 of llama.cpp), so that its
+    last lines may be missing on a busy machine.  It is then run again, at most twice.
     """
     length = str(args.eval_len)
     words = [
-        *(args.binary, "-m", str(model), "-f", str(args.text), "-c", length, "-b", length, "-ub", length),
-        *("-t", str(args.threads), "--chunks", str(args.chunks), "--no-log-timestamps", "--no-log-prefix"),
+        *(
+            args.binary,
+            "-m",
+            str(model),
+            "-f",
+            str(args.text),
+            "-c",
+            length,
+            "-b",
+            length,
+            "-ub",
+            length,
+        ),
+        *(
+            "-t",
+            str(args.threads),
+            "--chunks",
+            str(args.chunks),
+            "--no-log-timestamps",
+            "--no-log-prefix",
+        ),
         *(*extra, *shlex.split(args.tool_args)),
     ]
     for _ in range(3):
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode == 0 and llama_formulas.printed_numbers(done.stdout).keys() & {"PPL", "Same top p"}:
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode == 0 and llama_formulas.printed_numbers(done.stdout).keys() & {
+            "PPL",
+            "Same top p",
+        }:
             return done.stdout
     sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stdout[-2000:]}")
 
 
 def read_store(file: Path) -> tuple[Array, Array]:
-    """Tokens int32 [chunks, L] of a --kl-divergence-base file, and its rows uint16 [chunks, T, 4 + V, V even]."""
+    """Tokens int32 [chunks, L] of a --kl-divergence-base file, and its rows uint16 [chunks, T, 4 +
+    V, V even].
+    """
     length, vocab, chunks = map(int, np.fromfile(file, np.int32, 3, offset=8))
     tokens = np.fromfile(file, np.int32, length * chunks, offset=20).reshape(chunks, length)
     shape = (chunks, length - 1 - length // 2, 2 * ((vocab + 1) // 2) + 4)
@@ -73,17 +106,32 @@ def read_store(file: Path) -> tuple[Array, Array]:
 
 def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, Estimates]:
     """Run compare_q on both files; return its windows and the model's estimates."""
-    data = {"tokenizer_dir": str(args.tokenizer), "dataset": "text", "path": str(args.text), "method": "llamacpp",
-            "eval_len": args.eval_len}  # fmt: skip
+    data = {
+        "tokenizer_dir": str(args.tokenizer),
+        "dataset": "text",
+        "path": str(args.text),
+        "method": "llamacpp",
+        "eval_len": args.eval_len,
+    }
     models = [
-        {"load_fn": "llamacpp", "label": label, "model_dir": str(file.resolve()), "engine": options(args)}
+        {
+            "load_fn": "llamacpp",
+            "label": label,
+            "model_dir": str(file.resolve()),
+            "engine": options(args),
+        }
         for label, file in (("base", args.base), ("model", args.model))
     ]
     here = Path.cwd() / "spec.json"
-    parsed = [spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here) for model in models]
+    parsed = [
+        spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here)
+        for model in models
+    ]
     cache = Cache(folder)
     config = local_config(cache)
-    finished = runner.run(config, {"text": spec_files.parse_data_spec(data, here)}, parsed, args.chunks)
+    finished = runner.run(
+        config, {"text": spec_files.parse_data_spec(data, here)}, parsed, args.chunks
+    )
     result = finished.results.models[1]
     if result.error:
         sys.exit(f"compare_q: {result.error}")
@@ -100,22 +148,32 @@ def options(args: argparse.Namespace) -> dict[str, int]:
 
 
 def ours(of: Estimates) -> Numbers:
-    """llama-perplexity's block from compare_q's estimates, with the errors that take tokens as independent."""
+    """llama-perplexity's block from compare_q's estimates, with the errors that take tokens as
+    independent.
+    """
     against = of.against
     assert against is not None
     pairs: dict[str, Perplexity | Mean | Value] = {
-        "Mean PPL(Q)": of.ppl, "Mean PPL(base)": against.ref_ppl, "Mean ln(PPL(Q)/PPL(base))": against.ln_ppl_ratio,
-        "Mean PPL(Q)/PPL(base)": against.ppl_ratio, "Mean PPL(Q)-PPL(base)": against.ppl_difference,
-        "Mean KLD": against.kld, "Mean Δp": against.delta_p, "RMS Δp": against.delta_p_rms,
+        "Mean PPL(Q)": of.ppl,
+        "Mean PPL(base)": against.ref_ppl,
+        "Mean ln(PPL(Q)/PPL(base))": against.ln_ppl_ratio,
+        "Mean PPL(Q)/PPL(base)": against.ppl_ratio,
+        "Mean PPL(Q)-PPL(base)": against.ppl_difference,
+        "Mean KLD": against.kld,
+        "Mean Δp": against.delta_p,
+        "RMS Δp": against.delta_p_rms,
         "Same top p": against.same_top,
-    }  # fmt: skip
+    }
     found: dict[str, tuple[float | None, ...]] = {
         name: (each.value, each.stderr_independent) for name, each in pairs.items()
     }
     found |= {name_of(p, "KLD"): (against.kld_percentiles[p],) for p in KLD_PERCENTS}
     found |= {name_of(p, "Δp"): (against.delta_p_percentiles[p],) for p in DELTA_PERCENTS}
     found[CORRELATION] = (against.correlation,)
-    return {name: tuple(scale(name) * (np.nan if v is None else v) for v in values) for name, values in found.items()}
+    return {
+        name: tuple(scale(name) * (np.nan if v is None else v) for v in values)
+        for name, values in found.items()
+    }
 
 
 def scale(name: str) -> float:
@@ -126,7 +184,9 @@ def scale(name: str) -> float:
 def by_logits(
     args: argparse.Namespace, windows: Sequence[Window], rows: Array | None = None
 ) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
-    """Return (exact positions, positions through 16 bits, number of uint16 that differ between ``rows`` and ours)."""
+    """Return (exact positions, positions through 16 bits, number of uint16 that differ between
+    ``rows`` and ours).
+    """
     engines = [
         LlamacppEngine(
             PlannedModel(
@@ -152,11 +212,17 @@ def by_logits(
         rounded.append(llama_formulas.through_16_bits(model, store, targets))
     for engine in engines:
         engine.close()
-    return llama_formulas.joined_positions(true), llama_formulas.joined_positions(rounded), differing
+    return (
+        llama_formulas.joined_positions(true),
+        llama_formulas.joined_positions(rounded),
+        differing,
+    )
 
 
 def same_tokens(ours: Sequence[Window], theirs: Array) -> None:
-    """Stop unless both cut the same windows; where a BOS replaces the first token, the tool's file has that token."""
+    """Stop unless both cut the same windows; where a BOS replaces the first token, the tool's file
+    has that token.
+    """
     cut = np.stack([window.token_ids for window in ours])
     if cut.shape != theirs.shape or (cut[:, 1:] != theirs[:, 1:]).any():
         sys.exit(f"the tokenizer cuts other windows than the tool: {cut.shape}, {theirs.shape}")
@@ -174,14 +240,18 @@ def table(tool: Mapping[str, tuple[str, ...]], columns: Sequence[Numbers]) -> li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--binary", default="llama-perplexity")
     for name in ("base", "model", "text", "tokenizer"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--eval-len", type=int, default=512)
     parser.add_argument("--chunks", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tool-args", default="", help='more arguments of the tool, e.g. "-ngl 99"')
+    parser.add_argument(
+        "--tool-args", default="", help='more arguments of the tool, e.g. "-ngl 99"'
+    )
     parser.add_argument("--output", type=Path, help="the table as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -194,18 +264,28 @@ def main() -> None:
         same_tokens(data.windows, tokens)
         true, rounded, differing = by_logits(args, data.windows, rows)
     tool = {"PPL": plain, **llama_formulas.printed_numbers(output)}
-    columns = [ours(estimates), llama_formulas.tool_statistics(true), llama_formulas.tool_statistics(rounded)]
+    columns = [
+        ours(estimates),
+        llama_formulas.tool_statistics(true),
+        llama_formulas.tool_statistics(rounded),
+    ]
     found = table(tool, [{"PPL": column["Mean PPL(Q)"], **column} for column in columns])
     for row in [["", "tool", "compare_q", "exact", "16-bit"], *found]:
         print(
-            f"{row[0]:42}" + "".join(f"{cell:>12}" for cell in row[1:]) + ("  *" if row[1] != row[4] and row[0] else "")
+            f"{row[0]:42}"
+            + "".join(f"{cell:>12}" for cell in row[1:])
+            + ("  *" if row[1] != row[4] and row[0] else "")
         )
-    print(f"{differing} of {rows.size} numbers in the tool's store differ from ours; * marks 16-bit unlike the tool")
+    print(
+        f"{differing} of {rows.size} numbers in the tool's store differ from ours; * marks 16-bit unlike the tool"
+    )
     if args.output:
         names = ("tool", "compare_q", "exact", "16-bit")
         table_json = {row[0]: dict(zip(names, row[1:], strict=True)) for row in found}
         args.output.write_text(
-            json.dumps({"store_differs": differing, "rows": table_json}, indent=1, ensure_ascii=False)
+            json.dumps(
+                {"store_differs": differing, "rows": table_json}, indent=1, ensure_ascii=False
+            )
         )
 
 

@@ -1,19 +1,22 @@
-"""Measure how often 95 % intervals of ``eval/stats/uncertainty.py`` contain the true mean, on simulated texts.
+"""Measure how often 95 % intervals of ``eval/stats/uncertainty.py`` contain the true mean, on
+simulated texts.
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
-A text consists of articles with lognormal lengths (``ARTICLES``: a mean of 4,870 tokens, as in WikiText-2, longer
-articles, and heavier tails).  Each article has its own level.  Within the article the level drifts, with
-autocorrelation times of 20, 200 and 1,000 tokens.  The token's score is drawn around the level:
+A text consists of articles with lognormal lengths (``ARTICLES``: a mean of 4,870 tokens, as in
+WikiText-2, longer articles, and heavier tails).  Each article has its own level.  Within the
+article the level drifts, with autocorrelation times of 20, 200 and 1,000 tokens.  The token's score
+is drawn around the level:
 
 - ``loss``: exponential, as WikiText-2's losses are (mean 2.95, standard deviation 2.98);
 - ``difference`` of two models' losses: Laplace, kurtosis 6 (a W4A16 checkpoint on Opticks: 7);
 - ``kld``: lognormal, whose 99.9th percentile is 20 medians (a W8A8 checkpoint on Opticks: 20).
 
-Tokens are scored in the windows of the methods, up to four times each.  Every score has its own noise, plus the loss
-that short contexts add (measured).  Three errors are compared: ``blocks`` is compare_q's error with Student's t;
-``windows`` is clustered by window, as if windows did not overlap; ``independent`` is llama.cpp's.  The last two use
-1.96.  A share near 95 % has a standard error of 0.5 % (2,000 texts) or 0.7 %.
+Tokens are scored in the windows of the methods, up to four times each.  Every score has its own
+noise, plus the loss that short contexts add (measured).  Three errors are compared: ``blocks`` is
+compare_q's error with Student's t; ``windows`` is clustered by window, as if windows did not
+overlap; ``independent`` is llama.cpp's.  The last two use 1.96.  A share near 95 % has a standard
+error of 0.5 % (2,000 texts) or 0.7 %.
 """
 
 from __future__ import annotations
@@ -40,20 +43,47 @@ ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8
 """Mean tokens, standard deviation of the logarithm."""
 WIKITEXT2 = ARTICLES[0]
 TEXTS = {4000: 2000, 16_000: 2000, 60_000: 2000, 120_000: 2000, 300_000: 2000, 1_000_000: 1000}
-METHODS = {"2048/512": (2048, 512, 1), "2048/2048": (2048, 2048, 1), "llamacpp 512": (512, 512, 257)}
+METHODS = {
+    "2048/512": (2048, 512, 1),
+    "2048/2048": (2048, 2048, 1),
+    "llamacpp 512": (512, 512, 257),
+}
 """Window length, stride, first scored position."""
-RULE = ("FEWEST_BLOCKS", "MOST_BLOCKS", "LEAST_BLOCK", "FEWEST_WAVES", "MOST_WAVES", "UNIT", "MEMORY", "SHORT")
+RULE = (
+    "FEWEST_BLOCKS",
+    "MOST_BLOCKS",
+    "LEAST_BLOCK",
+    "FEWEST_WAVES",
+    "MOST_WAVES",
+    "UNIT",
+    "MEMORY",
+    "SHORT",
+)
 KINDS = ("blocks", "windows", "independent")
-CONTEXT = ((1, 7.38), (2, 3.98), (4, 3.13), (8, 2.24), (16, 1.43), (32, 0.89), (64, 0.58), (128, 0.34), (256, 0.2),
-           (512, 0.08), (1024, 0.02), (2048, 0.0))  # fmt: skip
+CONTEXT = (
+    (1, 7.38),
+    (2, 3.98),
+    (4, 3.13),
+    (8, 2.24),
+    (16, 1.43),
+    (32, 0.89),
+    (64, 0.58),
+    (128, 0.34),
+    (256, 0.2),
+    (512, 0.08),
+    (1024, 0.02),
+    (2048, 0.0),
+)
 """Position in the window -> real mean loss there, minus the mean loss at 1,536 to 2,047."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score's true ``mean`` with full context; the standard deviations of its ``article`` level, of its ``drift``s
-    (autocorrelation time in tokens -> deviation) and of the ``noise`` of one entry; the increase by a short context
-    (``context`` times ``CONTEXT``).  ``draw`` makes tokens [cells, CELL] from levels [cells] around 0."""
+    """A score's true ``mean`` with full context; the standard deviations of its ``article`` level,
+    of its ``drift``s (autocorrelation time in tokens -> deviation) and of the ``noise`` of one
+    entry; the increase by a short context (``context`` times ``CONTEXT``).  ``draw`` makes tokens
+    [cells, CELL] from levels [cells] around 0.
+    """
 
     mean: float
     article: float
@@ -65,7 +95,9 @@ class Score:
 
 def losses(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Exponential around 2.95 + level."""
-    return np.asarray(rng.standard_exponential((len(level), CELL), np.float32) * (2.95 + level)[:, None])
+    return np.asarray(
+        rng.standard_exponential((len(level), CELL), np.float32) * (2.95 + level)[:, None]
+    )
 
 
 def differences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -76,7 +108,10 @@ def differences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray
 
 def divergences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Lognormal, sigma 1, around 0.03 (1 + level): KLD of a W8A8 checkpoint."""
-    return np.asarray(np.exp(rng.standard_normal((len(level), CELL), np.float32) - 0.5) * (0.03 * (1 + level))[:, None])
+    return np.asarray(
+        np.exp(rng.standard_normal((len(level), CELL), np.float32) - 0.5)
+        * (0.03 * (1 + level))[:, None]
+    )
 
 
 SCORES = {
@@ -90,9 +125,11 @@ SCORES = {
 class Windows:
     """The entries that a method scores in a text.
 
-    ``times`` [tokens]: how often each token is scored.  ``starts``, ``entries``, ``excess`` [G]: beginning, entries,
-    and excess by short contexts of each block.  ``first``, ``last``, ``window_excess`` [W]: first token, last token
-    + 1, and excess of each window.  ``span``: tokens from first to last."""
+    ``times`` [tokens]: how often each token is scored.  ``starts``, ``entries``, ``excess`` [G]:
+    beginning, entries, and excess by short contexts of each block.  ``first``, ``last``,
+    ``window_excess`` [W]: first token, last token + 1, and excess of each window.  ``span``: tokens
+    from first to last.
+    """
 
     times: NDArray[np.float32]
     starts: NDArray[np.int64]
@@ -110,14 +147,23 @@ def windows_of_method(tokens: int, method: str) -> Windows:
     begins = np.arange(0, tokens - length, stride)
     position = np.tile(np.arange(first, length), len(begins))
     index = np.repeat(begins, length - first) + position
-    excess = np.interp(np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T)
-    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[1]  # without empty blocks
+    excess = np.interp(
+        np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T
+    )
+    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[
+        1
+    ]  # without empty blocks
     starts = np.array([index[block == g].min() for g in range(block.max() + 1)])
     return Windows(
-        times=np.bincount(index, minlength=tokens).astype(np.float32), starts=starts, entries=np.bincount(block),
-        excess=np.bincount(block, np.tile(excess, len(begins))), first=begins + first, last=begins + length,
-        window_excess=float(excess.sum()), span=uncertainty.places_of(index).length,
-    )  # fmt: skip
+        times=np.bincount(index, minlength=tokens).astype(np.float32),
+        starts=starts,
+        entries=np.bincount(block),
+        excess=np.bincount(block, np.tile(excess, len(begins))),
+        first=begins + first,
+        last=begins + length,
+        window_excess=float(excess.sum()),
+        span=uncertainty.places_of(index).length,
+    )
 
 
 def levels(
@@ -139,7 +185,9 @@ def levels(
     mean, spread = articles
     count = 3 * cells * CELL // int(mean) + 200
     for text in found:
-        lengths = rng.lognormal(math.log(mean / CELL) - spread**2 / 2, spread, count).round().astype(int)
+        lengths = (
+            rng.lognormal(math.log(mean / CELL) - spread**2 / 2, spread, count).round().astype(int)
+        )
         level = rng.standard_normal(count, np.float32) * np.float32(score.article)
         text += np.repeat(level, np.maximum(lengths, 1))[:cells]
     return found
@@ -149,7 +197,9 @@ def simulate(
     name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2
 ) -> Iterator[NDArray[np.float32]]:
     """Yield each text's scores [tokens], with the full context for each token and without noise."""
-    rng = np.random.default_rng([seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)])
+    rng = np.random.default_rng(
+        [seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)]
+    )
     cells, at_once = -(-tokens // CELL), 250
     for done in range(0, texts, at_once):
         for level in levels(rng, SCORES[name], min(at_once, texts - done), cells, articles):
@@ -157,10 +207,16 @@ def simulate(
 
 
 def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
-    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), for independent clusters [G]."""
+    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), for independent clusters
+    [G].
+    """
     off = total - total.sum() / tokens.sum() * tokens
     groups = len(off)
-    return math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum()) if groups > 1 else None
+    return (
+        math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum())
+        if groups > 1
+        else None
+    )
 
 
 def errors_of_text(
@@ -168,13 +224,20 @@ def errors_of_text(
 ) -> tuple[float, dict[str, float]]:
     """Return (error of a text's mean, half widths of its 95 % intervals)."""
     counted = scores * windows.times
-    total = np.add.reduceat(counted, windows.starts, dtype=np.float64) + score.context * windows.excess
+    total = (
+        np.add.reduceat(counted, windows.starts, dtype=np.float64) + score.context * windows.excess
+    )
     total += rng.standard_normal(len(total)) * score.noise * np.sqrt(windows.entries)
     n = int(windows.entries.sum())
     mean = float(total.sum()) / n
     truth = score.mean + score.context * float(windows.excess.sum()) / n
-    # The excess of short contexts is left out: compared with the token's own variance, it adds little to an entry's.
-    variance = float(counted @ scores) / n - (float(counted.sum(dtype=np.float64)) / n) ** 2 + score.noise**2
+    # The excess of short contexts is left out: compared with the token's own variance, it adds
+    # little to an entry's.
+    variance = (
+        float(counted @ scores) / n
+        - (float(counted.sum(dtype=np.float64)) / n) ** 2
+        + score.noise**2
+    )
     sums = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64)))
     length = windows.last - windows.first
     by_window = sums[windows.last] - sums[windows.first] + score.context * windows.window_excess
@@ -184,16 +247,27 @@ def errors_of_text(
         "independent": 1.96 * (variance / n) ** 0.5,
     }
     error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
-    half["blocks"] = uncertainty.interval(0, error, uncertainty.n_waves(len(total), windows.span))[1]
+    half["blocks"] = uncertainty.interval(0, error, uncertainty.n_waves(len(total), windows.span))[
+        1
+    ]
     return mean - truth, half
 
 
 def coverage(
-    name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2,
+    name: str,
+    tokens: int,
+    texts: int,
+    seed: int = 0,
+    articles: tuple[float, float] = WIKITEXT2,
     methods: Sequence[str] = tuple(METHODS),
-) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Method -> share (%) of texts whose interval holds the true mean by each error, the true error, the mean width."""
-    score, geometry = SCORES[name], {method: windows_of_method(tokens, method) for method in methods}
+) -> dict[str, dict[str, float]]:
+    """Method -> share (%) of texts whose interval holds the true mean by each error, the true
+    error, the mean width.
+    """
+    score, geometry = (
+        SCORES[name],
+        {method: windows_of_method(tokens, method) for method in methods},
+    )
     off: dict[str, list[float]] = {method: [] for method in methods}
     half: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     rng = np.random.default_rng([seed, 1])
@@ -214,30 +288,50 @@ def coverage(
 
 
 def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
-    """Return every row of the results: WikiText-2's articles by all methods, longer articles by the first method."""
+    """Return every row of the results: WikiText-2's articles by all methods, longer articles by the
+    first method.
+    """
     for articles, name in itertools.product(ARTICLES, SCORES):
         methods = list(METHODS)[: None if articles == WIKITEXT2 else 1]
         for tokens, full in TEXTS.items():
             if articles != WIKITEXT2 and tokens < 60_000:
                 continue
             texts = int(full * fraction)
-            for method, cell in coverage(name, tokens, texts, articles=articles, methods=methods).items():
-                weighted = articles[0] * math.exp(articles[1] ** 2)  # mean length of the article that a token is in
+            for method, cell in coverage(
+                name, tokens, texts, articles=articles, methods=methods
+            ).items():
+                weighted = articles[0] * math.exp(
+                    articles[1] ** 2
+                )  # mean length of the article that a token is in
                 held = uncertainty.longest_documents(tokens) >= weighted
-                yield {"articles": articles, "score": name, "tokens": tokens, "method": method, "texts": texts,
-                       "within_the_note": held, **cell}  # fmt: skip
+                yield {
+                    "articles": articles,
+                    "score": name,
+                    "tokens": tokens,
+                    "method": method,
+                    "texts": texts,
+                    "within_the_note": held,
+                    **cell,
+                }
 
 
 def results_page(found: dict[str, Any]) -> str:
     """Return the results as a Markdown page."""
     texts = [
-        {"articles": "{:,}, {}".format(*row["articles"]), "score": row["score"], "tokens": f"{row['tokens']:,}",
-         "windows": row["method"], **{kind: f"{row[kind]:.1f}" for kind in KINDS},
-         "said": "" if row["within_the_note"] else "yes"}
+        {
+            "articles": "{:,}, {}".format(*row["articles"]),
+            "score": row["score"],
+            "tokens": f"{row['tokens']:,}",
+            "windows": row["method"],
+            **{kind: f"{row[kind]:.1f}" for kind in KINDS},
+            "said": "" if row["within_the_note"] else "yes",
+        }
         for row in found["coverage"]
-    ]  # fmt: skip
-    times = [{"tokens": f"{int(tokens):,}", **dict(zip(map(str, told_apart.TIMES), seen, strict=True))}
-             for tokens, seen in found["told_apart"].items()]  # fmt: skip
+    ]
+    times = [
+        {"tokens": f"{int(tokens):,}", **dict(zip(map(str, told_apart.TIMES), seen, strict=True))}
+        for tokens, seen in found["told_apart"].items()
+    ]
     stars = [{"models": models, "starred": share} for models, share in found["starred"].items()]
     parts = {
         "# Coverage of 95 % intervals\n\nShare (%) of simulated texts whose interval holds the true mean "
@@ -259,22 +353,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="JSON; a .md page of the same name is put next to it")
-    parser.add_argument("--fraction", type=float, default=1.0, help="of the texts, for a quick look")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="JSON; a .md page of the same name is put next to it"
+    )
+    parser.add_argument(
+        "--fraction", type=float, default=1.0, help="of the texts, for a quick look"
+    )
     options = parser.parse_args()
     began, rows = time.perf_counter(), []
     for row in coverage_rows(options.fraction):
         rows.append(row)
         print(row, f"{time.perf_counter() - began:.0f} s", flush=True)
     found = {
-        "versions": {"python": platform.python_version(), "numpy": np.__version__}, "seed": 0,
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "seed": 0,
         "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
         "coverage": rows,
-        "starred": {k: told_apart.share_starred(k, told_apart.STARRED_OF, int(1000 * options.fraction))
-                    for k in told_apart.MODELS},
-        "told_apart": {n: told_apart.shares_told_apart(n, int(2000 * options.fraction)) for n in told_apart.LENGTHS},
-    }  # fmt: skip
+        "starred": {
+            k: told_apart.share_starred(k, told_apart.STARRED_OF, int(1000 * options.fraction))
+            for k in told_apart.MODELS
+        },
+        "told_apart": {
+            n: told_apart.shares_told_apart(n, int(2000 * options.fraction))
+            for n in told_apart.LENGTHS
+        },
+    }
     print(found["told_apart"])
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -4,21 +4,22 @@
     python -m benchmarks.kills OUT.json --kills 100 --pairs 50 --engines "two runs"
     python -m benchmarks.kills OUT.json --kills 20 --engines pack gate "vLLM's server"
 
-A run of two toy models (a reference and a model compared with it) is measured once undisturbed. Then it is repeated in
-new caches. At random moments, the driver, an engine process, a worker or vLLM's engine core is killed, and the run is
-started again. Final results must be equal except for times. vLLM's batches differ between runs, so the largest
-difference is reported. All processes must end, and no extra file may be left.
+A run of two toy models (a reference and a model compared with it) is measured once undisturbed.
+Then it is repeated in new caches. At random moments, the driver, an engine process, a worker or
+vLLM's engine core is killed, and the run is started again. Final results must be equal except for
+times. vLLM's batches differ between runs, so the largest difference is reported. All processes must
+end, and no extra file may be left.
 
 Special campaigns:
 
 - "pack" records a reference pack;
 - "gate" compares a model with itself;
 - "vLLM's server" uses a real server, which is not killed;
-- "two runs": two runs use one cache at the same time, with closed-form models on two texts in different orders. Each
-  run's reference is a model of the other run.
+- "two runs": two runs use one cache at the same time, with closed-form models on two texts in
+  different orders. Each run's reference is a model of the other run.
 
-``--pairs``: number of pairs of signals. The two signals of a pair are sent within a second, and the driver must then
-show its finished rows. ``--seconds``: time after which nothing is disturbed.
+``--pairs``: number of pairs of signals. The two signals of a pair are sent within a second, and the
+driver must then show its finished rows. ``--seconds``: time after which nothing is disturbed.
 """
 
 from __future__ import annotations
@@ -53,14 +54,24 @@ from tests.support.paths import TIMES, without_times
 from tests.support.real_server import running
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = shapes.Shape(hidden=256, layers=4, heads=4, kv_heads=4, intermediate=512, vocabulary=300, context=256)
+MODEL = shapes.Shape(
+    hidden=256, layers=4, heads=4, kv_heads=4, intermediate=512, vocabulary=300, context=256
+)
 WINDOWS, LENGTH = 400, 200
 PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
 """Seconds after which an undisturbed run counts as hanging."""
-ROWS = {"two runs": 60, "Transformers": 100, "vLLM": 100, "vLLM's server": 100, "pack": 100, "gate": 16}
-"""Windows of a campaign: on two cores with AVX2 alone, 400 of the toy's took Transformers two minutes in bf16."""
+ROWS = {
+    "two runs": 60,
+    "Transformers": 100,
+    "vLLM": 100,
+    "vLLM's server": 100,
+    "pack": 100,
+    "gate": 16,
+}
+"""Windows of a campaign: on two cores with AVX2 alone, 400 of the toy's took Transformers two
+minutes in bf16."""
 SERVED = "vLLM's server"
 URL = "KILLS_SERVER"
 """Environment variable with the address of the real server."""
@@ -68,7 +79,10 @@ BATCHES_DIFFER = ("vLLM", SERVED)
 """Campaigns whose scores depend on the batch: the largest difference is reported."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLOSED_FORM: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02}}
-BOOSTED: dict[str, Any] = {"load_fn": "fake", "engine": {"vocab_size": 300, "seconds": 0.02, "boost": 3.0}}
+BOOSTED: dict[str, Any] = {
+    "load_fn": "fake",
+    "engine": {"vocab_size": 300, "seconds": 0.02, "boost": 3.0},
+}
 HF = {"load_fn": "transformers_auto_bf16"}
 IN_VLLM = {"load_fn": "vllm_score", "engine": {"enforce_eager": True}}
 IN_FLOAT16 = {"load_fn": "vllm_score", "engine": {"enforce_eager": True, "dtype": "float16"}}
@@ -78,7 +92,8 @@ IN_FLOAT16 = {"load_fn": "vllm_score", "engine": {"enforce_eager": True, "dtype"
 class Work:
     """A command line: the alphabet of each text, and the models.
 
-    ``command``: "run", "pack" or "gate"; ``model_dir`` of a model is the toy's folder unless it has one.
+    ``command``: "run", "pack" or "gate"; ``model_dir`` of a model is the toy's folder unless it has
+    one.
     """
 
     texts: str
@@ -96,23 +111,46 @@ class Work:
 
 RUNS = {
     "Transformers": [
-        Work("x", [{**HF, "label": "a", "reference": True}, {"load_fn": "transformers", "label": "b"}]),
+        Work(
+            "x",
+            [{**HF, "label": "a", "reference": True}, {"load_fn": "transformers", "label": "b"}],
+        ),
     ],
-    "vLLM": [Work("x", [{**IN_VLLM, "label": "a", "reference": True}, {**IN_FLOAT16, "label": "b"}])],
+    "vLLM": [
+        Work("x", [{**IN_VLLM, "label": "a", "reference": True}, {**IN_FLOAT16, "label": "b"}])
+    ],
     "two runs": [
         Work("xy", [{**BOOSTED, "label": "a", "reference": True}, {**CLOSED_FORM, "label": "b"}]),
         Work("yx", [{**CLOSED_FORM, "label": "c", "reference": True}, {**BOOSTED, "label": "d"}]),
     ],
-    SERVED: [Work("x", [{**CLOSED_FORM, "label": "a", "reference": True}, {"load_fn": "vllm_server", "label": "b"}])],
+    SERVED: [
+        Work(
+            "x",
+            [
+                {**CLOSED_FORM, "label": "a", "reference": True},
+                {"load_fn": "vllm_server", "label": "b"},
+            ],
+        )
+    ],
     "pack": [Work("x", [{**HF, "label": "a"}], "pack")],
-    "gate": [Work("x", [{**HF, "label": "a"}, {**HF, "label": "b", "engine": {"dtype": "bfloat16"}}], "gate")],
+    "gate": [
+        Work(
+            "x",
+            [{**HF, "label": "a"}, {**HF, "label": "b", "engine": {"dtype": "bfloat16"}}],
+            "gate",
+        )
+    ],
 }
 """The command lines of a campaign, which use one cache at the same time."""
 NOT_COMPARED = TIMES | {"sha256", "run", "repeat", "spec_sha256", "scores_key"}
-"""Keys whose values depend on the time: also names of a gate's run, and checksums of files that state a date."""
+"""Keys whose values depend on the time: also names of a gate's run, and checksums of files that
+state a date."""
 SHOWN = re.compile(r"^ label ", re.MULTILINE)
-NOTHING_YET = re.compile(r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE)
-"""Message of a run that had not begun to score, had no row yet, or was already showing its table."""
+NOTHING_YET = re.compile(
+    r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE
+)
+"""Message of a run that had not begun to score, had no row yet, or was already showing its table.
+"""
 
 
 @dataclass
@@ -137,8 +175,9 @@ class Seen:
 class Run:
     """One of a campaign's runs, which is started again until it has finished.
 
-    ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start was killed;
-    ``replaced``: number of result files that earlier starts wrote, for example a gate that lost a worker.
+    ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start
+    was killed; ``replaced``: number of result files that earlier starts wrote, for example a gate
+    that lost a worker.
     """
 
     folder: Path
@@ -168,15 +207,22 @@ class Run:
             models.append({"model_dir": where, **model})
         spec.write_text(json.dumps(models))
         words = work.words(self.folder, spec, ROWS[self.engine], self.out)
-        environment = {**os.environ, "COMPARE_Q_CACHE": str(self.cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-                       "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
-                       "KILLED_RUN": str(self.log)}  # fmt: skip
+        environment = {
+            **os.environ,
+            "COMPARE_Q_CACHE": str(self.cache),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
+            "KILLED_RUN": str(self.log),
+        }
         with self.log.open("ab") as output:
             self.begin = output.tell()
             self.process = subprocess.Popen(
                 [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words],
-                stdout=output, stderr=output, env=environment, start_new_session=True,
-            )  # fmt: skip
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
 
     @property
     def out(self) -> Path:
@@ -199,15 +245,27 @@ class Run:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if f"KILLED_RUN={self.log}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
+                if f"KILLED_RUN={self.log}".encode() not in (folder / "environ").read_bytes().split(
+                    b"\0"
+                ):
                     continue
                 name = (folder / "comm").read_text().strip()
                 words = (folder / "cmdline").read_bytes().decode(errors="replace")
-                kind = "driver" if "compare_q.py" in words else "engine" if name.startswith("VLLM") else "other"
+                kind = (
+                    "driver"
+                    if "compare_q.py" in words
+                    else "engine"
+                    if name.startswith("VLLM")
+                    else "other"
+                )
                 if "compare_q.backends.worker.engine_process" in words:
                     above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                     mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                    kind = "worker" if "compare_q.backends.worker.engine_process" in mine else "engine process"
+                    kind = (
+                        "worker"
+                        if "compare_q.backends.worker.engine_process" in mine
+                        else "engine process"
+                    )
                 found[int(folder.name)] = kind
         return found
 
@@ -232,7 +290,11 @@ class Run:
         kind = random.choice([*kinds, "driver, by SIGTERM"])
         number = signal.SIGTERM if kind.endswith("SIGTERM") else signal.SIGKILL
         driver = kind.startswith("driver")
-        target = self.process.pid if driver else random.choice([p for p, k in there.items() if k == kind])
+        target = (
+            self.process.pid
+            if driver
+            else random.choice([p for p, k in there.items() if k == kind])
+        )
         with suppress(ProcessLookupError):
             os.kill(target, number)
             seen.kills[kind] += 1
@@ -241,7 +303,9 @@ class Run:
             self.ended(seen)
 
     def signal_twice(self, seen: Seen) -> None:
-        """Send the driver two different signals within a second; it must show the rows that it had finished."""
+        """Send the driver two different signals within a second; it must show the rows that it had
+        finished.
+        """
         pair = random.sample(ENDING, 2)
         before = self.said
         self.process.send_signal(pair[0])
@@ -251,15 +315,21 @@ class Run:
         self.ended(seen)
         status, said = self.process.returncode, self.said
         begun = "\nscoring " in before
-        seen.endings[f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"] += 1
+        seen.endings[
+            f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"
+        ] += 1
         good = {0, int(self.disturbed), *(128 + number for number in pair)}
-        if "\nresults: " in said:  # while Python ends, after everything is shown, a signal ends it like any program
+        if (
+            "\nresults: " in said
+        ):  # while Python ends, after everything is shown, a signal ends it like any program
             good |= {-number for number in pair}
         ends_well = status in good and "Traceback" not in said
         nothing_yet = NOTHING_YET.search(said)
         is_shown = SHOWN.search(said) or (nothing_yet and not begun)
         if before and not (ends_well and is_shown and (nothing_yet or self.results.exists())):
-            seen.tables_lost.append(f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}")
+            seen.tables_lost.append(
+                f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}"
+            )
 
 
 def comparable(run: Run) -> Any:
@@ -270,7 +340,10 @@ def comparable(run: Run) -> Any:
         for name, tensor in load_file(file).items():
             content = tensor.flatten().view(torch.uint8).numpy().tobytes()
             tensors[f"{file.name}: {name}"] = hashlib.sha256(content).hexdigest()
-    return {**without_times(json.loads(run.results.read_text(encoding="utf-8")), NOT_COMPARED), "tensors": tensors}
+    return {
+        **without_times(json.loads(run.results.read_text(encoding="utf-8")), NOT_COMPARED),
+        "tensors": tensors,
+    }
 
 
 def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
@@ -315,8 +388,8 @@ def files_of(cache: Path) -> set[str]:
 def left_in(run: Run) -> set[str]:
     """Names of what a run has left in its cache.
 
-    A gate's entries have other keys in each gate, so that they only have numbers here.  A gate that writes its file
-    keeps the scores of its first variant, for ``--baseline``.
+    A gate's entries have other keys in each gate, so that they only have numbers here.  A gate that
+    writes its file keeps the scores of its first variant, for ``--baseline``.
     """
     if RUNS[run.engine][run.number].command != "gate":
         return files_of(run.cache)
@@ -331,20 +404,31 @@ def left_in(run: Run) -> set[str]:
 
 
 def shared_memory() -> set[str]:
-    """Files of ``/dev/shm``; new files come from the campaign only if nothing else runs on the machine."""
+    """Files of ``/dev/shm``; new files come from the campaign only if nothing else runs on the
+    machine.
+    """
     return {str(file) for file in Path("/dev/shm").glob("*")}
 
 
 def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
     """The runs of an engine's campaign, not started yet, on a cache of that name."""
     cache = folder / f"{engine}-{name}"
-    return [Run(folder, engine, at, cache, folder / f"{engine}.{name}.{at}.log") for at in range(len(RUNS[engine]))]
+    return [
+        Run(folder, engine, at, cache, folder / f"{engine}.{name}.{at}.log")
+        for at in range(len(RUNS[engine]))
+    ]
 
 
 def until_finished(
-    runs: list[Run], seen: Seen, duration: float, todo: list[Callable[[Run, Seen], None]], over: float
+    runs: list[Run],
+    seen: Seen,
+    duration: float,
+    todo: list[Callable[[Run, Seen], None]],
+    over: float,
 ) -> None:
-    """Run all runs to their end; at random moments until ``over``, do an action of ``todo`` to one of them."""
+    """Run all runs to their end; at random moments until ``over``, do an action of ``todo`` to one
+    of them.
+    """
     for run in runs:
         run.start()
     while not all(run.process.poll() == 0 for run in runs):
@@ -373,7 +457,9 @@ def until_finished(
 
 
 def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
-    """Kill runs of one engine ``kills`` times and send them ``pairs`` pairs of signals, until the time is over."""
+    """Kill runs of one engine ``kills`` times and send them ``pairs`` pairs of signals, until the
+    time is over.
+    """
     seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
@@ -384,41 +470,65 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     while todo:
         seen.runs += 1
         runs = runs_on(folder, engine, str(seen.runs))
-        shutil.copytree(whole[0].cache / "tokens", runs[0].cache / "tokens")  # no tokenizing, only models
+        shutil.copytree(
+            whole[0].cache / "tokens", runs[0].cache / "tokens"
+        )  # no tokenizing, only models
         began = time.monotonic()
         until_finished(runs, seen, duration, todo if duration else [], over)
-        duration = duration or time.monotonic() - began  # of the first runs, which are not disturbed
+        duration = (
+            duration or time.monotonic() - began
+        )  # of the first runs, which are not disturbed
         for run, other in zip(runs, gold, strict=True):
             found = comparable(run)
             seen.differing += engine not in BATCHES_DIFFER and found != other
-            seen.fields += [] if engine in BATCHES_DIFFER else itertools.islice(differing_fields(found, other), 40)
+            seen.fields += (
+                []
+                if engine in BATCHES_DIFFER
+                else itertools.islice(differing_fields(found, other), 40)
+            )
             if "models" in other:
                 seen.largest = max(seen.largest, difference(found, other))
         seen.files_left += sorted(left_in(runs[0]) - files) + sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
-        differing = f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
+        differing = (
+            f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
+        )
         lost = f"{seen.hangs} hang, {len(seen.tables_lost)} tables lost, {len(seen.failed_alone)} fail undisturbed"
         done = f"{seen.kills.total()} kills, {seen.pairs.total()} pairs of signals, {seen.runs} finished"
         print(f"{engine}: {done}, {differing}, {lost}, left: {left}", flush=True)
     return {
-        "kills": dict(seen.kills), "pairs_of_signals": dict(seen.pairs), "endings_after_pairs": dict(seen.endings),
-        "runs": seen.runs, "seconds_undisturbed": duration,
-        "results_that_differ": seen.differing, "where": seen.fields, "largest_relative_difference": seen.largest,
+        "kills": dict(seen.kills),
+        "pairs_of_signals": dict(seen.pairs),
+        "endings_after_pairs": dict(seen.endings),
+        "runs": seen.runs,
+        "seconds_undisturbed": duration,
+        "results_that_differ": seen.differing,
+        "where": seen.fields,
+        "largest_relative_difference": seen.largest,
         "hangs": seen.hangs,
-        "tables_lost": seen.tables_lost, "failed_undisturbed": seen.failed_alone,
-        "processes_left": seen.processes_left, "files_left": seen.files_left,
-    }  # fmt: skip
+        "tables_lost": seen.tables_lost,
+        "failed_undisturbed": seen.failed_alone,
+        "processes_left": seen.processes_left,
+        "files_left": seen.files_left,
+    }
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     p.add_argument("out", type=Path)
-    p.add_argument("--kills", type=int, default=200, help="in all; a third of them in vLLM if others are killed, too")
+    p.add_argument(
+        "--kills",
+        type=int,
+        default=200,
+        help="in all; a third of them in vLLM if others are killed, too",
+    )
     p.add_argument("--pairs", type=int, default=0, help="of signals, in each campaign")
     p.add_argument("--engines", nargs="+", default=["Transformers", "vLLM"], choices=list(RUNS))
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--seconds", type=float, default=math.inf, help="after which nothing more is killed")
+    p.add_argument(
+        "--seconds", type=float, default=math.inf, help="after which nothing more is killed"
+    )
     args = p.parse_args()
     random.seed(args.seed)
     over = time.monotonic() + args.seconds
@@ -435,10 +545,17 @@ def main() -> None:
         for seed, name in enumerate("xy"):
             letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
             (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
-            data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / f"{name}.txt")}
+            data = {
+                "tokenizer_dir": str(folder / "model"),
+                "dataset": "text",
+                "path": str(folder / f"{name}.txt"),
+            }
             text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
             (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        found = {engine: campaign(folder, engine, shares[engine], args.pairs, over) for engine in args.engines}
+        found = {
+            engine: campaign(folder, engine, shares[engine], args.pairs, over)
+            for engine in args.engines
+        }
     from compare_q.backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu()}

@@ -1,9 +1,10 @@
-"""llama-perplexity's statistics in numpy, for benchmarks and tests: formulas, 16-bit store, text of the output.
+"""llama-perplexity's statistics in numpy, for benchmarks and tests: formulas, 16-bit store, text of
+the output.
 
-``exact_positions`` and ``through_16_bits`` return values per position; ``tool_statistics`` computes llama-perplexity's
-statistics from either.  ``through_16_bits`` computes like tools/perplexity/perplexity.cpp, in float32 where the tool
-does.  The store that ``store16`` makes from a reference's logits equals the tool's --kl-divergence-base file byte for
-byte.
+``exact_positions`` and ``through_16_bits`` return values per position; ``tool_statistics`` computes
+llama-perplexity's statistics from either.  ``through_16_bits`` computes like
+tools/perplexity/perplexity.cpp, in float32 where the tool does.  The store that ``store16`` makes
+from a reference's logits equals the tool's --kl-divergence-base file byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LINE = re.compile(r"^ *(?P<name>\S.*?) *: +(?P<value>-?[\d.]+) *%?(?: ± +(?P<error>[\d.]+))?(?: %)?$", re.MULTILINE)
+LINE = re.compile(
+    r"^ *(?P<name>\S.*?) *: +(?P<value>-?[\d.]+) *%?(?: ± +(?P<error>[\d.]+))?(?: %)?$",
+    re.MULTILINE,
+)
 FINAL = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
 KLD_PERCENTS = ("max", "99.9", "99", "95", "90", "50", "10", "5", "1", "0.1", "min")
 DELTA_PERCENTS = ("max", "99.9", "99", "95", "90", "75", "50", "25", "10", "5", "1", "0.1", "min")
@@ -29,7 +33,9 @@ Numbers = dict[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Positions:
-    """Per scored position [N], float64 or float32: both losses and the KL divergence in nats, change of probability."""
+    """Per scored position [N], float64 or float32: both losses and the KL divergence in nats,
+    change of probability.
+    """
 
     nll: Array
     base: Array
@@ -39,7 +45,9 @@ class Positions:
 
 
 def printed_numbers(output: str) -> dict[str, tuple[str, ...]]:
-    """Name -> (value, error) as llama-perplexity printed them: its statistics, or its "Final estimate" as ``PPL``."""
+    """Name -> (value, error) as llama-perplexity printed them: its statistics, or its "Final
+    estimate" as ``PPL``.
+    """
     if final := FINAL.search(output):
         return {"PPL": (final[1], final[2])}
     _, _, block = output.partition("====== Perplexity statistics ======")
@@ -55,10 +63,11 @@ def name_of(percent: str, unit: str) -> str:
 
 
 def percentile(values: Array, percent: str) -> float:
-    """llama.cpp's percentile of sorted values: linear; fraction and place have the values' dtype, float32 in the tool.
+    """llama.cpp's percentile of sorted values: linear; fraction and place have the values' dtype,
+    float32 in the tool.
 
-    In float32, the place of 99.9 % among 2,040 values is too high by 6e-5 of the gap between two values (1.1e-5 nats
-    for a gap of 0.18).
+    In float32, the place of 99.9 % among 2,040 values is too high by 6e-5 of the gap between two
+    values (1.1e-5 nats for a gap of 0.18).
     """
     n, dtype = len(values), values.dtype.type
     if percent == "50":
@@ -88,16 +97,19 @@ def tool_statistics(of: Positions) -> Numbers:
     moved, moved_error = mean_and_error(squares, squares.astype(np.float64) ** 2)
     kld, delta = np.sort(of.kld.astype(of.nll.dtype)), np.sort(of.delta)
     return {
-        "Mean PPL(Q)": (ppl, ppl * ea), "Mean PPL(base)": (base, base * eb),
-        CORRELATION: (100 * covariance / (ea * eb),), "Mean ln(PPL(Q)/PPL(base))": (a - b, error),
-        "Mean PPL(Q)/PPL(base)": (ratio, ratio * error), "Mean PPL(Q)-PPL(base)": (ppl - base, apart),
+        "Mean PPL(Q)": (ppl, ppl * ea),
+        "Mean PPL(base)": (base, base * eb),
+        CORRELATION: (100 * covariance / (ea * eb),),
+        "Mean ln(PPL(Q)/PPL(base))": (a - b, error),
+        "Mean PPL(Q)/PPL(base)": (ratio, ratio * error),
+        "Mean PPL(Q)-PPL(base)": (ppl - base, apart),
         "Mean KLD": mean_and_error(of.kld, of.kld**2),
         **{name_of(p, "KLD"): (percentile(kld, p),) for p in KLD_PERCENTS},
         "Mean Δp": tuple(100 * each for each in mean_and_error(of.delta, squares)),
         **{name_of(p, "Δp"): (100 * percentile(delta, p),) for p in DELTA_PERCENTS},
         "RMS Δp": (100 * moved**0.5, 50 * moved_error / moved**0.5),
         "Same top p": (100 * top, 100 * (top * (1 - top) / (n - 1)) ** 0.5),
-    }  # fmt: skip
+    }
 
 
 def exact_positions(model: Array, base: Array, targets: Array) -> Positions:
@@ -106,7 +118,9 @@ def exact_positions(model: Array, base: Array, targets: Array) -> Positions:
     q, p = log_softmax(model), log_softmax(base)
     ln_q, ln_p = q[rows, targets], p[rows, targets]
     kld = (np.exp(p) * (p - q)).sum(1)
-    return Positions(-ln_q, -ln_p, kld, np.exp(ln_q) - np.exp(ln_p), model.argmax(1) == base.argmax(1))
+    return Positions(
+        -ln_q, -ln_p, kld, np.exp(ln_q) - np.exp(ln_p), model.argmax(1) == base.argmax(1)
+    )
 
 
 def log_softmax(logits: Array) -> Array:
@@ -129,17 +143,25 @@ def log_sum_exp(logits: Array, largest: Array) -> Array:
 
 
 def store16(logits: Array) -> Array:
-    """The tool's rows of a reference, uint16 [T, 4 + V, V even]: float32 scale and minimum, then one step per token."""
+    """The tool's rows of a reference, uint16 [T, 4 + V, V even]: float32 scale and minimum, then
+    one step per token.
+    """
     largest = logits.max(1, keepdims=True)
     least = np.maximum(logits.min(1, keepdims=True), largest - np.float32(16))
     scale = (largest - least) / np.float32(65535)
-    steps = np.where(logits > least, np.rint(np.float32(1) / scale * (logits - least)), 0).astype(np.uint16)
-    head = np.concatenate((scale, least - largest - log_sum_exp(logits, largest)), 1).view(np.uint16)
+    steps = np.where(logits > least, np.rint(np.float32(1) / scale * (logits - least)), 0).astype(
+        np.uint16
+    )
+    head = np.concatenate((scale, least - largest - log_sum_exp(logits, largest)), 1).view(
+        np.uint16
+    )
     return np.concatenate((head, steps, np.zeros((len(logits), logits.shape[1] % 2), np.uint16)), 1)
 
 
 def through_16_bits(model: Array, store: Array, targets: Array) -> Positions:
-    """Return the tool's results for a model's logits float32 [T, V] and the rows of the reference's store."""
+    """Return the tool's results for a model's logits float32 [T, V] and the rows of the reference's
+    store.
+    """
     rows = np.arange(len(targets))
     head = np.ascontiguousarray(store[:, :4]).view(np.float32)
     p = head[:, :1] * store[:, 4 : 4 + model.shape[1]].astype(np.float32) + head[:, 1:]

@@ -2,11 +2,12 @@
 
     python -m benchmarks.mutations OUT.json --count 60 --seed 24
 
-First, the tests that do not start an engine run once with coverage.py, which records the lines that each test function
-executes.  Then the seed draws places from all functions of ``FOLDERS``.  One change after the other is written into a
-copy of the checkout.  The test functions that execute the changed line run until one fails.  If all of them pass,
-``--engines`` also runs the folder's tests that start engines or processes (``ENGINE_TESTS``).  A change counts as
-missed if all tests pass.  The changes:
+First, the tests that do not start an engine run once with coverage.py, which records the lines that
+each test function executes.  Then the seed draws places from all functions of ``FOLDERS``.  One
+change after the other is written into a copy of the checkout.  The test functions that execute the
+changed line run until one fails.  If all of them pass, ``--engines`` also runs the folder's tests
+that start engines or processes (``ENGINE_TESTS``).  A change counts as missed if all tests pass.
+The changes:
 
 - another comparison, ``and`` for ``or``, or a negated condition;
 - a number that is one larger, ``True`` for ``False``, or ``+`` for ``-``;
@@ -44,7 +45,8 @@ ENGINE_TESTS = {
 }
 TEST_S = 300
 ENGINES_S = 1800
-"""Seconds after which the tests of one change count as failed, because a change can make tests wait forever."""
+"""Seconds after which the tests of one change count as failed, because a change can make tests wait
+forever."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -67,7 +69,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One change: the text ``before`` at (line, column) of a file becomes ``after``; lines count from 1."""
+    """One change: the text ``before`` at (line, column) of a file becomes ``after``; lines count
+    from 1.
+    """
 
     file: str
     line: int
@@ -80,7 +84,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A change, how many test functions execute its line, and the first one that failed (empty: it was missed)."""
+    """A change, how many test functions execute its line, and the first one that failed (empty: it
+    was missed).
+    """
 
     change: Change
     tests: int
@@ -145,7 +151,11 @@ def changes(root: Path) -> list[Change]:
                 last_line = node.end_lineno or node.lineno
                 last_column = node.end_col_offset or 0
                 name = str(file.relative_to(root))
-                found.append(Change(name, node.lineno, node.col_offset, last_line, last_column, before, after))
+                found.append(
+                    Change(
+                        name, node.lineno, node.col_offset, last_line, last_column, before, after
+                    )
+                )
     return sorted(found, key=lambda change: (change.file, change.line, change.column, change.after))
 
 
@@ -163,46 +173,70 @@ def pytest_in(root: Path, *words: str, seconds: int = TEST_S) -> subprocess.Comp
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=0", *words]
     try:
-        return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds)
+        return subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "FAILED: it does not end", "")
 
 
 def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
-    """File -> line -> the test functions that execute the line, from a run of the fast tests with coverage.py."""
+    """File -> line -> the test functions that execute the line, from a run of the fast tests with
+    coverage.py.
+    """
     settings = data.with_suffix(".ini")
     sources = "\n    ".join(str(root / folder) for folder in FOLDERS)
-    settings.write_text(f"[run]\ndata_file = {data}\ndynamic_context = test_function\nsource =\n    {sources}\n")
+    settings.write_text(
+        f"[run]\ndata_file = {data}\ndynamic_context = test_function\nsource =\n    {sources}\n"
+    )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *FAST]
+    command = [
+        sys.executable,
+        "-m",
+        "coverage",
+        "run",
+        f"--rcfile={settings}",
+        "-m",
+        "pytest",
+        *FAST,
+    ]
     subprocess.run(command, cwd=root, env=environment, check=True)
     measured = coverage.CoverageData(str(data))
     measured.read()
     found = {}
     for file in measured.measured_files():
         by_line = measured.contexts_by_lineno(file)
-        found[str(Path(file).relative_to(root))] = {line: sorted(filter(None, each)) for line, each in by_line.items()}
+        found[str(Path(file).relative_to(root))] = {
+            line: sorted(filter(None, each)) for line, each in by_line.items()
+        }
     return found
 
 
 def words_of(root: Path, functions: list[str]) -> list[str]:
-    """Return pytest's arguments for test functions that coverage.py names ``tests.folder.test_file.test_function``.
+    """Return pytest's arguments for test functions that coverage.py names
+    ``tests.folder.test_file.test_function``.
 
-    Two kinds of functions are left out: functions that only tests call, and hypothesis' inner functions, which pytest
-    cannot find.
+    Two kinds of functions are left out: functions that only tests call, and hypothesis' inner
+    functions, which pytest cannot find.
     """
     words = []
     for function in functions:
         parts = function.split(".")
         place = next((at for at, part in enumerate(parts) if part.startswith("test_")), len(parts))
         file = root.joinpath(*parts[: place + 1]).with_suffix(".py")
-        if len(parts) == place + 2 and file.exists() and f"\ndef {parts[-1]}(" in file.read_text(encoding="utf-8"):
+        if (
+            len(parts) == place + 2
+            and file.exists()
+            and f"\ndef {parts[-1]}(" in file.read_text(encoding="utf-8")
+        ):
             words.append(f"{file.relative_to(root)}::{parts[-1]}")
     return words
 
 
 def failure(ran: subprocess.CompletedProcess[str]) -> str:
-    """Return the first failed test of a run of pytest; "" if none failed, RuntimeError if it found no test."""
+    """Return the first failed test of a run of pytest; "" if none failed, RuntimeError if it found
+    no test.
+    """
     if ran.returncode == 0:
         return ""
     if ran.returncode != 1:
@@ -231,7 +265,7 @@ def outcome_of(root: Path, change: Change, functions: list[str], *, engines: boo
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     p.add_argument("out", type=Path)
     p.add_argument("--count", type=int, default=60)
     p.add_argument("--seed", type=int, default=0)

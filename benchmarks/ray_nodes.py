@@ -1,9 +1,11 @@
-"""Compare tables without Ray and on two Ray nodes of one GPU each, and run one model that spans both nodes.
+"""Compare tables without Ray and on two Ray nodes of one GPU each, and run one model that spans
+both nodes.
 
     python -m benchmarks.ray_nodes OUT.json [--models DIR] [--layers 8] [--windows 64]
 
-Both nodes run on this machine, each with one of its two GPUs and its own cache.  The benchmark compares
-every row's perplexity and KL divergence, and the seconds that each row takes to load.  Each result is written at once.
+Both nodes run on this machine, each with one of its two GPUs and its own cache.  The benchmark
+compares every row's perplexity and KL divergence, and the seconds that each row takes to load.
+Each result is written at once.
 """
 
 from __future__ import annotations
@@ -27,27 +29,43 @@ ENGINE = {"enforce_eager": True}
 VALUES = ("ppl", "kld")
 SEVERAL = [
     run.Row("bf16", "bf16", {}),
-    *(run.Row(f"{name} {seed}", name, {"seed": seed}) for seed in (0, 1) for name in ("fp8", "w4a16", "nvfp4a16")),
+    *(
+        run.Row(f"{name} {seed}", name, {"seed": seed})
+        for seed in (0, 1)
+        for name in ("fp8", "w4a16", "nvfp4a16")
+    ),
 ]
 """The same checkpoint with another seed counts as another model, and loads again."""
 ONE = [run.Row("bf16", "bf16", {})]
 TWO_RANKS = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}
-"""vLLM turns its own all-reduce off between machines, but treats two nodes on one machine as one machine."""
+"""vLLM turns its own all-reduce off between machines, but treats two nodes on one machine as one
+machine."""
 BY_RAY = {"distributed_executor_backend": "ray"}
 
 
 @contextmanager
 def nodes(folder: Path) -> Iterator[str]:
-    """Start two nodes of one GPU each and yield the cluster's address; each has its own address, as vLLM requires."""
+    """Start two nodes of one GPU each and yield the cluster's address; each has its own address, as
+    vLLM requires.
+    """
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     made = Cluster()
     try:
         for gpu in (0, 1):
-            own = {"CUDA_VISIBLE_DEVICES": str(gpu), "COMPARE_Q_CACHE": str(folder / f"node{gpu}"),
-                   "VLLM_HOST_IP": f"127.0.0.{gpu + 1}"}  # fmt: skip
-            made.add_node(num_cpus=4, num_gpus=1, env_vars=own, include_dashboard=False, object_store_memory=1 << 30)
+            own = {
+                "CUDA_VISIBLE_DEVICES": str(gpu),
+                "COMPARE_Q_CACHE": str(folder / f"node{gpu}"),
+                "VLLM_HOST_IP": f"127.0.0.{gpu + 1}",
+            }
+            made.add_node(
+                num_cpus=4,
+                num_gpus=1,
+                env_vars=own,
+                include_dashboard=False,
+                object_store_memory=1 << 30,
+            )
         yield made.address
     finally:
         made.shutdown()
@@ -60,25 +78,37 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)")
+    parser.add_argument(
+        "--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)"
+    )
     shapes.add_shape(parser, "llama-8b")
     parser.add_argument("--windows", type=int, default=64)
     options = parser.parse_args()
     shape = shapes.shape_of(options)
     found: dict[str, Any] = {
-        "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
-        "shape": asdict(shape), "windows": options.windows, "tables": {},
-    }  # fmt: skip
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(machine.gpus()),
+        "shape": asdict(shape),
+        "windows": options.windows,
+        "tables": {},
+    }
 
     def table(name: str, rows: list[run.Row], engine: dict[str, Any], *words: str) -> None:
         sizes = (options.windows, 2048, 512)
-        plan = run.Plan(folder, models.resolve(), rows, sizes, ENGINE | engine, {}, run.PROGRAM, words)
+        plan = run.Plan(
+            folder, models.resolve(), rows, sizes, ENGINE | engine, {}, run.PROGRAM, words
+        )
         found["tables"][name] = run.run_table(plan)
         for pair in (("rows", "rows over Ray"), ("two ranks", "two ranks over Ray nodes")):
             if all("rows" in found["tables"].get(each, {}) for each in pair):
-                found["largest differences: " + " and ".join(pair)] = differences(*(found["tables"][p] for p in pair))
+                found["largest differences: " + " and ".join(pair)] = differences(
+                    *(found["tables"][p] for p in pair)
+                )
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as scratch:

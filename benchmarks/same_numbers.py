@@ -1,14 +1,16 @@
-"""Check that a change of the code changes no number: run the same command lines in two checkouts and compare.
+"""Check that a change of the code changes no number: run the same command lines in two checkouts
+and compare.
 
     python -m benchmarks.same_numbers save CHECKOUT FOLDER --models demo/models
     python -m benchmarks.same_numbers compare BEFORE AFTER
     python -m benchmarks.same_numbers joined AFTER
 
-``save`` runs every case of ``cases`` with the code of CHECKOUT on the models of the demo (``python -m demo --all``
-makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads two such folders, of format 8 or 9,
-and prints how many numbers each case compared and every one that differs.  Its exit status is 1 if there is one, or if
-a case compared fewer numbers than it must.  Fields that only one side has are listed by name.  ``joined`` compares each
-text of a run of two texts with its own run.
+``save`` runs every case of ``cases`` with the code of CHECKOUT on the models of the demo (``python
+-m demo --all`` makes them) and keeps the results.json of each case in FOLDER.  ``compare`` reads
+two such folders, of format 8 or 9, and prints how many numbers each case compared and every one
+that differs.  Its exit status is 1 if there is one, or if a case compared fewer numbers than it
+must.  Fields that only one side has are listed by name.  ``joined`` compares each text of a run of
+two texts with its own run.
 """
 
 from __future__ import annotations
@@ -30,9 +32,24 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_COMPARED = {
-    "created", "command", "commit", "format", "title", "versions", "load_seconds", "score_seconds", "seconds",
-    "tokens_per_second", "timing", "from_cache", "worst_tokens", "path", "spec_sha256", "spec", "provenance",
-}  # fmt: skip
+    "created",
+    "command",
+    "commit",
+    "format",
+    "title",
+    "versions",
+    "load_seconds",
+    "score_seconds",
+    "seconds",
+    "tokens_per_second",
+    "timing",
+    "from_cache",
+    "worst_tokens",
+    "path",
+    "spec_sha256",
+    "spec",
+    "provenance",
+}
 """Keys whose values depend on the time, on the version of the code, or on the format."""
 SLICED = ("tokens", "ppl", "kld", "same_top")
 """Numbers of a text that format 8 has in its row, and format 9 in its slice."""
@@ -50,9 +67,9 @@ STARTUP_S = 300
 class Case:
     """One command line: data specs by name, model specs, and flags.
 
-    ``pack``: data spec of a reference pack that is recorded first; the models may name it as ``pack``, its folder.
-    ``server``: model that a real ``vllm serve`` serves while the case runs.  ``values``: the least number of values
-    that a comparison must have compared.
+    ``pack``: data spec of a reference pack that is recorded first; the models may name it as
+    ``pack``, its folder.  ``server``: model that a real ``vllm serve`` serves while the case runs.
+    ``values``: the least number of values that a comparison must have compared.
     """
 
     texts: dict[str, dict[str, Any]]
@@ -66,20 +83,45 @@ class Case:
 def cases(models: Path) -> dict[str, Case]:
     """Name -> case, for the models of the demo in the folder ``models``."""
     base = str(models / "smollm2-135m")
-    opticks: dict[str, Any] = {"dataset": "text", "path": str(ROOT / "eval/spec/opticks.txt"), "tokenizer_dir": base}
+    opticks: dict[str, Any] = {
+        "dataset": "text",
+        "path": str(ROOT / "eval/spec/opticks.txt"),
+        "tokenizer_dir": base,
+    }
     text = {**opticks, "eval_len": 1024, "eval_stride": 512, "max_rows": 16}
     short = {**opticks, "eval_len": 256, "eval_stride": 256, "max_rows": 4}
-    chat = {"dataset": "chat", "path": str(ROOT / "demo/conversations.jsonl"), "tokenizer_dir": base, "eval_len": 1024}
+    chat = {
+        "dataset": "chat",
+        "path": str(ROOT / "demo/conversations.jsonl"),
+        "tokenizer_dir": base,
+        "eval_len": 1024,
+    }
 
     def vllm(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
         engine = {**EAGER, **keys.pop("engine", {})}
-        return {"load_fn": "vllm_score", "label": name, "model_dir": base + suffix, "engine": engine, **keys}
+        return {
+            "load_fn": "vllm_score",
+            "label": name,
+            "model_dir": base + suffix,
+            "engine": engine,
+            **keys,
+        }
 
     def transformers(name: str, suffix: str = "", **keys: Any) -> dict[str, Any]:
-        return {"load_fn": "transformers_auto_bf16", "label": name, "model_dir": base + suffix, **keys}
+        return {
+            "load_fn": "transformers_auto_bf16",
+            "label": name,
+            "model_dir": base + suffix,
+            **keys,
+        }
 
     def llamacpp(kind: str, **keys: Any) -> dict[str, Any]:
-        return {"load_fn": "llamacpp", "label": f"GGUF {kind}", "model_dir": f"{base}-{kind.lower()}.gguf", **keys}
+        return {
+            "load_fn": "llamacpp",
+            "label": f"GGUF {kind}",
+            "model_dir": f"{base}-{kind.lower()}.gguf",
+            **keys,
+        }
 
     reference = vllm("vLLM bf16", reference=True)
     hf_reference = transformers("HF bf16", reference=True)
@@ -92,9 +134,11 @@ def cases(models: Path) -> dict[str, Case]:
     decode: dict[str, Any] = {"phase": "decode", "batch": 4}
     swept = vllm("W8A8", "-w8a8", sweep={"engine.max_num_batched_tokens": [256, 1024]})
     served = {
-        "load_fn": "vllm_server", "label": "served", "model_dir": f"http://127.0.0.1:{PORT}",
+        "load_fn": "vllm_server",
+        "label": "served",
+        "model_dir": f"http://127.0.0.1:{PORT}",
         "engine": {"concurrency": 1},
-    }  # fmt: skip
+    }
     quantized = [w8a8, w4a16, nvfp4a16, nvfp4, llamacpp("Q8_0"), llamacpp("Q4_1")]
     return {
         "demo": Case({"text": text}, [noise_floor, reference, *quantized], values=2600),
@@ -102,19 +146,31 @@ def cases(models: Path) -> dict[str, Case]:
         "texts": Case({"one": short, "chat": chat}, [hf_reference, hf_fp32], values=16),
         "text_one": Case({"one": short}, [hf_reference, hf_fp32], values=320),
         "text_chat": Case({"chat": chat}, [hf_reference, hf_fp32], values=370),
-        "decode": Case({"short": {**short, "max_rows": 2}}, [reference, vllm("vLLM decode", **decode)], values=280),
+        "decode": Case(
+            {"short": {**short, "max_rows": 2}},
+            [reference, vllm("vLLM decode", **decode)],
+            values=280,
+        ),
         "sweep": Case({"short": short}, [reference, swept], values=540),
         "streaming": Case(
-            {"short": short}, [hf_reference, transformers("HF streaming", engine={"streaming": True})], values=320
+            {"short": short},
+            [hf_reference, transformers("HF streaming", engine={"streaming": True})],
+            values=320,
         ),
         "pack": Case({"short": short}, [w8a8, nvfp4a16, llamacpp("Q8_0")], pack=short, values=740),
         "server": Case({"text": text}, [hf_reference, served], server=base, values=250),
-        "one_line": Case({}, [], [base, f"{base}-w8a8", "-r", "4", "-d", opticks["path"]], values=300),
+        "one_line": Case(
+            {}, [], [base, f"{base}-w8a8", "-r", "4", "-d", opticks["path"]], values=300
+        ),
     }
 
 
-def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None) -> int:
-    """Run the cases in ``checkout`` and keep each results.json in ``folder``; exit status 1 if one fails."""
+def save(
+    checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None
+) -> int:
+    """Run the cases in ``checkout`` and keep each results.json in ``folder``; exit status 1 if one
+    fails.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     checkout = checkout.resolve()
     folder = folder.resolve()
@@ -129,14 +185,18 @@ def save(checkout: Path, folder: Path, models: Path, only: Sequence[str], cache:
         failed += status != 0
     if not only or "drop_in" in only:
         text = folder / "drop_in.specs.txt"
-        text.write_text((ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")[:40_000], encoding="utf-8")
+        text.write_text(
+            (ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")[:40_000], encoding="utf-8"
+        )
         words = [str(checkout / "compare_q_vllm.py"), "--model", str(models / "smollm2-135m-w8a8")]
         words += ["--text", str(text), "--context-length", "2048", "--stride", "2048"]
         failed += run(checkout, words, folder, cache, folder / "drop_in.txt") != 0
     return int(failed > 0)
 
 
-def save_case(checkout: Path, folder: Path, name: str, case: Case, models: Path, cache: Path | None) -> int:
+def save_case(
+    checkout: Path, folder: Path, name: str, case: Case, models: Path, cache: Path | None
+) -> int:
     """Run one case, after what it needs has been made; return the exit status."""
     specs = folder / f"{name}.specs"
     specs.mkdir(exist_ok=True)
@@ -145,21 +205,39 @@ def save_case(checkout: Path, folder: Path, name: str, case: Case, models: Path,
     if case.pack is not None:
         pack = specs / "pack"
         shutil.rmtree(pack, ignore_errors=True)
-        recorded = {"load_fn": "vllm_score", "model_dir": str(models / "smollm2-135m"), "engine": EAGER}
+        recorded = {
+            "load_fn": "vllm_score",
+            "model_dir": str(models / "smollm2-135m"),
+            "engine": EAGER,
+        }
         (specs / "pack_text.json").write_text(json.dumps(case.pack), encoding="utf-8")
         (specs / "pack_model.json").write_text(json.dumps([recorded]), encoding="utf-8")
-        words = [command, "pack", "-d", str(specs / "pack_text.json"), "-m", str(specs / "pack_model.json")]
+        words = [
+            command,
+            "pack",
+            "-d",
+            str(specs / "pack_text.json"),
+            "-m",
+            str(specs / "pack_model.json"),
+        ]
         status = run(checkout, [*words, "-o", str(pack), "--no-floor"], specs, cache)
         if status:
             return status
-        model_specs.insert(0, {"load_fn": "pack", "label": "pack", "model_dir": str(pack), "reference": True})
+        model_specs.insert(
+            0, {"load_fn": "pack", "label": "pack", "model_dir": str(pack), "reference": True}
+        )
         case = replace(case, texts={"short": {"pack": str(pack)}})
     words = [command, *case.flags, "-o", str(folder / f"{name}.json")]
     for what, spec in case.texts.items():
         (specs / f"{what}.json").write_text(json.dumps(spec), encoding="utf-8")
     if model_specs:
         (specs / "models.json").write_text(json.dumps(model_specs), encoding="utf-8")
-        words += ["-d", *(str(specs / f"{what}.json") for what in case.texts), "-m", str(specs / "models.json")]
+        words += [
+            "-d",
+            *(str(specs / f"{what}.json") for what in case.texts),
+            "-m",
+            str(specs / "models.json"),
+        ]
     if not case.server:
         return run(checkout, words, specs, cache)
     with real_server(case.server, specs / "server.txt"):
@@ -169,12 +247,25 @@ def save_case(checkout: Path, folder: Path, name: str, case: Case, models: Path,
 @contextmanager
 def real_server(model: str, log: Path) -> Iterator[None]:
     """Run vLLM's own server of a model on ``PORT`` while the block runs."""
-    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1", "--port", str(PORT)]
+    words = [
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(PORT),
+    ]
     words += ["--enforce-eager", "--max-model-len", "2048"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, *words], stdout=stream, stderr=stream, env=environment, start_new_session=True
+            [sys.executable, *words],
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,
         )
         try:
             wait_for_server(process)
@@ -186,22 +277,38 @@ def real_server(model: str, log: Path) -> Iterator[None]:
 
 
 def wait_for_server(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers; RuntimeError if it ends, or does not answer within ``STARTUP_S``."""
+    """Wait until the server answers; RuntimeError if it ends, or does not answer within
+    ``STARTUP_S``.
+    """
     began = time.monotonic()
     while time.monotonic() - began < STARTUP_S and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5):
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5),
+        ):
             return
         time.sleep(1)
     raise RuntimeError("vLLM's server did not start; its log is in the folder of the case")
 
 
-def run(checkout: Path, words: Sequence[str], folder: Path, cache: Path | None, shown: Path | None = None) -> int:
+def run(
+    checkout: Path,
+    words: Sequence[str],
+    folder: Path,
+    cache: Path | None,
+    shown: Path | None = None,
+) -> int:
     """Run a script of a checkout with its log in ``folder``; returns the exit status."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "NO_COLOR": "1", "COLUMNS": "160"}
     environment["COMPARE_Q_CACHE"] = str(cache.resolve() if cache else folder / "cache")
     with open(shown or folder / "out.txt", "w") as out, open(folder / "err.txt", "w") as err:
         return subprocess.run(
-            [sys.executable, *words], cwd=checkout, env=environment, stdout=out, stderr=err, check=False
+            [sys.executable, *words],
+            cwd=checkout,
+            env=environment,
+            stdout=out,
+            stderr=err,
+            check=False,
         ).returncode
 
 
@@ -220,7 +327,11 @@ def compare(before: Path, after: Path) -> int:
             continue
         one, other = (dict(values_of(json.loads(file.read_text("utf-8")))) for file in files)
         common = one.keys() & other.keys()
-        lines = [f"{at}: {one[at]!r} before, {other[at]!r} after" for at in sorted(common) if one[at] != other[at]]
+        lines = [
+            f"{at}: {one[at]!r} before, {other[at]!r} after"
+            for at in sorted(common)
+            if one[at] != other[at]
+        ]
         print(f"{name}: {len(common):,} values compared, {len(lines)} differ")
         for line in lines[:60]:
             print(f"    {line}")
@@ -231,34 +342,49 @@ def compare(before: Path, after: Path) -> int:
             if names:
                 print(f"    only {side}: {', '.join(names)}")
         wrong += bool(lines) or len(common) < case.values
-    shown = [(each / "drop_in.txt").read_text(encoding="utf-8").partition("Seconds")[0] for each in (before, after)]
+    shown = [
+        (each / "drop_in.txt").read_text(encoding="utf-8").partition("Seconds")[0]
+        for each in (before, after)
+    ]
     same = shown[0] == shown[1]
     print(f"drop_in: {'the same' if same else shown}")
     return int(wrong > 0 or not same)
 
 
 def joined(before: Path) -> int:
-    """Print whether each text has the same numbers alone and in the joined run; exit status 1 if one differs."""
-    results = {name: json.loads((before / f"{name}.json").read_text("utf-8")) for name in ("texts", *ALONE)}
+    """Print whether each text has the same numbers alone and in the joined run; exit status 1 if
+    one differs.
+    """
+    results = {
+        name: json.loads((before / f"{name}.json").read_text("utf-8")) for name in ("texts", *ALONE)
+    }
     differing = 0
     compared = 0
     for name, text in ALONE.items():
         for alone in results[name]["models"]:
-            together = next(row for row in results["texts"]["models"] if row["label"] == alone["label"])
+            together = next(
+                row for row in results["texts"]["models"] if row["label"] == alone["label"]
+            )
             for key, value in together["slices"][text].items():
                 if key in SLICED and value is not None:
                     compared += 1
                     if value != alone[key]:
                         differing += 1
-                        print(f"{text} / {alone['label']} {key}: {value} joined, {alone[key]} alone")
-    print(f"texts of the joined run: {compared} values compared with their own runs, {differing} differ")
+                        print(
+                            f"{text} / {alone['label']} {key}: {value} joined, {alone[key]} alone"
+                        )
+    print(
+        f"texts of the joined run: {compared} values compared with their own runs, {differing} differ"
+    )
     return int(differing > 0 or not compared)
 
 
 def values_of(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(``text / model // name``, value) of every number and digest of a results.json of format 8 or 9.
+    """(``text / model // name``, value) of every number and digest of a results.json of format 8 or
+    9.
 
-    With several texts, only the numbers that a slice has: format 8 has a row for each text, format 9 a slice.
+    With several texts, only the numbers that a slice has: format 8 has a row for each text, format
+    9 a slice.
     """
     if results["format"] == 8:
         several = len(results["texts"]) > 1
@@ -282,14 +408,18 @@ def values_of(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def sliced(row: dict[str, Any], place: str) -> Iterator[tuple[str, Any]]:
-    """(place, value) of the numbers that a row of format 8 and a slice both have, but a reference's own."""
+    """(place, value) of the numbers that a row of format 8 and a slice both have, but a reference's
+    own.
+    """
     for name in SLICED:
         if row[name] is not None and not row.get("reference"):
             yield f"{place}/{name}", row[name]
 
 
 def flattened(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of format 8 as format 9 has it: each number of ``estimates`` under the name of its field."""
+    """A row of format 8 as format 9 has it: each number of ``estimates`` under the name of its
+    field.
+    """
     fields = {name: value for name, value in row.items() if name != "estimates"}
     estimates = row["estimates"]
     if estimates is None:
@@ -328,19 +458,25 @@ def numbers_in(value: Any, place: str, left_out: Collection[str]) -> Iterator[tu
 def main(words: Sequence[str] | None = None) -> int:
     """``python -m benchmarks.same_numbers``."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.same_numbers", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.same_numbers", description=(__doc__ or "").partition("\n\n")[0]
     )
     commands = parser.add_subparsers(required=True, dest="command")
     saving = commands.add_parser("save", help="run the cases in a checkout and keep their results")
     saving.add_argument("checkout", type=Path)
     saving.add_argument("folder", type=Path)
-    saving.add_argument("--models", type=Path, default=ROOT / "demo/models", help="the demo's models")
+    saving.add_argument(
+        "--models", type=Path, default=ROOT / "demo/models", help="the demo's models"
+    )
     saving.add_argument("--only", nargs="+", default=[], help="names of cases")
-    saving.add_argument("--cache", type=Path, help="one cache for all cases, such as that of an earlier `save`")
+    saving.add_argument(
+        "--cache", type=Path, help="one cache for all cases, such as that of an earlier `save`"
+    )
     comparing = commands.add_parser("compare", help="compare two folders of results")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
-    joining = commands.add_parser("joined", help="compare each text of the joined run with its own run")
+    joining = commands.add_parser(
+        "joined", help="compare each text of the joined run with its own run"
+    )
     joining.add_argument("folder", type=Path)
     args = parser.parse_args(words)
     if args.command == "save":

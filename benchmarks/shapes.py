@@ -1,12 +1,14 @@
-"""Checkpoints of a given shape with random weights in real files: bf16, and the same weights quantized.
+"""Checkpoints of a given shape with random weights in real files: bf16, and the same weights
+quantized.
 
     python -m benchmarks.shapes OUT --shape llama-8b --formats bf16 fp8 w4a16
 
-For an engine, random weights take the same time as trained ones, and need no download.  Matrices are normal with
-the standard deviation of Llama's initialization (0.02 at a hidden size of 4,096).  Matrices that write to the residual
-stream are divided by the root of their number.  The head is scaled so that logits have a standard deviation of 2.5:
-changes by quantization then stay small and are visible in KLD.  Decoder layers are made one at a time, on a GPU if the
-machine has one, and quantized with ``demo/quantize.py``'s arithmetic.  They are written in parallel while the next ones
+For an engine, random weights take the same time as trained ones, and need no download.  Matrices
+are normal with the standard deviation of Llama's initialization (0.02 at a hidden size of 4,096).
+Matrices that write to the residual stream are divided by the root of their number.  The head is
+scaled so that logits have a standard deviation of 2.5: changes by quantization then stay small and
+are visible in KLD.  Decoder layers are made one at a time, on a GPU if the machine has one, and
+quantized with ``demo/quantize.py``'s arithmetic.  They are written in parallel while the next ones
 are made.
 """
 
@@ -26,7 +28,12 @@ from typing import Any
 
 LOGITS_STD = 2.5
 SHARD_BYTES = 5_000_000_000
-PRESETS: dict[str, str | None] = {"bf16": None, "fp8": "FP8_DYNAMIC", "w4a16": "W4A16", "nvfp4a16": "NVFP4A16"}
+PRESETS: dict[str, str | None] = {
+    "bf16": None,
+    "fp8": "FP8_DYNAMIC",
+    "w4a16": "W4A16",
+    "nvfp4a16": "NVFP4A16",
+}
 """Format -> preset of compressed-tensors; W4A16 has groups of 128."""
 
 
@@ -45,13 +52,22 @@ class Shape:
     def config(self) -> dict[str, Any]:
         """Keys of config.json."""
         return {
-            "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads, "head_dim": self.hidden // self.heads,
-            "intermediate_size": self.intermediate, "vocab_size": self.vocabulary,
-            "max_position_embeddings": self.context, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.hidden // self.heads,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-            "bos_token_id": 256, "eos_token_id": 256, "dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
-        }  # fmt: skip
+            "bos_token_id": 256,
+            "eos_token_id": 256,
+            "dtype": "bfloat16",
+            "architectures": ["LlamaForCausalLM"],
+        }
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Name -> (rows, columns) of a decoder layer's matrices."""
@@ -84,7 +100,10 @@ class Shards:
     def add(self, tensors: dict[str, Any]) -> None:
         """Take tensors of any device."""
         for name, tensor in tensors.items():
-            if self.waiting and sum(each.nbytes for each in self.waiting.values()) + tensor.nbytes > SHARD_BYTES:
+            if (
+                self.waiting
+                and sum(each.nbytes for each in self.waiting.values()) + tensor.nbytes > SHARD_BYTES
+            ):
                 self.flush()
             self.waiting[name] = tensor.detach().cpu().contiguous()
             self.total += tensor.nbytes
@@ -95,7 +114,9 @@ class Shards:
 
         file = self.folder / f"part-{len(self.written)}.safetensors"
         tensors, self.waiting = self.waiting, {}
-        self.written.append((file, list(tensors), self.pool.submit(save_file, tensors, file, {"format": "pt"})))
+        self.written.append(
+            (file, list(tensors), self.pool.submit(save_file, tensors, file, {"format": "pt"}))
+        )
 
     def close(self) -> None:
         """Wait for the files, and rename them as Transformers names them."""
@@ -104,12 +125,16 @@ class Shards:
         count = len(self.written)
         for number, (file, names, done) in enumerate(self.written, 1):
             done.result()
-            name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+            name = (
+                f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+            )
             file.rename(self.folder / name)
             where |= dict.fromkeys(names, name)
         if count > 1:
             index = {"metadata": {"total_size": self.total}, "weight_map": where}
-            (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+            (self.folder / "model.safetensors.index.json").write_text(
+                json.dumps(index, indent=1), encoding="utf-8"
+            )
 
 
 def random_matrix(rows: int, columns: int, std: float, generator: Any) -> Any:
@@ -131,7 +156,9 @@ def decoder_layers(shape: Shape, generator: Any) -> Iterator[tuple[dict[str, Any
             {
                 f"{prefix}.{name}.weight": random_matrix(
                     *size,
-                    std / math.sqrt(2 * shape.layers) if name.endswith(("o_proj", "down_proj")) else std,
+                    std / math.sqrt(2 * shape.layers)
+                    if name.endswith(("o_proj", "down_proj"))
+                    else std,
                     generator,
                 )
                 for name, size in shape.matrices().items()
@@ -160,7 +187,9 @@ def quantized(matrices: dict[str, Any], scheme: Any) -> dict[str, Any]:
     """The tensors that compressed-tensors stores for these matrices, under their whole names."""
     import torch
     from compressed_tensors.compressors import compress_module
-    from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
+    from compressed_tensors.quantization.lifecycle.initialize import (
+        initialize_module_for_quantization,
+    )
 
     from demo.quantize import set_scales
 
@@ -192,9 +221,11 @@ def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
 
     scheme.format = infer_module_format(torch.nn.Linear, scheme)
     config = QuantizationConfig(
-        config_groups={"group_0": scheme}, ignore=["lm_head"], format=scheme.format.value,
+        config_groups={"group_0": scheme},
+        ignore=["lm_head"],
+        format=scheme.format.value,
         quantization_status=QuantizationStatus.COMPRESSED,
-    )  # fmt: skip
+    )
     ModelCompressor(config).update_config(str(folder))
 
 
@@ -203,7 +234,9 @@ def write_tokenizer(folder: Path, **config: str) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
@@ -212,8 +245,11 @@ def write_tokenizer(folder: Path, **config: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0) -> dict[str, Path]:
-    """Write one checkpoint per format, all of the same random weights, as ``out/FORMAT``; FileExistsError if it exists.
+def make(
+    out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0
+) -> dict[str, Path]:
+    """Write one checkpoint per format, all of the same random weights, as ``out/FORMAT``;
+    FileExistsError if it exists.
 
     Format -> folder.
     """
@@ -221,7 +257,8 @@ def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int 
     from compressed_tensors.quantization import preset_name_to_scheme
 
     schemes = {
-        name: preset_name_to_scheme(preset, ["Linear"]) if (preset := PRESETS[name]) else None for name in formats
+        name: preset_name_to_scheme(preset, ["Linear"]) if (preset := PRESETS[name]) else None
+        for name in formats
     }
     generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(seed)
     folders = {name: out / name for name in formats}
@@ -233,7 +270,9 @@ def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int 
             write_tokenizer(folder)
         for matrices, norms in decoder_layers(shape, generator):
             for name, files in shards.items():
-                files.add({**(quantized(matrices, schemes[name]) if schemes[name] else matrices), **norms})
+                files.add(
+                    {**(quantized(matrices, schemes[name]) if schemes[name] else matrices), **norms}
+                )
         outer = outer_tensors(shape, generator)
         for name, files in shards.items():
             files.add(outer)
@@ -244,7 +283,9 @@ def make(out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int 
 
 
 def make_apart(*arguments: Any) -> None:
-    """Run ``make`` in a separate process, because a process that has used a GPU keeps some of the GPU's memory."""
+    """Run ``make`` in a separate process, because a process that has used a GPU keeps some of the
+    GPU's memory.
+    """
     process = multiprocessing.get_context("spawn").Process(target=make, args=arguments)
     process.start()
     process.join()
@@ -254,28 +295,41 @@ def make_apart(*arguments: Any) -> None:
 
 def add_shape(parser: argparse.ArgumentParser, default: str) -> None:
     """The flags that choose a shape."""
-    parser.add_argument("--shape", choices=list(SHAPES), default=default, help="default: %(default)s")
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), default=default, help="default: %(default)s"
+    )
     for each in fields(Shape):
         flag = f"--{each.name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, metavar="N", help=f"replaces the shape's {each.name.replace('_', ' ')}")
+        parser.add_argument(
+            flag, type=int, metavar="N", help=f"replaces the shape's {each.name.replace('_', ' ')}"
+        )
 
 
 def shape_of(arguments: argparse.Namespace) -> Shape:
     """The shape that the flags of ``add_shape`` choose."""
     given = {each.name: getattr(arguments, each.name) for each in fields(Shape)}
-    return replace(SHAPES[arguments.shape], **{name: value for name, value in given.items() if value is not None})
+    return replace(
+        SHAPES[arguments.shape],
+        **{name: value for name, value in given.items() if value is not None},
+    )
 
 
 def main(words: Sequence[str]) -> int:
     """``python -m benchmarks.shapes OUT``; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description="Make checkpoints of a shape.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shapes", description="Make checkpoints of a shape."
+    )
     parser.add_argument("out", type=Path, help="folder in which each format gets a folder")
-    parser.add_argument("--formats", nargs="+", choices=list(PRESETS), default=["bf16", "fp8", "w4a16"])
+    parser.add_argument(
+        "--formats", nargs="+", choices=list(PRESETS), default=["bf16", "fp8", "w4a16"]
+    )
     add_shape(parser, "llama-8b")
     arguments = parser.parse_args(words)
     shape, began = shape_of(arguments), time.perf_counter()
     if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.vocabulary < 257:
-        parser.error("heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 entries")
+        parser.error(
+            "heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 entries"
+        )
     try:
         make(arguments.out, shape, arguments.formats)
     except FileExistsError as error:

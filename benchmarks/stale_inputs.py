@@ -1,4 +1,6 @@
-"""The inputs that ``benchmarks/stale_hits.py`` changes: folders with all inputs of a run, and one change each."""
+"""The inputs that ``benchmarks/stale_hits.py`` changes: folders with all inputs of a run, and one
+change each.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Toy(LlamaForCausalLM):
 
 @dataclass
 class Place:
-    """Inputs of a run: the files below ``folder``, its specs and environment; ``prefix``: words before the command."""
+    """Inputs of a run: the files below ``folder``, its specs and environment; ``prefix``: words
+    before the command.
+    """
 
     folder: Path
     data: dict[str, Any]
@@ -69,10 +73,19 @@ def made() -> Path:
 
     folder = Path(mkdtemp())
     config = LlamaConfig(
-        vocab_size=300, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=128, tie_word_embeddings=False, dtype="bfloat16",
-        bos_token_id=256, eos_token_id=256, initializer_range=0.1,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+        bos_token_id=256,
+        eos_token_id=256,
+        initializer_range=0.1,
+    )
     for seed, name in enumerate(("model", "other")):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).bfloat16()
@@ -83,14 +96,25 @@ def made() -> Path:
 
 
 def plain(folder: Path, load_fn: str = "transformers", **engine: Any) -> Place:
-    """Return a text, a reference and a model in separate folders; file dates are the same as in any other ``Place``."""
+    """Return a text, a reference and a model in separate folders; file dates are the same as in any
+    other ``Place``.
+    """
     for name in ("model", "reference"):
         shutil.copytree(made() / "model", folder / name)
     letters = random.Random(0).choices("abcdefgh \n", k=LETTERS)
     write(folder / "text.txt", "".join(letters))
-    data = {"tokenizer_dir": str(folder / "model"), "dataset": "text", "path": str(folder / "text.txt")}
+    data = {
+        "tokenizer_dir": str(folder / "model"),
+        "dataset": "text",
+        "path": str(folder / "text.txt"),
+    }
     models: list[dict[str, Any]] = [
-        {"load_fn": load_fn, "model_dir": str(folder / name), "label": name, "engine": {"dtype": "float32", **engine}}
+        {
+            "load_fn": load_fn,
+            "model_dir": str(folder / name),
+            "label": name,
+            "engine": {"dtype": "float32", **engine},
+        }
         for name in ("reference", "model")
     ]
     models[0]["reference"] = True
@@ -119,13 +143,20 @@ def with_code(folder: Path) -> Place:
 def talk(answer: str) -> str:
     """A line of a file of conversations."""
     turns = {"user": "what?", "assistant": answer}
-    return json.dumps({"messages": [{"role": role, "content": said} for role, said in turns.items()]}) + "\n"
+    return (
+        json.dumps({"messages": [{"role": role, "content": said} for role, said in turns.items()]})
+        + "\n"
+    )
 
 
 def prefixed(folder: Path) -> Place:
     """The plain place with a chat before each window, by the template of ``chat``."""
     place = chat(folder)
-    place.data = {**plain(folder / "plain").data, "tokenizer_dir": place.data["tokenizer_dir"], "chat_template": True}
+    place.data = {
+        **plain(folder / "plain").data,
+        "tokenizer_dir": place.data["tokenizer_dir"],
+        "chat_template": True,
+    }
     return place
 
 
@@ -135,7 +166,9 @@ def rows(folder: Path) -> Place:
     for name, letter in (("a", "a"), ("test", "bc"), ("train", "cdd")):
         lines = [json.dumps({"text": 100 * letter, "other": 100 * (letter + "e")})] * 2
         write(folder / "rows" / f"{name}.jsonl", "\n".join(lines) + "\n")
-    place.data = {name: value for name, value in place.data.items() if name not in ("path", "dataset")}
+    place.data = {
+        name: value for name, value in place.data.items() if name not in ("path", "dataset")
+    }
     place.data |= {"dataset": str(folder / "rows"), "split": "test"}
     return place
 
@@ -144,9 +177,15 @@ def chat(folder: Path) -> Place:
     """The same with conversations, and a template that prints a date."""
     place = plain(folder)
     write(folder / "talks.jsonl", 4 * talk("that and this"))
-    set_keys("model/tokenizer_config.json", chat_template="{{ strftime_now('%M%S') }}" + TEMPLATE)(place)
+    set_keys("model/tokenizer_config.json", chat_template="{{ strftime_now('%M%S') }}" + TEMPLATE)(
+        place
+    )
     age(folder / "model" / "tokenizer_config.json")
-    place.data = {"tokenizer_dir": str(folder / "model"), "dataset": "chat", "path": str(folder / "talks.jsonl")}
+    place.data = {
+        "tokenizer_dir": str(folder / "model"),
+        "dataset": "chat",
+        "path": str(folder / "talks.jsonl"),
+    }
     place.data |= {"eval_len": LENGTH}
     return place
 
@@ -290,8 +329,14 @@ def data(**keys: Any) -> Change:
     """Keys of the data spec; a path is one below the place's folder."""
 
     def change(place: Place) -> None:
-        places = {name: str(place.folder / keys[name]) for name in ("path", "tokenizer_dir") if name in keys}
-        place.data = {name: each for name, each in (place.data | keys | places).items() if each is not ...}
+        places = {
+            name: str(place.folder / keys[name])
+            for name in ("path", "tokenizer_dir")
+            if name in keys
+        }
+        place.data = {
+            name: each for name, each in (place.data | keys | places).items() if each is not ...
+        }
 
     return change
 
@@ -321,16 +366,26 @@ def on_one_core(place: Place) -> None:
 
 
 VARIABLES = {
-    "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "MKL_CBWR": "COMPATIBLE",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-AVX512F,-FMA", "NVIDIA_TF32_OVERRIDE": "0", "NOTHING": "1",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "MKL_CBWR": "COMPATIBLE",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-AVX512F,-FMA",
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "NOTHING": "1",
+}
 
 
 def weights(base: Base, folder: str, file: str) -> Iterator[Case]:
     """Other weights in a file, which keeps its size and header."""
     yield Case("file", f"{folder}: one bit", flipped(file), base)
-    yield Case("file", f"{folder}: one bit of the reference", flipped(file.replace("model", "reference", 1)), base)
+    yield Case(
+        "file",
+        f"{folder}: one bit of the reference",
+        flipped(file.replace("model", "reference", 1)),
+        base,
+    )
 
 
 def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
@@ -339,11 +394,15 @@ def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
     single, index = "model/model.safetensors", "model/model.safetensors.index.json"
     files: dict[str, Change] = {
         "other weights": copied("other/model.safetensors", single),
-        "other weights, of the same time": copied("other/model.safetensors", single, keeps_time=True),
+        "other weights, of the same time": copied(
+            "other/model.safetensors", single, keeps_time=True
+        ),
         "config.json": set_keys("model/config.json", rms_norm_eps=1e-3),
         "config.json, of the reference": set_keys("reference/config.json", rms_norm_eps=1e-3),
         "generation_config.json": set_keys("model/generation_config.json", suppress_tokens=[5]),
-        "an index of other files": set_keys(index, metadata={}, weight_map={"lm_head.weight": "x.safetensors"}),
+        "an index of other files": set_keys(
+            index, metadata={}, weight_map={"lm_head.weight": "x.safetensors"}
+        ),
         "an adapter": set_keys("model/adapter_config.json", peft_type="LORA"),
         "transformers_weights": set_keys("model/config.json", transformers_weights="x.safetensors"),
         "a second set of weights": copied("other/model.safetensors", "model/second.safetensors"),
@@ -352,7 +411,9 @@ def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
     first = next(file.name for file in sorted((made() / "shards").glob("*.safetensors")))
     yield Case("file", "a shard: one bit", flipped(f"model/{first}"), in_shards)
     yield Case("file", "the index", set_keys(index, metadata={"dtype": "float16"}), in_shards)
-    yield Case("file", "one file beside shards", copied("other/model.safetensors", single), in_shards)
+    yield Case(
+        "file", "one file beside shards", copied("other/model.safetensors", single), in_shards
+    )
 
 
 def of_texts() -> Iterator[Case]:
@@ -361,20 +422,31 @@ def of_texts() -> Iterator[Case]:
         "other letters": put("text.txt", "abcdefgh" * (LETTERS // 8)),
         "one letter": put("text.txt", "h" + (LETTERS - 1) * "a"),
         "another name": all_of(renamed(("text.txt", "b.txt")), data(path="b.txt")),
-        "eval_len": data(eval_len=32), "eval_stride": data(eval_stride=32), "max_rows": data(max_rows=2),
-        "warmup_tokens": data(warmup_tokens=8), "method llamacpp": data(method="llamacpp", eval_stride=...),
-        "method once": data(method="once", eval_stride=32), "method gptq": data(method="gptq", eval_stride=...),
+        "eval_len": data(eval_len=32),
+        "eval_stride": data(eval_stride=32),
+        "max_rows": data(max_rows=2),
+        "warmup_tokens": data(warmup_tokens=8),
+        "method llamacpp": data(method="llamacpp", eval_stride=...),
+        "method once": data(method="once", eval_stride=32),
+        "method gptq": data(method="gptq", eval_stride=...),
         "tokenizer.json": swap_letters,
-    }  # fmt: skip
+    }
     yield from (Case("text", name, change, plain) for name, change in texts.items())
     splits: dict[str, Change] = {
-        "files change names": renamed(("rows/test.jsonl", "rows/b.jsonl"), ("rows/train.jsonl", "rows/test.jsonl")),
-        "two files change places": renamed(
-            ("rows/test.jsonl", "rows/x"), ("rows/train.jsonl", "rows/test.jsonl"), ("rows/x", "rows/train.jsonl")
+        "files change names": renamed(
+            ("rows/test.jsonl", "rows/b.jsonl"), ("rows/train.jsonl", "rows/test.jsonl")
         ),
-        "another split": data(split="train"), "a slice": data(split="test[:1]"), "a column": data(text_column="other"),
-        "max_text_rows": data(max_text_rows=1), "a file": put("rows/test.jsonl", json.dumps({"text": 300 * "f"})),
-    }  # fmt: skip
+        "two files change places": renamed(
+            ("rows/test.jsonl", "rows/x"),
+            ("rows/train.jsonl", "rows/test.jsonl"),
+            ("rows/x", "rows/train.jsonl"),
+        ),
+        "another split": data(split="train"),
+        "a slice": data(split="test[:1]"),
+        "a column": data(text_column="other"),
+        "max_text_rows": data(max_text_rows=1),
+        "a file": put("rows/test.jsonl", json.dumps({"text": 300 * "f"})),
+    }
     yield from (Case("split", name, change, rows) for name, change in splits.items())
     config = "model/tokenizer_config.json"
     templates: dict[str, Change] = {
@@ -382,10 +454,12 @@ def of_texts() -> Iterator[Case]:
         "the template": set_keys(config, chat_template=TEMPLATE.replace("<", "[")),
         "chat_template.jinja": put("model/chat_template.jinja", TEMPLATE.replace(">", "]")),
         "a variable": all_of(
-            set_keys(config, chat_template="{{ x }}" + TEMPLATE), data(chat_template_kwargs={"x": "y"})
+            set_keys(config, chat_template="{{ x }}" + TEMPLATE),
+            data(chat_template_kwargs={"x": "y"}),
         ),
-        "score_roles": data(score_roles=["user"]), "a conversation": put("talks.jsonl", talk("other words")),
-    }  # fmt: skip
+        "score_roles": data(score_roles=["user"]),
+        "a conversation": put("talks.jsonl", talk("other words")),
+    }
     yield from (Case("template", name, change, chat) for name, change in templates.items())
     for name in ("the time of day", "the template"):
         yield Case("template", f"{name}, in a chat prefix", templates[name], prefixed)
@@ -403,20 +477,36 @@ def swap_letters(place: Place) -> None:
 def transformers() -> Iterator[Case]:
     """Yield all cases in Transformers."""
     yield from of_folders(plain, sharded)
-    yield Case("file", "code", put("model/toy.py", CODE.replace("* SCALE", "* 0.5")), with_code, apart=True)
-    yield Case("file", "code that code imports", put("model/scaling.py", "SCALE = 0.5\n"), with_code, apart=True)
+    yield Case(
+        "file", "code", put("model/toy.py", CODE.replace("* SCALE", "* 0.5")), with_code, apart=True
+    )
+    yield Case(
+        "file",
+        "code that code imports",
+        put("model/scaling.py", "SCALE = 0.5\n"),
+        with_code,
+        apart=True,
+    )
     options: dict[str, Change] = {
-        "dtype": option(dtype="bfloat16"), "dtype of the reference": option("reference", dtype="bfloat16"),
-        "attn_implementation": option(attn_implementation="eager"), "streaming": option(streaming=True),
-        "load_fn": model(load_fn="transformers_auto"), "noise": all_of(model(noise_floor=True), option(noise="bf16")),
+        "dtype": option(dtype="bfloat16"),
+        "dtype of the reference": option("reference", dtype="bfloat16"),
+        "attn_implementation": option(attn_implementation="eager"),
+        "streaming": option(streaming=True),
+        "load_fn": model(load_fn="transformers_auto"),
+        "noise": all_of(model(noise_floor=True), option(noise="bf16")),
         "a repository of the hub": option(attn_implementation="owner/name"),
-    }  # fmt: skip
+    }
     yield from (Case("option", name, change, plain) for name, change in options.items())
     yield from of_texts()
     for name in ("peft", "kernels", "colours"):
         yield Case("package", name, package(name), plain, apart=True)
-    yield Case("package", "a plugin of torch", package("toy_plugin", "torch.backends"), plain, apart=True)
-    yield from (Case("variable", name, variable(name, value), plain, apart=True) for name, value in VARIABLES.items())
+    yield Case(
+        "package", "a plugin of torch", package("toy_plugin", "torch.backends"), plain, apart=True
+    )
+    yield from (
+        Case("variable", name, variable(name, value), plain, apart=True)
+        for name, value in VARIABLES.items()
+    )
     yield Case("variable", "one core", on_one_core, plain, apart=True)
 
 
@@ -427,17 +517,27 @@ def vllm() -> Iterator[Case]:
         "dtype": option(dtype="bfloat16"),
         "max_model_len": option(max_model_len=128),
         "hf_overrides": option(hf_overrides={"rms_norm_eps": 1e-3}),
-        "hf_overrides to longrope": option(hf_overrides={"rope_parameters": {"rope_type": "longrope"}}),
+        "hf_overrides to longrope": option(
+            hf_overrides={"rope_parameters": {"rope_type": "longrope"}}
+        ),
     }
-    yield from (Case("option", name, change, in_vllm, apart=True) for name, change in options.items())
-    yield Case("package", "a plugin", package("toy_plugin", "vllm.general_plugins"), in_vllm, apart=True)
+    yield from (
+        Case("option", name, change, in_vllm, apart=True) for name, change in options.items()
+    )
+    yield Case(
+        "package", "a plugin", package("toy_plugin", "vllm.general_plugins"), in_vllm, apart=True
+    )
     for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NOTHING"):
         yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, apart=True)
-    yield Case("variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True)
+    yield Case(
+        "variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True
+    )
 
 
 def llama_cpp() -> Iterator[Case]:
-    """Yield the cases that differ from Transformers: llama.cpp's file, options, packages and variables."""
+    """Yield the cases that differ from Transformers: llama.cpp's file, options, packages and
+    variables.
+    """
     yield from weights(in_llama_cpp, "GGUF", "model.gguf")
 
     def another_field(place: Place) -> None:
@@ -453,7 +553,9 @@ def llama_cpp() -> Iterator[Case]:
     }
     yield from (Case("option", name, change, in_llama_cpp) for name, change in options.items())
     for name in ("GGML_TOY", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "NOTHING"):
-        yield Case("variable", name, variable(name, VARIABLES.get(name, "1")), in_llama_cpp, apart=True)
+        yield Case(
+            "variable", name, variable(name, VARIABLES.get(name, "1")), in_llama_cpp, apart=True
+        )
 
 
 ENGINES = {"Transformers": transformers, "vLLM": vllm, "llama.cpp": llama_cpp}

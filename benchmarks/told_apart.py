@@ -1,10 +1,12 @@
-"""Measure how often a difference of KLD is significant, by number of tokens, and how often the best has its star.
+"""Measure how often a difference of KLD is significant, by number of tokens, and how often the best
+has its star.
 
-Rules: ``eval/ranking.py``.  Two quantized models are scored on one simulated text.  A token's KLD is
-lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: autocorrelation time in tokens -> standard
-deviation of the shared part; each model's own part has half of it), with a correlation of 0.6 between the models.  The
-second KLD is ``TIMES`` the first.  For the stars, all ``MODELS`` models have the same mean, and the share of texts is
-counted in which the first one has the star.
+Rules: ``eval/ranking.py``.  Two quantized models are scored on one simulated text.  A token's KLD
+is lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: autocorrelation time in
+tokens -> standard deviation of the shared part; each model's own part has half of it), with a
+correlation of 0.6 between the models.  The second KLD is ``TIMES`` the first.  For the stars, all
+``MODELS`` models have the same mean, and the share of texts is counted in which the first one has
+the star.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float
     return np.repeat(found, 20, axis=1)[:, :tokens]
 
 
-def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places, models: int = 2) -> NDArray[np.float64]:
+def kld_sums(
+    rng: np.random.Generator, texts: int, places: uncertainty.Places, models: int = 2
+) -> NDArray[np.float64]:
     """KLD of ``models`` models, mean 1 each, summed by block: [models, texts, G]."""
     tokens = places.length
     text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
@@ -55,8 +59,14 @@ def kld_sums(rng: np.random.Generator, texts: int, places: uncertainty.Places, m
 
 
 def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
-    """Return for each of ``TIMES`` the share (%) of texts in which the larger KLD is significantly larger."""
-    rng, places, at_once = np.random.default_rng([seed, tokens]), uncertainty.places_of(np.arange(tokens)), 100
+    """Return for each of ``TIMES`` the share (%) of texts in which the larger KLD is significantly
+    larger.
+    """
+    rng, places, at_once = (
+        np.random.default_rng([seed, tokens]),
+        uncertainty.places_of(np.arange(tokens)),
+        100,
+    )
     entries = np.bincount(places.block)
     freedom = uncertainty.n_waves(len(entries), tokens)
     seen = np.zeros(len(TIMES))
@@ -70,15 +80,25 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
     return [round(each, 1) for each in (100 * seen / texts).tolist()]
 
 
-def row_of(label: str, entries: tuple[int, ...], kld: NDArray[np.float64], length: int) -> ModelResult:
-    """Return a row that has only the sums of its KLD by block [G]; ``entries`` are the counts of each block."""
+def row_of(
+    label: str, entries: tuple[int, ...], kld: NDArray[np.float64], length: int
+) -> ModelResult:
+    """Return a row that has only the sums of its KLD by block [G]; ``entries`` are the counts of
+    each block.
+    """
     blocks = BlockSums(entries, (0.0,) * len(entries), tuple(kld), whole=("kld",), length=length)
     return ModelResult.model_construct(label=label, blocks=blocks, bpw_layer=4.0)
 
 
 def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
-    """Return the share (%) of texts in which the first of ``models`` equally good models has the star."""
-    rng, places, at_once = np.random.default_rng([seed, models, tokens]), uncertainty.places_of(np.arange(tokens)), 100
+    """Return the share (%) of texts in which the first of ``models`` equally good models has the
+    star.
+    """
+    rng, places, at_once = (
+        np.random.default_rng([seed, models, tokens]),
+        uncertainty.places_of(np.arange(tokens)),
+        100,
+    )
     entries = tuple(np.bincount(places.block).tolist())
     starred = 0
     for done in range(0, texts, at_once):

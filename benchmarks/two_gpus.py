@@ -1,11 +1,13 @@
-"""Measure the gain of a second GPU: one model on replicas, and a table of four models, on one GPU and on two.
+"""Measure the gain of a second GPU: one model on replicas, and a table of four models, on one GPU
+and on two.
 
     python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 720] [--only NAME ...]
 
-The 8B shape of ``benchmarks/shapes.py`` in bf16, perplexity over windows of 2,048 tokens.  The four rows are one
-checkpoint with four seeds; the seed changes no score, but makes each row a separate model.  Every table is a whole
-process with an empty cache; each result is written at once.  The replicas' gain is measured from the first window to
-the last; the table's gain is measured in wall time.
+The 8B shape of ``benchmarks/shapes.py`` in bf16, perplexity over windows of 2,048 tokens.  The four
+rows are one checkpoint with four seeds; the seed changes no score, but makes each row a separate
+model.  Every table is a whole process with an empty cache; each result is written at once.  The
+replicas' gain is measured from the first window to the last; the table's gain is measured in wall
+time.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ TABLES: dict[str, tuple[int, dict[str, Any], str]] = {
     "four models, two GPUs": (4, {}, "0,1"),
     "four models, one GPU": (4, {}, "0"),
 }
-"""Name -> models, keys of their specs, GPUs.  The first table includes a cold start of vLLM, so its wall time is not
-compared with the others."""
+"""Name -> models, keys of their specs, GPUs.  The first table includes a cold start of vLLM, so its
+wall time is not compared with the others."""
 
 
 def scoring_seconds(table: dict[str, Any]) -> float:
@@ -43,22 +45,34 @@ def gains(tables: dict[str, Any]) -> dict[str, float]:
     return {
         "replicas": scoring_seconds(one) / scoring_seconds(replicas),
         "table": one["wall_seconds"] / two["wall_seconds"],
-        "largest_relative_difference_of_ppl":
-            max(abs(row["ppl"] / one["rows"][0]["ppl"] - 1) for table in (replicas, two) for row in table["rows"]),
-    }  # fmt: skip
+        "largest_relative_difference_of_ppl": max(
+            abs(row["ppl"] / one["rows"][0]["ppl"] - 1)
+            for table in (replicas, two)
+            for row in table["rows"]
+        ),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)")
+    parser.add_argument(
+        "--models", type=Path, help="folder of benchmarks.shapes (default: made first, and removed)"
+    )
     parser.add_argument("--windows", type=int, default=720)
-    parser.add_argument("--only", nargs="+", choices=list(TABLES), default=list(TABLES), help="tables to measure")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(TABLES), default=list(TABLES), help="tables to measure"
+    )
     options = parser.parse_args()
     found: dict[str, Any] = {
-        "commit": machine.commit(), "versions": machine.versions(), "hardware": machine.hardware(machine.gpus()),
-        "windows": options.windows, "tables": {},
-    }  # fmt: skip
+        "commit": machine.commit(),
+        "versions": machine.versions(),
+        "hardware": machine.hardware(machine.gpus()),
+        "windows": options.windows,
+        "tables": {},
+    }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         models = options.models or folder / "models"

@@ -1,8 +1,10 @@
-"""Run gates of engine versions: the oldest that compare_q supports, the locked one, the newest installable one.
+"""Run gates of engine versions: the oldest that compare_q supports, the locked one, the newest
+installable one.
 
     python -m benchmarks.versions OUT MODEL [vllm|transformers ...]
 
-Each version gets a virtual environment, which adds its packages to the current environment's.  OUT: a Markdown file.
+Each version gets a virtual environment, which adds its packages to the current environment's.  OUT:
+a Markdown file.
 """
 
 from __future__ import annotations
@@ -38,7 +40,15 @@ def environment(name: str, whole: Sequence[str], alone: Sequence[str]) -> Path:
         venv.create(folder, with_pip=False, clear=True)
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / "zz_base.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "-q"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(folder / "bin" / "python"),
+            "install",
+            "-q",
+        ]
         if whole:
             subprocess.run([*pip, *whole], check=True)
         subprocess.run([*pip, "--upgrade", "--no-deps", *alone], check=True)
@@ -56,11 +66,21 @@ def main(words: Sequence[str]) -> int:
             python = environment(f"{engine}-{name}", whole, alone).relative_to(ROOT)
             variants.append(f"{name}:python={python}")
         page = ROOT / ".venv-versions" / f"{engine}.md"
-        gate = [sys.executable, PROGRAM, "gate", f"{model}@{engine}", "--markdown", str(page.relative_to(ROOT)), *TEXT]
+        gate = [
+            sys.executable,
+            PROGRAM,
+            "gate",
+            f"{model}@{engine}",
+            "--markdown",
+            str(page.relative_to(ROOT)),
+            *TEXT,
+        ]
         gate += [word for variant in variants for word in ("--variant", variant)]
         status = max(status, subprocess.run(gate, cwd=ROOT).returncode)
         pages.append(page.read_text(encoding="utf-8").replace("## compare-q gate", f"## {engine}"))
-    Path(out).write_text("\n".join(["# Versions of the engines, by `make versions`\n", *pages]), encoding="utf-8")
+    Path(out).write_text(
+        "\n".join(["# Versions of the engines, by `make versions`\n", *pages]), encoding="utf-8"
+    )
     return status
 
 

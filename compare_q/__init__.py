@@ -1,12 +1,14 @@
-"""Use ``compare_q`` from Python: measure how much quality a quantized LLM loses, in the engine that serves it.
+"""Use ``compare_q`` from Python: measure how much quality a quantized LLM loses, in the engine that
+serves it.
 
     import compare_q
 
     result = compare_q.compare("bf16", "nvfp4", data="wiki2")
 
-``compare``, ``load``, ``show`` and ``results_schema`` are in ``eval/api.py``, which is imported when a name is first
-used.  They raise ``InputError`` for bad input.  An installation has ``eval`` and ``backends`` in this folder.  In a
-checkout, both are next to this folder, and imported under the same names.
+``compare``, ``load``, ``show`` and ``results_schema`` are in ``eval/api.py``, which is imported
+when a name is first used.  They raise ``InputError`` for bad input.  An installation has ``eval``
+and ``backends`` in this folder.  In a checkout, both are next to this folder, and imported under
+the same names.
 """
 
 from __future__ import annotations

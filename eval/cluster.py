@@ -1,13 +1,13 @@
 """``--ray``: models run on the nodes of a Ray cluster, and what compare_q runs there.
 
-Ray places every worker by the GPUs, processors and resources that its model takes.  Ray's object store carries windows,
-scores, and a reference that is not on a common disk.  Scores depend on the hardware.  The nodes therefore report every
-part of the key of the scores, and a model runs on nodes of one hardware class: the most frequent class among the nodes
-that its ``resources`` leave.
+Ray places every worker by the GPUs, processors and resources that its model takes.  Ray's object
+store carries windows, scores, and a reference that is not on a common disk.  Scores depend on the
+hardware.  The nodes therefore report every part of the key of the scores, and a model runs on nodes
+of one hardware class: the most frequent class among the nodes that its ``resources`` leave.
 
-Each node has an agent, an actor that keeps engine processes and forks its workers from them.  A second actor reserves
-the GPUs, processors and resources that a model takes.  When the agent ends for any reason, its engine processes end the
-workers.
+Each node has an agent, an actor that keeps engine processes and forks its workers from them.  A
+second actor reserves the GPUs, processors and resources that a model takes.  When the agent ends
+for any reason, its engine processes end the workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from typing import Any
 from .. import __version__, backends
 from ..backends.base import EngineInfo, PlannedModel
 from ..backends.common import machine, storage
-from ..backends.common.errors import CompareQError, InputError, LostWorkerError, ModelError, StoppedError
+from ..backends.common.errors import (
+    CompareQError,
+    InputError,
+    LostWorkerError,
+    ModelError,
+    StoppedError,
+)
 from ..backends.common.message_text import bytes_in_words, one_line, shortened
 from ..backends.reference.store import MANIFEST, read_manifest
 from ..backends.worker import worker
@@ -41,14 +47,18 @@ from .run.run_config import RunConfig
 from .run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"
-"""First version whose actors can be bound to several nodes by labels; compare_q was run with 2.60."""
+"""First version whose actors can be bound to several nodes by labels; compare_q was run with 2.60.
+"""
 ROOT = Path(__file__).resolve().parents[1]
-REMEDY = f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
+REMEDY = (
+    f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
+)
 Job = LoadCommand | ScoreCommand
 AT_ONCE = 64
 """Calls that the agent of a node performs at the same time: a few for each of its workers."""
 READY_S, CLOSE_S, POLL_S = 120.0, 60.0, 1.0
-"""Seconds that a node may take to start a compare_q process, and to close a worker, which gives an engine 30."""
+"""Seconds that a node may take to start a compare_q process, and to close a worker, which gives an
+engine 30."""
 ENVIRON = Path("/proc/self/environ")
 HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
@@ -60,12 +70,15 @@ Resources = Mapping[str, Mapping[str, float]]
 Names = tuple[str, ...] | None
 """GPUs in CUDA_VISIBLE_DEVICES; None: none."""
 Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
-"""(a message, None after the last one; files by their paths on the driver; new output for the log)."""
+"""(a message, None after the last one; files by their paths on the driver; new output for the log).
+"""
 
 
 @dataclass(frozen=True)
 class HardwareClass(Hardware):
-    """Nodes (ids) on which a model has the same scores; ``gpus``: the GPUs of the node with the most."""
+    """Nodes (ids) on which a model has the same scores; ``gpus``: the GPUs of the node with the
+    most.
+    """
 
     cpus: float  # processors that a model takes on a node without GPUs
     nodes: tuple[str, ...]
@@ -79,7 +92,10 @@ class HardwareClass(Hardware):
 
     def having(self, wanted: Mapping[str, float], there: Resources) -> HardwareClass:
         """Return the class with only the available nodes that have the wanted resources."""
-        has = {node: all(found.get(name, 0) >= n for name, n in wanted.items()) for node, found in there.items()}
+        has = {
+            node: all(found.get(name, 0) >= n for name, n in wanted.items())
+            for node, found in there.items()
+        }
         return replace(self, nodes=tuple(node for node in self.nodes if has.get(node)))
 
     @property
@@ -102,7 +118,9 @@ def code() -> tuple[Any, ...]:
 
 
 def undo_changes_of_ray() -> None:
-    """Restore the variables that Ray changes (one thread, no GPUs) to this process's original environment."""
+    """Restore the variables that Ray changes (one thread, no GPUs) to this process's original
+    environment.
+    """
     lines = ENVIRON.read_bytes().split(b"\0") if ENVIRON.exists() else []
     before = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
@@ -112,7 +130,9 @@ def undo_changes_of_ray() -> None:
 
 
 class Reservation:
-    """An actor that reserves a model's resources on a node; the model runs in a worker of the node's agent."""
+    """An actor that reserves a model's resources on a node; the model runs in a worker of the
+    node's agent.
+    """
 
     def place(self) -> tuple[str, Names]:
         """Return (the id of the node, the names of the GPUs that Ray gives; None if it gives none)."""
@@ -130,7 +150,11 @@ class NodeWorker:
     """
 
     def __init__(self, folder: Path, model: PlannedModel, gpus: Names, devices: Names) -> None:
-        self.folder, self.devices, self.log_of_driver = folder / storage.temporary_name(), devices, model.log_file
+        self.folder, self.devices, self.log_of_driver = (
+            folder / storage.temporary_name(),
+            devices,
+            model.log_file,
+        )
         self.folder.mkdir(parents=True)
         self.held = storage.hold(self.folder)
         self.log = (self.folder / "log").open("a+b", buffering=0)
@@ -141,13 +165,17 @@ class NodeWorker:
         self.worker = WorkerProcess(model.python, model.engine, gpus, log_file=log, verbose=verbose)
 
     def perform(self, job: Job, silence_s: float, windows: bytes, *, sends: bool) -> Iterator[Sent]:
-        """Perform a command of the driver's; yield what ``progress`` returns for each message, then raise its error.
+        """Perform a command of the driver's; yield what ``progress`` returns for each message, then
+        raise its error.
 
-        ``windows``: the content of the command's file; ``sends``: the driver does not see what is recorded here.
+        ``windows``: the content of the command's file; ``sends``: the driver does not see what is
+        recorded here.
         """
         if isinstance(job, ScoreCommand):
             folder, record = self.folder / job.session, job.request.record
-            scores = folder / job.scores.name  # the names of folders are keys, which the files in them repeat
+            scores = (
+                folder / job.scores.name
+            )  # the names of folders are keys, which the files in them repeat
             self.folders = {scores: job.scores}
             if sends and record is not None:
                 self.folders[folder / "record" / record.name] = record
@@ -159,16 +187,22 @@ class NodeWorker:
             job = replace(job, request=request, windows=folder / "windows", scores=scores)
         else:  # the files of the model's copy on this node have different dates
             stamp = backends.files_of(job.model).stamp()
-            job = LoadCommand(job.model.updated(stamp=stamp, log_file=self.worker.log_file), self.devices)
+            job = LoadCommand(
+                job.model.updated(stamp=stamp, log_file=self.worker.log_file), self.devices
+            )
         try:
             for message in self.worker.messages(job, silence_s):
                 yield self.progress(message)
         except CompareQError as error:
             yield self.progress(None)
-            raise type(error)(str(error).replace(str(self.folder / "log"), str(self.log_of_driver))) from None
+            raise type(error)(
+                str(error).replace(str(self.folder / "log"), str(self.log_of_driver))
+            ) from None
 
     def progress(self, message: Any) -> Sent:
-        """Return a message with the files that it is about: new ones, or with another size than when they were sent."""
+        """Return a message with the files that it is about: new ones, or with another size than
+        when they were sent.
+        """
         files = []
         for folder, of_driver in self.folders.items():
             for file in storage.files_in(folder):
@@ -187,9 +221,11 @@ class NodeWorker:
 
 
 class Node:
-    """The agent on a node: an actor that holds no resources, and lives as long as the driver, in its ``directory``.
+    """The agent on a node: an actor that holds no resources, and lives as long as the driver, in
+    its ``directory``.
 
-    It keeps the engine processes of its workers, so that only the first worker of an engine waits for the import.
+    It keeps the engine processes of its workers, so that only the first worker of an engine waits
+    for the import.
     """
 
     def __init__(self, directory: str) -> None:
@@ -201,12 +237,19 @@ class Node:
         self.workers: dict[str, NodeWorker] = {}
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about this node: its compare_q, its hardware, and the settings that change arithmetic."""
-        return {"code": code(), "processor": machine.processor(), "gpus": machine.gpus(),
-                "settings": machine.settings()}  # fmt: skip
+        """Return facts about this node: its compare_q, its hardware, and the settings that change
+        arithmetic.
+        """
+        return {
+            "code": code(),
+            "processor": machine.processor(),
+            "gpus": machine.gpus(),
+            "settings": machine.settings(),
+        }
 
     def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
-        """Return (information on the engine on this node, digest of the model's content here, empty if it is not here).
+        """Return (information on the engine on this node, digest of the model's content here, empty
+        if it is not here).
 
         InputError if the node's Python cannot run workers.
         """
@@ -220,11 +263,15 @@ class Node:
         return os.access(file, os.R_OK) and file.read_bytes() == content
 
     def lacks(self, key: str, sizes: Mapping[str, int]) -> tuple[Path, list[str]]:
-        """Return (the folder of a reference store in this node's cache, names of its missing files)."""
+        """Return (the folder of a reference store in this node's cache, names of its missing
+        files).
+        """
         self.cache.check_writable()
         folder = self.cache.path("references", key, "")
         folder.mkdir(exist_ok=True)
-        return folder, [name for name, size in sizes.items() if storage.size_of(folder / name) != size]
+        return folder, [
+            name for name, size in sizes.items() if storage.size_of(folder / name) != size
+        ]
 
     def add(self, file: Path, content: bytes) -> None:
         """Write a file into that folder."""
@@ -268,25 +315,34 @@ class Cluster:
     hosts: dict[str, str] = field(default_factory=dict)  # node -> its name in messages
     classes: list[HardwareClass] = field(default_factory=list)
     # Held while a reference is copied to a node.
-    copying: defaultdict[Any, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    copying: defaultdict[Any, threading.Lock] = field(
+        default_factory=lambda: defaultdict(threading.Lock)
+    )
 
     def resources(self) -> Resources:
         """Return the resources of the nodes that are alive."""
         return {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
 
     def actor(self, of: type, nodes: Sequence[str], *arguments: Any, **options: Any) -> Any:
-        """Return an actor of this class on one of these nodes, which Ray starts once one has room for it."""
+        """Return an actor of this class on one of these nodes, which Ray starts once one has room
+        for it.
+        """
         where = {"label_selector": {"ray.io/node-id": f"in({','.join(nodes)})"}}
         return self.ray.remote(of).options(**{"num_cpus": 0, **where, **options}).remote(*arguments)
 
     def result(self, asked: Any, seconds: float | None = None) -> Any:
-        """Return the result of a call, or raise its compare_q error; LostWorkerError if the node does not answer."""
+        """Return the result of a call, or raise its compare_q error; LostWorkerError if the node
+        does not answer.
+        """
         try:
             return self.ray.get(asked, timeout=seconds)
         except self.ray.exceptions.GetTimeoutError:
             raise LostWorkerError(f"our process there said nothing for {seconds:.0f} s") from None
         except self.ray.exceptions.RayError as error:
-            cause, last_line = getattr(error, "cause", None), shortened(str(error).strip().rpartition("\n")[2], 300)
+            cause, last_line = (
+                getattr(error, "cause", None),
+                shortened(str(error).strip().rpartition("\n")[2], 300),
+            )
             if isinstance(cause, CompareQError):
                 raise cause from None
             if "failed to import" in str(error):
@@ -298,7 +354,9 @@ class Cluster:
     def look(self) -> None:
         """Find out the hardware of the nodes; InputError if no node can run a worker."""
         there = self.resources()
-        self.agents = {node: self.actor(Node, [node], os.getcwd(), max_concurrency=AT_ONCE) for node in there}
+        self.agents = {
+            node: self.actor(Node, [node], os.getcwd(), max_concurrency=AT_ONCE) for node in there
+        }
         asked = {node: agent.facts.remote() for node, agent in self.agents.items()}
         named = [(node["NodeID"], node["NodeManagerHostname"]) for node in self.ray.nodes()]
         self.hosts = {node: f"{host} ({node[:8]})" for node, host in named}
@@ -306,16 +364,27 @@ class Cluster:
         for node in there:
             try:
                 facts = self.result(asked[node], READY_S)
-                facts["gpus"] = facts["gpus"][: math.floor(there[node].get("GPU", 0))]  # Ray hands out the first ones
+                facts["gpus"] = facts["gpus"][
+                    : math.floor(there[node].get("GPU", 0))
+                ]  # Ray hands out the first ones
                 check_node(facts, there[node])
             except CompareQError as error:
                 if str(error) != HEAD_ONLY:
                     self.say(f"--ray: node {self.hosts[node]}: not used: {error}")
                 self.ray.kill(self.agents.pop(node))
                 continue
-            gpu, processor = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]], facts["processor"]
+            gpu, processor = (
+                [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]],
+                facts["processor"],
+            )
             on_cpu = None if gpu else (sorted(processor.items()), there[node]["CPU"])
-            kind = (gpu, processor["cpu"], processor["instructions"], sorted(facts["settings"].items()), on_cpu)
+            kind = (
+                gpu,
+                processor["cpu"],
+                processor["instructions"],
+                sorted(facts["settings"].items()),
+                on_cpu,
+            )
             alike[repr(kind)].append((node, facts))
         self.classes = [HardwareClass.of(nodes, there) for _, nodes in sorted(alike.items())]
         if not self.classes:
@@ -324,12 +393,15 @@ class Cluster:
     def place(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
         """Return what the nodes have of a model's engine, and the nodes that it can run on.
 
-        InputError if no node fits.  If this machine has the model's files: also if no node has the same content.
+        InputError if no node fits.  If this machine has the model's files: also if no node has the
+        same content.
         """
         label, resources, files = model.label, model.resources, backends.files_of(model)
         content = None if files.is_remote else files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
-            raise InputError(f"resources: {taken[0]}: compare_q counts these itself; use the key gpus")
+            raise InputError(
+                f"resources: {taken[0]}: compare_q counts these itself; use the key gpus"
+            )
         there, reasons, answers = self.resources(), [], {}
         fitting = [each.having(resources, there) for each in self.classes]
         for found in sorted(fitting, key=lambda each: (-each.slots, each.name)):
@@ -346,12 +418,19 @@ class Cluster:
                 told = list(answers.values())
                 usual = max(told, key=lambda described: (told.count(described), repr(described)))
                 same = tuple(node for node, described in answers.items() if described == usual)
-                reasons += [f"node {self.hosts[node]}: has other versions" for node in answers if node not in same]
+                reasons += [
+                    f"node {self.hosts[node]}: has other versions"
+                    for node in answers
+                    if node not in same
+                ]
                 for reason in reasons:
                     self.say(f"{label}: not used: {reason}")
                 return usual, replace(found, nodes=same)
         wanted = ", ".join(f"{name}: {number:g}" for name, number in resources.items())
-        raise InputError("; ".join(reasons) or f"resources: no node of the cluster has {wanted or 'room for a model'}")
+        raise InputError(
+            "; ".join(reasons)
+            or f"resources: no node of the cluster has {wanted or 'room for a model'}"
+        )
 
 
 def check_node(facts: Mapping[str, Any], resources: Mapping[str, float]) -> None:
@@ -360,13 +439,16 @@ def check_node(facts: Mapping[str, Any], resources: Mapping[str, float]) -> None
         theirs, ours = (" ".join(map(str, each)) for each in (facts["code"], code()))
         raise InputError(f"its compare_q is {theirs}, this one {ours}")
     if len(names := {gpu.name for gpu in facts["gpus"]}) > 1:
-        raise InputError(f"it has GPUs of several kinds ({', '.join(sorted(names))}), and Ray may assign any of them")
+        raise InputError(
+            f"it has GPUs of several kinds ({', '.join(sorted(names))}), and Ray may assign any of them"
+        )
     if not (resources.get("CPU") or facts["gpus"]):
         raise InputError(HEAD_ONLY)
 
 
 class RayWorker:
-    """A worker (``eval/run/workers.py``) on one of ``nodes``; it requests room when its model is about to be loaded.
+    """A worker (``eval/run/workers.py``) on one of ``nodes``; it requests room when its model is
+    about to be loaded.
 
     ``node``: the name of its node, empty before that.
     """
@@ -400,7 +482,9 @@ class RayWorker:
         """Wait until a node has room, and start a worker on it."""
         nodes, cluster, model = self.nodes, self.cluster, self.model
         takes = {"num_gpus": model.n_gpus, "num_cpus": 0 if model.n_gpus else nodes.cpus}
-        self.reservation = cluster.actor(Reservation, nodes.nodes, resources=dict(model.resources), **takes)
+        self.reservation = cluster.actor(
+            Reservation, nodes.nodes, resources=dict(model.resources), **takes
+        )
         placed = self.reservation.place.remote()
         while not cluster.ray.wait([placed], timeout=POLL_S)[0]:
             if self.killed.is_set():
@@ -422,7 +506,9 @@ class RayWorker:
             if job.request.reference is not None:
                 reference = yield from self.brought(job.request.reference)
                 job = replace(job, request=job.request.model_copy(update={"reference": reference}))
-            job = replace(job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}})
+            job = replace(
+                job, facts={**job.facts, "known": {**job.facts.get("known", {}), "node": self.node}}
+            )
         streaming = self.agent.perform.options(num_returns="streaming")
         for item in streaming.remote(self.name, job, silence_s, windows, sends=sends):
             message, files, added_to_log = self.cluster.result(item)
@@ -441,21 +527,29 @@ class RayWorker:
                     log.write(added_to_log)
         except OSError as error:
             where = error.filename or self.log_file
-            raise InputError(f"{where}: what came from a node cannot be kept: {error.strerror}") from None
+            raise InputError(
+                f"{where}: what came from a node cannot be kept: {error.strerror}"
+            ) from None
 
     def is_seen(self, folder: Path) -> bool:
-        """Return True if the node sees a folder of the driver's, by checking for a file that the driver just made."""
+        """Return True if the node sees a folder of the driver's, by checking for a file that the
+        driver just made.
+        """
         with storage.beside(folder / "seen") as token:
             token.write_text(token.name, encoding="utf-8")
             return bool(self.cluster.result(self.agent.sees.remote(token, token.name.encode())))
 
     def brought(self, store: Path) -> Generator[Log, None, Path]:
-        """Return the path of a reference store on the node: its own path, or a copy in the node's cache."""
+        """Return the path of a reference store on the node: its own path, or a copy in the node's
+        cache.
+        """
         result, agent = self.cluster.result, self.agent
         try:
             whole = (store / MANIFEST).read_bytes()
         except OSError:
-            raise ModelError(f"{store}: has no checksums, so that --ray cannot send it; run without --ray") from None
+            raise ModelError(
+                f"{store}: has no checksums, so that --ray cannot send it; run without --ray"
+            ) from None
         if result(agent.sees.remote(store / MANIFEST, whole)):
             return store
         manifest = read_manifest(store)
@@ -510,18 +604,28 @@ class RayWorkers(Workers):
 
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:
-    """Return the configuration with workers on the cluster at an address, ``auto``: this machine's; InputError."""
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages about its nodes would be in the table
+    """Return the configuration with workers on the cluster at an address, ``auto``: this machine's;
+    InputError.
+    """
+    os.environ.setdefault(
+        "RAY_DEDUP_LOGS_SKIP_REGEX", "."
+    )  # Ray's messages about its nodes would be in the table
     try:
         import ray
     except ImportError:
         raise InputError(f"--ray: ray is not installed: {INSTALL}") from None
     host, _, port = address.rpartition(":")
     try:
-        if host and port.isdecimal() and "/" not in address:  # Ray waits two minutes for a closed port
+        if (
+            host and port.isdecimal() and "/" not in address
+        ):  # Ray waits two minutes for a closed port
             socket.create_connection((host, int(port)), timeout=5).close()
-        with chdir(ROOT):  # first on the path of Ray's processes, so that they do not import another ``eval``
-            ray.init(address=address, namespace="compare_q", log_to_driver=False, logging_level="ERROR")
+        with chdir(
+            ROOT
+        ):  # first on the path of Ray's processes, so that they do not import another ``eval``
+            ray.init(
+                address=address, namespace="compare_q", log_to_driver=False, logging_level="ERROR"
+            )
     except Exception as error:  # OSError, ValueError, RuntimeError, by what is wrong
         raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None
     cluster = Cluster(ray, cache(say))

@@ -1,7 +1,9 @@
-"""Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or ``compare-q -d ...``.
+"""Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or
+``compare-q -d ...``.
 
-Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each process.  The
-user's Python may be old, so this file must use only syntax that an old Python can read.
+Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each
+process.  The user's Python may be old, so this file must use only syntax that an old Python can
+read.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ if not __package__:  # run as a file, not imported from an installation
 
 
 def command_line() -> Callable[[], int]:
-    """Return ``eval.cli.main.main``, or if this Python cannot run it a function that prints why in one line."""
-    reason = f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer"
+    """Return ``eval.cli.main.main``, or if this Python cannot run it a function that prints why in
+    one line.
+    """
+    reason = (
+        f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer"
+    )
     if sys.version_info >= (3, 11):  # noqa: UP036
         try:
             from compare_q.eval.cli import main as cli

@@ -1,4 +1,6 @@
-"""Several results.json in one table: which runs may be combined, and which of their rows are the same."""
+"""Several results.json in one table: which runs may be combined, and which of their rows are the
+same.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ def load(files: Sequence[Path]) -> RunResult:
 
 
 def combine(runs: Mapping[str, RunResult]) -> RunResult:
-    """One run with the rows of all ``runs`` (file -> its results), in their order and without duplicates.
+    """One run with the rows of all ``runs`` (file -> its results), in their order and without
+    duplicates.
 
-    InputError with the file, and with what differs, unless all runs have the same tokenizer, windows and reference.
+    InputError with the file, and with what differs, unless all runs have the same tokenizer,
+    windows and reference.
     """
     (first_file, first), *others = runs.items()
     for file, run in others:
@@ -71,7 +75,9 @@ class Identity(NamedTuple):
 
 
 def identities(run: RunResult) -> tuple[Identity, ...]:
-    """Properties of all rows of a table.  The digest of the windows includes the methods and the scored positions."""
+    """Properties of all rows of a table.  The digest of the windows includes the methods and the
+    scored positions.
+    """
     data = run.data
     reference = run.reference or {}
     methods = " and ".join(dict.fromkeys(str(text.method) for text in run.texts))
@@ -88,13 +94,18 @@ def identities(run: RunResult) -> tuple[Identity, ...]:
 def shared(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The facts that are the same in all of ``facts``."""
     first, *others = facts
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
 
 
 def unique_rows(models: Sequence[ModelResult]) -> tuple[ModelResult, ...]:
     """The rows without duplicates, by the key of their scores.
 
-    A measured row replaces a failed row of the same label.  Other rows with the same label get a number: "label (2)".
+    A measured row replaces a failed row of the same label.  Other rows with the same label get a
+    number: "label (2)".
     """
     rows: list[ModelResult] = []
     for model in models:

@@ -1,11 +1,14 @@
-"""Which rows differ.  ``compare`` decides it for two rows; ★, ``--pairs`` and the closing sentences read its outcome.
+"""Which rows differ.  ``compare`` decides it for two rows; ★, ``--pairs`` and the closing sentences
+read its outcome.
 
-Both models of a difference were scored on the same tokens: it is known far better than the means of single rows.
+Both models of a difference were scored on the same tokens: it is known far better than the means of
+single rows.
 
-KLD cannot rank rows that are nearly lossless: those whose KLD is within the noise floor's 95 % interval, or within
-twice the noise floor's KLD; without a noise floor, those whose KLD roundings alone can cost (``ROUNDINGS``).  Over all
-quantizations it goes with results of benchmarks (rank correlations of -0.72 and -0.86 in arXiv 2606.19558), among
-nearly lossless ones it does not (+0.00 and -0.24).
+KLD cannot rank rows that are nearly lossless: those whose KLD is within the noise floor's 95 %
+interval, or within twice the noise floor's KLD; without a noise floor, those whose KLD roundings
+alone can cost (``ROUNDINGS``).  Over all quantizations it goes with results of benchmarks (rank
+correlations of -0.72 and -0.86 in arXiv 2606.19558), among nearly lossless ones it does not (+0.00
+and -0.24).
 """
 
 from __future__ import annotations
@@ -22,18 +25,22 @@ from .stats.uncertainty import interval
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
 """The scores of tokens that can be compared, and their names in messages."""
 LEVEL = 0.05
-"""The probability of calling equal models different, in all comparisons with the best one together."""
+"""The probability of calling equal models different, in all comparisons with the best one together.
+"""
 LEAST_TOKENS = 2000
-"""Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large as another is
-significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000."""
+"""Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large
+as another is significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000.
+"""
 LEAST_BLOCKS = 4
-"""Blocks of the text with scores below which no model is called better, the best, or equal: from two, an interval is
-6.5 times as wide as from many (Student's t), so that a KLD 80 times as large may be within it."""
+"""Blocks of the text with scores below which no model is called better, the best, or equal: from
+two, an interval is 6.5 times as wide as from many (Student's t), so that a KLD 80 times as large
+may be within it."""
 TIMES_FLOOR = 2.0
 """Rows up to this many times the noise floor's KLD are nearly lossless."""
 ROUNDINGS = 0.001
-"""Nats: the KLD that roundings alone may cause, if no row is the noise floor.  Other roundings cause a KLD of 0.0017 in
-SmolLM2-135M; another attention backend causes 0.0003 in an 8B model on an H100 (docs/statistics.md)."""
+"""Nats: the KLD that roundings alone may cause, if no row is the noise floor.  Other roundings
+cause a KLD of 0.0017 in SmolLM2-135M; another attention backend causes 0.0003 in an 8B model on an
+H100 (docs/statistics.md)."""
 
 TOO_SHORT = "the text is too short to tell"
 Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
@@ -43,8 +50,10 @@ Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
 class Difference:
     """One model's mean minus another's, and what may be said about it."""
 
-    # "less" or "more" if the two differ; "equal" if no difference is seen; "same" if the scores of all tokens are the
-    # same; "unranked" if both are nearly lossless and KLD does not rank them; "unknown" for a ``reason``.
+    # "less" or "more" if the two differ; "equal" if no difference is seen; "same" if the scores of
+    # all tokens are the
+    # same; "unranked" if both are nearly lossless and KLD does not rank them; "unknown" for a
+    # ``reason``.
     outcome: Outcome
     value: float | None = None  # None, as error and interval, where it is not known
     stderr: float | None = None
@@ -57,14 +66,19 @@ def compare(
 ) -> Difference:
     """Decide whether the mean of a model's ``score`` (one of ``SCORES``) differs from another's.
 
-    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one model; each has
-    its share of the level (Bonferroni).
+    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one
+    model; each has its share of the level (Bonferroni).
     """
     unranked, found = score == "kld" and a.label in near and b.label in near, None
     reason = missing(a, score) or missing(b, score) or "they were scored on different windows"
     if a.blocks and b.blocks:
         found = paired_difference(a.blocks, b.blocks, score)
-    if not a.blocks or not found or found.value is None or (score == "kld" and (a.reference or b.reference)):
+    if (
+        not a.blocks
+        or not found
+        or found.value is None
+        or (score == "kld" and (a.reference or b.reference))
+    ):
         return Difference("unranked" if unranked else "unknown", reason=reason)
     if a.scores_equal(b):
         return Difference("same", found.value, found.stderr)
@@ -73,14 +87,24 @@ def compare(
     limits = interval(found.value, found.stderr, a.blocks.waves, LEVEL / max(comparisons, 2))
     if reason := too_short([a, b]):
         return Difference("unknown", found.value, found.stderr, limits, reason)
-    outcome: Outcome = "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
-    return Difference("unranked" if unranked and outcome != "equal" else outcome, found.value, found.stderr, limits)
+    outcome: Outcome = (
+        "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
+    )
+    return Difference(
+        "unranked" if unranked and outcome != "equal" else outcome,
+        found.value,
+        found.stderr,
+        limits,
+    )
 
 
 def too_short(models: Sequence[ModelResult]) -> str:
     """Return why no model can be called better on the scored part of the text; empty if one can."""
     blocks = [model.blocks for model in models if model.blocks]
-    held, length = (min(found, default=0) for found in ([b.held for b in blocks], [b.length or 0 for b in blocks]))
+    held, length = (
+        min(found, default=0)
+        for found in ([b.held for b in blocks], [b.length or 0 for b in blocks])
+    )
     if held >= LEAST_BLOCKS and length >= LEAST_TOKENS:
         return ""
     there = f"{held} of its blocks with scores, {length:,} tokens"
@@ -113,17 +137,26 @@ class Ranking:
 
 
 def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ()) -> Ranking:
-    """Rank one or more measured rows by their means of ``score``.  ``near``: labels of rows that KLD does not rank.
+    """Rank one or more measured rows by their means of ``score``.  ``near``: labels of rows that
+    KLD does not rank.
 
-    In at least 95 % of texts, the truly best model is the measured best one, or equal to it.  It is missing only if one
-    of the other k - 1 models is measured significantly better, at the level 0.05 / (k - 1): Bonferroni's bound, for
-    comparisons with the best (Hsu, Annals of Statistics 9, 1981).  For two models the level is 0.025, as for any pair.
+    In at least 95 % of texts, the truly best model is the measured best one, or equal to it.  It is
+    missing only if one of the other k - 1 models is measured significantly better, at the level
+    0.05 / (k - 1): Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9,
+    1981).  For two models the level is 0.025, as for any pair.
     """
     blocks = {model.label: model.blocks for model in rows if model.blocks}
 
     def mean(model: ModelResult) -> float:
-        own, left_out = blocks[model.label], {"nll": math.log(model.ppl or math.inf), "kld": model.kld or 0.0}
-        found = sum(getattr(own, score)) / sum(own.tokens) if score in own.whole else left_out.get(score, 0.0)
+        own, left_out = (
+            blocks[model.label],
+            {"nll": math.log(model.ppl or math.inf), "kld": model.kld or 0.0},
+        )
+        found = (
+            sum(getattr(own, score)) / sum(own.tokens)
+            if score in own.whole
+            else left_out.get(score, 0.0)
+        )
         return -found if score == "same_top" else found
 
     first, *others = sorted(rows, key=mean)
@@ -144,24 +177,32 @@ def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ())
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
     """The models that may have the best ``score``: measured and quantized ones.
 
-    The reference, noise floors and other unquantized models are not candidates: they show what roundings alone lose.
+    The reference, noise floors and other unquantized models are not candidates: they show what
+    roundings alone lose.
     """
     return [
-        model for model in models
-        if model.blocks and getattr(model.blocks, score) is not None
-        and model.is_quantized and not (model.reference or model.noise_floor)
-    ]  # fmt: skip
+        model
+        for model in models
+        if model.blocks
+        and getattr(model.blocks, score) is not None
+        and model.is_quantized
+        and not (model.reference or model.noise_floor)
+    ]
 
 
 def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
     """Labels of the candidate with the best ``score``, and of those that are equal to it.
 
-    None for a single candidate, for a short text, and if the model with the best mean has non-finite scores: a mark on
-    the next one would claim that no model is better.
+    None for a single candidate, for a short text, and if the model with the best mean has
+    non-finite scores: a mark on the next one would claim that no model is better.
     """
     rows = candidates_for_best(models, score)
     found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
-    equal = (found.best, *found.same, *found.unranked, *found.equal) if found and not found.reason else ()
+    equal = (
+        (found.best, *found.same, *found.unranked, *found.equal)
+        if found and not found.reason
+        else ()
+    )
     return frozenset(model.label for model in equal)
 
 
@@ -179,13 +220,21 @@ def why_unranked(models: Sequence[ModelResult]) -> str:
     """The reason why nearly lossless rows are not ranked, which follows their KLDs in a sentence."""
     limit, floor = kld_limit(models), noise_floor_of(models)
     if limit is None or floor is None:
-        return f"at most {ROUNDINGS:g}, which roundings alone can cost (no noise floor was measured)"
+        return (
+            f"at most {ROUNDINGS:g}, which roundings alone can cost (no noise floor was measured)"
+        )
     is_twice = limit <= TIMES_FLOOR * (floor.kld or 0.0)
-    return "at most twice the noise floor's" if is_twice else "at most the upper end of the noise floor's interval"
+    return (
+        "at most twice the noise floor's"
+        if is_twice
+        else "at most the upper end of the noise floor's interval"
+    )
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     """Labels of the measured rows up to the limit, without the reference and the noise floors."""
     limit = ROUNDINGS if (known := kld_limit(models)) is None else known
-    rows = [(m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)]
+    rows = [
+        (m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)
+    ]
     return frozenset(label for label, kld in rows if kld <= limit)

@@ -1,8 +1,10 @@
-"""The results of a run, as results.json holds them: facts about its windows, its reference, and a row for each model.
+"""The results of a run, as results.json holds them: facts about its windows, its reference, and a
+row for each model.
 
-``RunResult.write`` and ``read`` are the only writer and reader; ``eval/spec/schema/results.schema.json`` is their
-schema.  Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.  A row's numbers are over all
-scored tokens; the estimates of a part of the tokens, such as one text, are in the row's ``slices``.
+``RunResult.write`` and ``read`` are the only writer and reader;
+``eval/spec/schema/results.schema.json`` is their schema.  Log-probabilities, losses and KLDs are in
+nats per token, shares from 0 to 1.  A row's numbers are over all scored tokens; the estimates of a
+part of the tokens, such as one text, are in the row's ``slices``.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 
 
 def json_value(value: Any) -> Any:
-    """Return the value as JSON: tuples become lists; bytes of a name that are not UTF-8 become escape sequences.
+    """Return the value as JSON: tuples become lists; bytes of a name that are not UTF-8 become
+    escape sequences.
 
     ValueError for a number that is not finite.
     """
@@ -67,7 +70,10 @@ def json_value(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, BeforeValidator(lambda value: redacted(unicode(value)) if isinstance(value, str) else value)]
+Text = Annotated[
+    str,
+    BeforeValidator(lambda value: redacted(unicode(value)) if isinstance(value, str) else value),
+]
 JsonObject = Annotated[dict[str, Any], AfterValidator(json_value), AfterValidator(redacted)]
 Number = float | None
 Positive = Annotated[float, Field(gt=0)]
@@ -88,13 +94,22 @@ class Stored(BaseModel):
     """A part of results.json, checked when it is made.  All numbers are finite, since JSON has no other numbers."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", allow_inf_nan=False, validate_by_name=True, validate_by_alias=True,
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        validate_by_name=True,
+        validate_by_alias=True,
         serialize_by_alias=True,
-    )  # fmt: skip
+    )
 
     def updated(self, **changes: Any) -> Self:
-        """A copy with other values of some fields; ValidationError for values that results.json cannot have."""
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+        """A copy with other values of some fields; ValidationError for values that results.json
+        cannot have.
+        """
+        return type(self)(
+            **{name: getattr(self, name) for name in type(self).model_fields} | changes
+        )
 
 
 @dataclass(frozen=True)
@@ -121,8 +136,8 @@ class Timing:
     def seconds(self) -> dict[str, float | None]:
         """The seconds of each part of a worker's time.
 
-        ``load`` includes the engine's import if that was not imported before; ``first_step`` ends with the first scored
-        window, ``scoring`` with the last one.
+        ``load`` includes the engine's import if that was not imported before; ``first_step`` ends
+        with the first scored window, ``scoring`` with the last one.
         """
         return {
             "load": self.loaded - self.started,
@@ -138,7 +153,9 @@ class WorstToken(Stored):
     window: Count
     position: Count = Field(description="place in its window")
     kld: Number = Field(default=None, description="nats; None without a reference")
-    logprob: Number = Field(default=None, description="the model's log-probability, nats; None if it is not finite")
+    logprob: Number = Field(
+        default=None, description="the model's log-probability, nats; None if it is not finite"
+    )
     ref_logprob: Number = Field(default=None, description="the reference's log-probability, nats")
     before: Text = ""
     token: Text = ""
@@ -148,8 +165,12 @@ class WorstToken(Stored):
 class CachePart(Stored):
     """The KV cache of a group of attention layers."""
 
-    token_bytes: Error = Field(description="bytes of a token in all layers of the group, with scales, on all GPUs")
-    window: Count | None = Field(default=None, description="number of last tokens that are kept; None for all")
+    token_bytes: Error = Field(
+        description="bytes of a token in all layers of the group, with scales, on all GPUs"
+    )
+    window: Count | None = Field(
+        default=None, description="number of last tokens that are kept; None for all"
+    )
 
 
 class Memory(Stored):
@@ -159,21 +180,37 @@ class Memory(Stored):
     contained: the GPU's context, CUDA graphs, workspaces, room for more sequences.
     """
 
-    weights: Count | None = Field(default=None, description="weight files that it loads, bytes; from their sizes")
+    weights: Count | None = Field(
+        default=None, description="weight files that it loads, bytes; from their sizes"
+    )
     kv: tuple[CachePart, ...] = Field(default=(), description="KV cache; empty if not known")
     kv_source: str = Field(default="", description='"engine", or "config" in the dtype that ran')
-    kv_is_upper: bool = Field(default=False, description="true if layers with a sliding window count in full")
-    logits: Count | None = Field(default=None, description="logits of a token in float32, bytes; from the vocabulary")
-    step_token: Count | None = Field(default=None, description="activations of a token, bytes; from the config")
-    context: Count | None = Field(default=None, description="tokens of the model's context; None if not known")
-    missing: Text | None = Field(default=None, description="a part that is not known, and why; None if all are")
+    kv_is_upper: bool = Field(
+        default=False, description="true if layers with a sliding window count in full"
+    )
+    logits: Count | None = Field(
+        default=None, description="logits of a token in float32, bytes; from the vocabulary"
+    )
+    step_token: Count | None = Field(
+        default=None, description="activations of a token, bytes; from the config"
+    )
+    context: Count | None = Field(
+        default=None, description="tokens of the model's context; None if not known"
+    )
+    missing: Text | None = Field(
+        default=None, description="a part that is not known, and why; None if all are"
+    )
 
     def gigabytes(self, context: int) -> float | None:
-        """Return the memory for ``context`` tokens in GB of 10^9 bytes; None if a part is not known."""
+        """Return the memory for ``context`` tokens in GB of 10^9 bytes; None if a part is not
+        known.
+        """
         if self.missing or self.weights is None or self.logits is None or self.step_token is None:
             return None
         cache = sum(part.token_bytes * min(context, part.window or context) for part in self.kv)
-        return (self.weights + cache + self.logits + self.step_token * min(context, PREFILL_STEP)) / 1e9
+        return (
+            self.weights + cache + self.logits + self.step_token * min(context, PREFILL_STEP)
+        ) / 1e9
 
 
 class ModelResult(Stored):
@@ -185,38 +222,72 @@ class ModelResult(Stored):
 
     label: Text
     engine: str
-    where: Text | None = Field(default=None, description="GPUs or CPU that it ran on; None for a server")
-    kernel: Text | None = Field(default=None, description="short name of the kernel that ran most layers")
-    deviations: Text | None = Field(default=None, description="how it ran differently from what its checkpoint asks")
-    attention: Text | None = Field(default=None, description="the engine's name of the attention that ran")
-    engine_version: Text | None = Field(default=None, description="package and version that provided the engine")
-    options: Text | None = Field(default=None, description="options that its spec gives the engine, as JSON")
-    phase: str | None = Field(default=None, description='"prefill", or "decode 1x32": steps of 1 token of 32 windows')
-    kv_cache: str | None = Field(default=None, description="number format of the cached keys and values")
-    kv_mb: Error | None = Field(default=None, description="KV cache of 1,000 tokens, MB of 10^6 bytes")
+    where: Text | None = Field(
+        default=None, description="GPUs or CPU that it ran on; None for a server"
+    )
+    kernel: Text | None = Field(
+        default=None, description="short name of the kernel that ran most layers"
+    )
+    deviations: Text | None = Field(
+        default=None, description="how it ran differently from what its checkpoint asks"
+    )
+    attention: Text | None = Field(
+        default=None, description="the engine's name of the attention that ran"
+    )
+    engine_version: Text | None = Field(
+        default=None, description="package and version that provided the engine"
+    )
+    options: Text | None = Field(
+        default=None, description="options that its spec gives the engine, as JSON"
+    )
+    phase: str | None = Field(
+        default=None, description='"prefill", or "decode 1x32": steps of 1 token of 32 windows'
+    )
+    kv_cache: str | None = Field(
+        default=None, description="number format of the cached keys and values"
+    )
+    kv_mb: Error | None = Field(
+        default=None, description="KV cache of 1,000 tokens, MB of 10^6 bytes"
+    )
     bpw_layer: Error | None = Field(default=None, description="bits per weight of the layers")
     bpw_head: Error | None = Field(default=None, description="bits per weight of the head")
     vram_gib: Error | None = Field(default=None, description="layers and head, GiB")
     vram_bits: Error | None = Field(default=None, description="layers and head, bits")
     file_bytes: Count | None = Field(default=None, description="weight files on disk, bytes")
     storage_note: Text | None = Field(default=None, description="why a size is not known")
-    memory: Memory | None = Field(default=None, description="memory of serving, in parts; None in older results")
-    fits: bool | None = Field(default=None, exclude=True, description="false above --fit; None if not known")
+    memory: Memory | None = Field(
+        default=None, description="memory of serving, in parts; None in older results"
+    )
+    fits: bool | None = Field(
+        default=None, exclude=True, description="false above --fit; None if not known"
+    )
 
     # The statistics, which eval/run/row.py fills.
-    ppl: Positive | None = Field(default=None, description="perplexity; None also if it is too large for a number")
+    ppl: Positive | None = Field(
+        default=None, description="perplexity; None also if it is too large for a number"
+    )
     ppl_stderr: Error | None = Field(
         default=None, description="its error: mostly the choice of text, common to all rows"
     )
-    ppl_stderr_independent: Error | None = Field(default=None, description="its error if tokens were independent")
-    logprob_sum: Number = Field(default=None, description="sum of the finite log-probabilities, nats")
-    tokens: Count | None = Field(default=None, description="scored tokens with a finite log-probability")
-    non_finite: Count | None = Field(default=None, description="scored tokens without one, which means leave out")
+    ppl_stderr_independent: Error | None = Field(
+        default=None, description="its error if tokens were independent"
+    )
+    logprob_sum: Number = Field(
+        default=None, description="sum of the finite log-probabilities, nats"
+    )
+    tokens: Count | None = Field(
+        default=None, description="scored tokens with a finite log-probability"
+    )
+    non_finite: Count | None = Field(
+        default=None, description="scored tokens without one, which means leave out"
+    )
     ln_ppl_ratio: Number = Field(default=None, description="ln(PPL / PPL of the reference)")
     ln_ppl_ratio_stderr: Error | None = Field(default=None, description="its paired error")
     ppl_ratio: Number = Field(default=None, description="PPL / PPL of the reference")
     ppl_ratio_stderr: Error | None = Field(default=None, description="its paired error")
-    kld: Number = Field(default=None, description="mean KL(reference || model), nats per token; 0 for the reference")
+    kld: Number = Field(
+        default=None, description="mean KL(reference || model), nats per token; 0 for the reference"
+    )
     kld_stderr: Error | None = Field(default=None, description="its error, nats")
     kld_median: Number = Field(default=None, description="median of the tokens' KLDs, nats")
     kld_p99: Number = Field(default=None, description="99th percentile of the tokens' KLDs, nats")
@@ -226,58 +297,100 @@ class ModelResult(Stored):
     kld_max: Number = Field(default=None, description="largest KLD of a token, nats")
     kld_sum: Number = Field(default=None, description="sum of the finite KLDs, nats")
     kld_tokens: Count | None = Field(default=None, description="tokens with a finite KLD")
-    kld_non_finite: Count | None = Field(default=None, description="tokens without one, which the mean leaves out")
-    same_top: Number = Field(default=None, description="share of tokens with the reference's most probable token")
+    kld_non_finite: Count | None = Field(
+        default=None, description="tokens without one, which the mean leaves out"
+    )
+    same_top: Number = Field(
+        default=None, description="share of tokens with the reference's most probable token"
+    )
     same_top_stderr: Error | None = Field(default=None, description="its error")
     top1: Number = Field(
-        default=None, description="share of tokens of the text that are the model's most probable ones"
+        default=None,
+        description="share of tokens of the text that are the model's most probable ones",
     )
-    entropy: Number = Field(default=None, description="mean entropy of the model's predictions, nats")
-    bits_per_byte: Number = Field(default=None, description="loss in bits per byte of the text (UTF-8)")
+    entropy: Number = Field(
+        default=None, description="mean entropy of the model's predictions, nats"
+    )
+    bits_per_byte: Number = Field(
+        default=None, description="loss in bits per byte of the text (UTF-8)"
+    )
     byte_perplexity: Number = Field(default=None, description="perplexity per byte")
     word_perplexity: Number = Field(default=None, description="perplexity per word")
     ref_ppl: Positive | None = Field(
-        default=None, description="the reference's perplexity on the tokens that both have a finite log-probability of"
+        default=None,
+        description="the reference's perplexity on the tokens that both have a finite log-probability of",
     )
     ref_ppl_tokens: Count | None = Field(default=None, description="number of these tokens")
-    ppl_difference: Number = Field(default=None, description="PPL - PPL of the reference on these tokens")
+    ppl_difference: Number = Field(
+        default=None, description="PPL - PPL of the reference on these tokens"
+    )
     ppl_difference_stderr: Error | None = Field(default=None, description="its paired error")
-    correlation: Number = Field(default=None, description="correlation of both models' losses; None if one is constant")
+    correlation: Number = Field(
+        default=None, description="correlation of both models' losses; None if one is constant"
+    )
     delta_p: Number = Field(
-        default=None, description="mean change of a token's probability: the model's minus the reference's"
+        default=None,
+        description="mean change of a token's probability: the model's minus the reference's",
     )
     delta_p_stderr: Error | None = Field(default=None, description="its error")
-    delta_p_rms: Number = Field(default=None, description="root of the mean square of these changes")
+    delta_p_rms: Number = Field(
+        default=None, description="root of the mean square of these changes"
+    )
     delta_p_rms_stderr: Error | None = Field(default=None, description="its error")
     ln_ppl_stderr_of_text: Error | None = Field(
-        default=None, description="error of ln PPL as that of all windows of the text, of which these are a sample"
+        default=None,
+        description="error of ln PPL as that of all windows of the text, of which these are a sample",
     )
     kld_stderr_of_text: Error | None = Field(
         default=None, description="error of the KLD as that of all windows of the text, nats"
     )
-    kld_percentiles: Percentiles = Field(default={}, description="percentiles of the tokens' KLDs, nats")
+    kld_percentiles: Percentiles = Field(
+        default={}, description="percentiles of the tokens' KLDs, nats"
+    )
     delta_p_percentiles: Percentiles = Field(default={}, description="percentiles of these changes")
-    slices: dict[str, Slice] = Field(default={}, description="statistics of named parts of the scored tokens")
-    blocks: BlockSums | None = Field(default=None, description="sums by block of the text: differences of two rows")
+    slices: dict[str, Slice] = Field(
+        default={}, description="statistics of named parts of the scored tokens"
+    )
+    blocks: BlockSums | None = Field(
+        default=None, description="sums by block of the text: differences of two rows"
+    )
     curve: Curve | None = Field(default=None, description="means by position in the window")
 
     reference: bool = Field(default=False, description="true if the others are compared with it")
-    noise_floor: bool = Field(default=False, description="true if its spec calls it the noise floor")
+    noise_floor: bool = Field(
+        default=False, description="true if its spec calls it the noise floor"
+    )
     windows: Count = Field(default=0, description="scored windows")
-    load_seconds: Error | None = Field(default=None, description="seconds of loading, in its worker")
-    score_seconds: Error | None = Field(default=None, description="seconds of scoring, the first step included")
-    tokens_per_second: Error | None = Field(default=None, description="scored tokens per second of scoring")
+    load_seconds: Error | None = Field(
+        default=None, description="seconds of loading, in its worker"
+    )
+    score_seconds: Error | None = Field(
+        default=None, description="seconds of scoring, the first step included"
+    )
+    tokens_per_second: Error | None = Field(
+        default=None, description="scored tokens per second of scoring"
+    )
     from_cache: bool = Field(default=False, description="true if an earlier run scored it")
     error: Text | None = Field(default=None, description="why it has no scores; None if it has")
     spec_sha256: str = Field(default="", description="digest of the spec")
     scores_key: str = Field(default="", description="key of its token scores in the cache")
-    scores_digest: str = Field(default="", description="digest of the log-probabilities of all scored tokens")
-    seconds: dict[str, Error | None] | None = Field(default=None, description="load, first_step, scoring, close")
-    timing: Timing | None = Field(default=None, description="when its worker did what, seconds since 1970")
+    scores_digest: str = Field(
+        default="", description="digest of the log-probabilities of all scored tokens"
+    )
+    seconds: dict[str, Error | None] | None = Field(
+        default=None, description="load, first_step, scoring, close"
+    )
+    timing: Timing | None = Field(
+        default=None, description="when its worker did what, seconds since 1970"
+    )
     notes: tuple[Text, ...] = Field(default=(), description="footnotes of the row")
     spec: JsonObject = Field(default={}, description="its spec")
-    provenance: JsonObject = Field(default={}, description="what ran: versions, hardware, options, groups of layers")
-    worst_tokens: tuple[WorstToken, ...] = Field(default=(), description="tokens with the largest KLD or loss")
+    provenance: JsonObject = Field(
+        default={}, description="what ran: versions, hardware, options, groups of layers"
+    )
+    worst_tokens: tuple[WorstToken, ...] = Field(
+        default=(), description="tokens with the largest KLD or loss"
+    )
 
     @field_validator("provenance")
     @classmethod
@@ -328,7 +441,8 @@ class ModelResult(Stored):
 
     @property
     def is_quantized(self) -> bool:
-        """True if its layers store less than 16 bits per weight, or if the size is unknown and a layer is quantized.
+        """True if its layers store less than 16 bits per weight, or if the size is unknown and a
+        layer is quantized.
 
         A model whose size and layers are both unknown counts as quantized.
         """
@@ -373,14 +487,35 @@ class ModelResult(Stored):
         return self.model_dump(exclude=set(NOT_FLAT))
 
 
-NOT_FLAT = frozenset({
-    # several values
-    "memory", "kld_percentiles", "delta_p_percentiles", "slices", "blocks", "curve", "seconds", "timing", "notes",
-    "spec", "provenance", "worst_tokens",
-    # statistics of llama.cpp, and inputs of footnotes
-    "ref_ppl", "ref_ppl_tokens", "ppl_difference", "ppl_difference_stderr", "correlation", "delta_p", "delta_p_stderr",
-    "delta_p_rms", "delta_p_rms_stderr", "ln_ppl_stderr_of_text", "kld_stderr_of_text",
-})  # fmt: skip
+NOT_FLAT = frozenset(
+    {
+        # several values
+        "memory",
+        "kld_percentiles",
+        "delta_p_percentiles",
+        "slices",
+        "blocks",
+        "curve",
+        "seconds",
+        "timing",
+        "notes",
+        "spec",
+        "provenance",
+        "worst_tokens",
+        # statistics of llama.cpp, and inputs of footnotes
+        "ref_ppl",
+        "ref_ppl_tokens",
+        "ppl_difference",
+        "ppl_difference_stderr",
+        "correlation",
+        "delta_p",
+        "delta_p_stderr",
+        "delta_p_rms",
+        "delta_p_rms_stderr",
+        "ln_ppl_stderr_of_text",
+        "kld_stderr_of_text",
+    }
+)
 """Fields of a row that CSV and pandas leave out."""
 
 
@@ -448,7 +583,9 @@ def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
     layers = groups.groups_from_json(provenance.get("layers", ()))
     kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
     of_engine = provenance.get("deviations")
-    clauses = [each for each in of_engine if isinstance(each, str)] if isinstance(of_engine, list) else []
+    clauses = (
+        [each for each in of_engine if isinstance(each, str)] if isinstance(of_engine, list) else []
+    )
     return groups.deviations(layers) + groups.kv_deviations(kv_caches) + clauses
 
 
@@ -503,15 +640,23 @@ class RunResult(Stored):
     """A run: its windows, its reference, and a row for each model."""
 
     format: Literal[9] = 9
-    created: str = Field(default="", description="date and time of the run; empty until it is written")
+    created: str = Field(
+        default="", description="date and time of the run; empty until it is written"
+    )
     command: tuple[Text, ...] = Field(default=(), description="the command line")
     commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
     versions: dict[str, str] = {}
     hardware: JsonObject = {}
-    title: Text | None = Field(default=None, description="the user's title of report and plots; None: each has its own")
+    title: Text | None = Field(
+        default=None, description="the user's title of report and plots; None: each has its own"
+    )
     subtitle: Text = Field(default="", description="what the windows are, for plots")
-    data: JsonObject = Field(description="facts about each of the ``texts``; digests and numbers of all windows")
-    reference: JsonObject | None = Field(default=None, description="label, key, identity; None without one")
+    data: JsonObject = Field(
+        description="facts about each of the ``texts``; digests and numbers of all windows"
+    )
+    reference: JsonObject | None = Field(
+        default=None, description="label, key, identity; None without one"
+    )
     models: tuple[ModelResult, ...]
 
     @field_validator("data")
@@ -562,10 +707,14 @@ class RunResult(Stored):
 
     @property
     def reference_ppl(self) -> float | None:
-        """The reference's perplexity, from its own row, or else from the model with most scored tokens."""
+        """The reference's perplexity, from its own row, or else from the model with most scored
+        tokens.
+        """
         known = [(row.tokens or 0, row.ppl) for row in self.models if row.reference and row.blocks]
         if not known:
-            known = [(row.ref_ppl_tokens or 0, row.ref_ppl) for row in self.models if row.is_compared]
+            known = [
+                (row.ref_ppl_tokens or 0, row.ref_ppl) for row in self.models if row.is_compared
+            ]
         known = [(tokens, ppl) for tokens, ppl in known if ppl is not None]
         if not known:
             return None
@@ -578,7 +727,9 @@ class RunResult(Stored):
         return noise_floor_of(self.models)
 
     def with_origin(self, command: Sequence[str]) -> RunResult:
-        """The run with the date, versions and hardware of now; unchanged if it was read from a file."""
+        """The run with the date, versions and hardware of now; unchanged if it was read from a
+        file.
+        """
         return self if self.created else self.updated(**origin(command))
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
@@ -596,7 +747,9 @@ class RunResult(Stored):
 
     @classmethod
     def read(cls, file: Path) -> RunResult:
-        """The run of a results.json or a report.html; InputError in one line for another file or format, or damage."""
+        """The run of a results.json or a report.html; InputError in one line for another file or
+        format, or damage.
+        """
         name = printable(file)
         content = json_of(file)
         raw = json_files.parsed(content, name)
@@ -604,7 +757,9 @@ class RunResult(Stored):
             raise InputError(f"{name}: {NO_RESULTS}")
         if raw["format"] != FORMAT:
             other = f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format {FORMAT}"
-            raise InputError(f"{name}: {other}; run compare_q again with -o (token scores in the cache are used)")
+            raise InputError(
+                f"{name}: {other}; run compare_q again with -o (token scores in the cache are used)"
+            )
         try:
             run = cls.model_validate_json(content)
             check_names(run)
@@ -616,20 +771,25 @@ class RunResult(Stored):
 
 
 def origin(command: Sequence[str]) -> dict[str, Any]:
-    """The fields of a run that say when, how and where it was made: now, by this command, on this machine."""
+    """The fields of a run that say when, how and where it was made: now, by this command, on this
+    machine.
+    """
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": tuple(map(unicode, command)),
         "commit": machine.commit(),
         "versions": {**machine.versions(), "compare-q": __version__},
-        "hardware": machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch()) | machine.threads(),
+        "hardware": machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch())
+        | machine.threads(),
     }
 
 
 def json_of(file: Path) -> bytes:
     """The results.json in a file, which may be a report.html; InputError if there is none."""
     content = json_files.read_bytes(file)
-    if content.lstrip().startswith(b"{"):  # in a JSON object a label may hold what EMBEDDED looks for
+    if content.lstrip().startswith(
+        b"{"
+    ):  # in a JSON object a label may hold what EMBEDDED looks for
         return content
     begin = content.find(EMBEDDED)
     end = content.find(EMBEDDED_END, begin)

@@ -1,4 +1,6 @@
-"""Shared fixtures: a toy model that every engine runs, its byte tokenizer, and the command line in this process."""
+"""Shared fixtures: a toy model that every engine runs, its byte tokenizer, and the command line in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,22 @@ machine.keep_compiled_kernels_apart()
 os.environ[processes.ENVIRONMENT] = "1"  # another process needs 5 s to import torch
 os.environ[backends.OUTSIDE] = fake_engine.LOCATION
 LONGEST = ("test_whole_runs.py", "test_peers.py")
-"""Files that start first, in this order; the other files with engines follow, and then the fast files."""
+"""Files that start first, in this order; the other files with engines follow, and then the fast
+files."""
 
 
 def pytest_configure() -> None:
     """Give each of several test processes its own share of the cores, and let signals end it.
 
-    A shell starts background processes with SIGINT ignored, ``nohup`` with SIGHUP ignored; processes that tests start
-    and end would inherit this.  Without shares, engines in two processes wait for each other's threads.
+    A shell starts background processes with SIGINT ignored, ``nohup`` with SIGHUP ignored;
+    processes that tests start and end would inherit this.  Without shares, engines in two processes
+    wait for each other's threads.
     """
     for number in ENDING:
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
         cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -50,7 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST), item.get_closest_marker("engine") is None
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), item.get_closest_marker(
+            "engine"
+        ) is None
 
     files: dict[Path, tuple[int, bool]] = {}
     for item in items:
@@ -59,7 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """Give each test its own cache instead of the user's, and end its engine processes."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("COMPARE_Q_CACHE", str(folder))
@@ -91,7 +101,9 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """(Preset of compressed-tensors, group size) -> the toy quantized with it, made once; W4 has groups of 32."""
+    """(Preset of compressed-tensors, group size) -> the toy quantized with it, made once; W4 has
+    groups of 32.
+    """
     folder = tmp_path_factory.mktemp("quantized")
 
     def made(preset: str, group_size: int | None = None) -> Path:
@@ -99,7 +111,9 @@ def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
         size = group_size or (32 if preset.startswith("W4") else None)
         if not (found := folder / f"{preset}-{size}").exists():
-            with torch.compiler.set_stance("force_eager"):  # compiling the packing of FP4 takes 20 s
+            with torch.compiler.set_stance(
+                "force_eager"
+            ):  # compiling the packing of FP4 takes 20 s
                 quantize(toy_model, preset, found, group_size=size)
         return found
 
@@ -116,8 +130,12 @@ def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def write_specs(tmp_path: Path, toy_model: Path, toy_text: Path) -> Callable[..., tuple[Path, Path]]:
-    """Write a data spec (toy text, windows of 100 every 100, changed by ``data``) and a list of model specs."""
+def write_specs(
+    tmp_path: Path, toy_model: Path, toy_text: Path
+) -> Callable[..., tuple[Path, Path]]:
+    """Write a data spec (toy text, windows of 100 every 100, changed by ``data``) and a list of
+    model specs.
+    """
 
     def write(models: list[dict[str, Any]] | None = None, **data: Any) -> tuple[Path, Path]:
         base = {
@@ -130,7 +148,14 @@ def write_specs(tmp_path: Path, toy_model: Path, toy_text: Path) -> Callable[...
         data_file, models_file = tmp_path / "data.json", tmp_path / "models.json"
         merged = {key: value for key, value in {**base, **data}.items() if value is not ...}
         data_file.write_text(json.dumps(merged))
-        default = [{"load_fn": "fake", "label": "fake uniform", "model_dir": "none", "engine": {"vocab_size": 500}}]
+        default = [
+            {
+                "load_fn": "fake",
+                "label": "fake uniform",
+                "model_dir": "none",
+                "engine": {"vocab_size": 500},
+            }
+        ]
         models_file.write_text(json.dumps(default if models is None else models))
         return data_file, models_file
 

@@ -1,4 +1,6 @@
-"""The documentation matches the repository: paths, links, commands, make targets, keys and flags exist."""
+"""The documentation matches the repository: paths, links, commands, make targets, keys and flags
+exist.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from compare_q.eval.specs.spec_types import DataSpec, SweptSpec
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
-FOLDERS = ("backends", "benchmarks", "compare_q", "demo", "docs", "eval", "requirements", "results", "tests")
+FOLDERS = (
+    "backends",
+    "benchmarks",
+    "compare_q",
+    "demo",
+    "docs",
+    "eval",
+    "requirements",
+    "results",
+    "tests",
+)
 MADE = ("demo/models", "demo/results")
 """Written by ``make demo``."""
 FOREIGN = {"eval/qbench.py", "eval/__disk_lru_cache__"}
@@ -50,7 +62,9 @@ def path_exists(path: str, folder: Path) -> bool:
     if group := re.search(r"\{([^{}]*)\}", path):
         each = (path[: group.start()] + part + path[group.end() :] for part in group[1].split(","))
         return all(path_exists(one, folder) for one in each)
-    return any(any(base.glob(path)) if "*" in path else (base / path).exists() for base in (ROOT, folder))
+    return any(
+        any(base.glob(path)) if "*" in path else (base / path).exists() for base in (ROOT, folder)
+    )
 
 
 def broken_links(text: str, file: Path) -> list[str]:
@@ -59,9 +73,13 @@ def broken_links(text: str, file: Path) -> list[str]:
     def leads(target: str) -> bool:
         path, _, anchor = target.partition("#")
         page = (file.parent / path).resolve()
-        return (not path or page.exists()) and (not anchor or anchor in anchors(page.read_text() if path else text))
+        return (not path or page.exists()) and (
+            not anchor or anchor in anchors(page.read_text() if path else text)
+        )
 
-    return [each for each in LINK.findall(FENCED.sub("", text)) if "://" not in each and not leads(each)]
+    return [
+        each for each in LINK.findall(FENCED.sub("", text)) if "://" not in each and not leads(each)
+    ]
 
 
 def anchors(page: str) -> set[str]:
@@ -98,9 +116,14 @@ def commands() -> list[tuple[str, str]]:
     """(page, command line of compare_q) of every code block."""
     found = []
     for page in pages():
-        for block in re.findall(r"^(?:    |```\w*\n)(.*?)(?=^```|\n\n|\Z)", page.read_text("utf-8"), re.M | re.S):
+        for block in re.findall(
+            r"^(?:    |```\w*\n)(.*?)(?=^```|\n\n|\Z)", page.read_text("utf-8"), re.M | re.S
+        ):
             lines = re.sub(r"\\\n\s*", " ", block)
-            found += [(page.name, each) for each in re.findall(r"^ *\$? *compare-q +(.+)$", lines, re.MULTILINE)]
+            found += [
+                (page.name, each)
+                for each in re.findall(r"^ *\$? *compare-q +(.+)$", lines, re.MULTILINE)
+            ]
     return found
 
 
@@ -118,16 +141,22 @@ def test_make_targets_of_the_pages_exist() -> None:
     assert {"demo", "install", "test"} <= named <= targets
 
 
-@pytest.mark.parametrize(("spec", "heading"), [(DataSpec, "## Data spec"), (SweptSpec, "## Model spec")])
+@pytest.mark.parametrize(
+    ("spec", "heading"), [(DataSpec, "## Data spec"), (SweptSpec, "## Model spec")]
+)
 def test_page_of_the_specs_has_every_key(spec: type, heading: str) -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
     section = page[page.index(heading) :].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
-    assert sorted(key for cell in cells for key in re.findall(r"`(\w+)`", cell)) == sorted(spec.model_fields)
+    assert sorted(key for cell in cells for key in re.findall(r"`(\w+)`", cell)) == sorted(
+        spec.model_fields
+    )
 
 
 def test_page_of_the_specs_has_every_flag() -> None:
     cells = re.findall(r"^\| (`-[^|]*) \|", (DOCS / "specs.md").read_text("utf-8"), re.MULTILINE)
     documented = [each for each in flags.COMMANDS if each != "trace"]
-    known = {flag for command in documented for flag in flags.parser(command)._option_string_actions}
+    known = {
+        flag for command in documented for flag in flags.parser(command)._option_string_actions
+    }
     assert {flag for cell in cells for flag in re.findall(r"`(-[\w-]+)`", cell)} == known

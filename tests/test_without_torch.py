@@ -19,7 +19,13 @@ from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
     f"compare_q.backends.{name}"
-    for name in ("hf.layers", "scoring.triton_kernels", "vllm.extension", "vllm.logits", "vllm.scorer")
+    for name in (
+        "hf.layers",
+        "scoring.triton_kernels",
+        "vllm.extension",
+        "vllm.logits",
+        "vllm.scorer",
+    )
 }
 """Modules that import torch at the top of the file."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -42,8 +48,11 @@ def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key not in SET_BY_OTHER_TESTS}
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, words)],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_only_what_engines_import_needs_torch() -> None:
@@ -56,7 +65,9 @@ def test_only_what_engines_import_needs_torch() -> None:
 def test_a_server_is_measured_without_torch(write_specs: Specs, tmp_path: Path) -> None:
     with Stub() as stub:
         threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
-        data, models = write_specs([{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}])
+        data, models = write_specs(
+            [{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}]
+        )
         out = tmp_path / "out.csv"
         done = run(MAIN, "-d", data, "-m", models, "--csv", out)
         stub.shutdown()

@@ -1,8 +1,8 @@
 """Read rows of a quantized matrix as float32 numbers, from its files alone, without an engine.
 
-``backends/hf/verify.py`` compares a loaded model with these numbers.  A format that this module does not know raises
-``UnreadError``: for example GPTQ, AWQ, EXL3, bitsandbytes, torchao and ModelOpt's AWQ.  No engine of compare_q converts
-these formats to plain floats while it loads them.
+``backends/hf/verify.py`` compares a loaded model with these numbers.  A format that this module
+does not know raises ``UnreadError``: for example GPTQ, AWQ, EXL3, bitsandbytes, torchao and
+ModelOpt's AWQ.  No engine of compare_q converts these formats to plain floats while it loads them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .safetensors_files import Tensor
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The number that each code of four bits has in FP4."""
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
-"""Names of scales; codes are multiplied by them.  ``weight_scale_inv``, DeepSeek's name, is not an inverse."""
+"""Names of scales; codes are multiplied by them.  ``weight_scale_inv``, DeepSeek's name, is not an
+inverse."""
 GLOBAL = "weight_global_scale"
 """compressed-tensors' scale of a whole NVFP4 matrix; the other scales are divided by it."""
 GLOBAL_FACTOR = "weight_scale_2"
@@ -66,12 +67,17 @@ def row_count(parts: Parts) -> int:
 
 
 def rows_of(
-    parts: Parts, config: CheckpointConfig, bits: int | None, rows: NDArray[np.intp], expert: int | None = None
+    parts: Parts,
+    config: CheckpointConfig,
+    bits: int | None,
+    rows: NDArray[np.intp],
+    expert: int | None = None,
 ) -> Floats:
-    """Return rows of a module's matrix as float32 [rows, columns]; UnreadError if its format is not read.
+    """Return rows of a module's matrix as float32 [rows, columns]; UnreadError if its format is not
+    read.
 
-    ``bits``: the bits of packed integers that the config declares; None if unknown.
-    ``expert``: the index of the expert if the module is a stack.
+    ``bits``: the bits of packed integers that the config declares; None if unknown.  ``expert``:
+    the index of the expert if the module is a stack.
     """
     if "pre_quant_scale" in parts:
         raise UnreadError("its inputs are scaled")
@@ -89,7 +95,9 @@ def rows_of(
 
 
 def of_expert(tensor: Tensor, expert: int) -> Tensor:
-    """Return one expert's part of a stacked tensor; a tensor that all experts share is returned whole."""
+    """Return one expert's part of a stacked tensor; a tensor that all experts share is returned
+    whole.
+    """
     count = tensor.shape[0] if tensor.shape else 1
     if len(tensor.shape) < 2 and count <= 1:
         return tensor
@@ -98,7 +106,9 @@ def of_expert(tensor: Tensor, expert: int) -> Tensor:
 
 
 def is_fp4(parts: Parts) -> bool:
-    """True if each byte holds two numbers of FP4: then every 16 or 32 numbers have a scale of 8 bits."""
+    """True if each byte holds two numbers of FP4: then every 16 or 32 numbers have a scale of 8
+    bits.
+    """
     scale = scale_of(parts)
     if "weight_packed" in parts:
         return parts["weight_packed"].dtype == "U8" and scale is not None
@@ -115,7 +125,9 @@ def scale_of(parts: Parts) -> Tensor | None:
 
 
 def packed_integers(parts: Parts, bits: int | None, rows: NDArray[np.intp]) -> Floats:
-    """Return rows of compressed-tensors' integers: 32 // bits per word of 32 bits, stored plus half their range."""
+    """Return rows of compressed-tensors' integers: 32 // bits per word of 32 bits, stored plus half
+    their range.
+    """
     packed, scale = parts["weight_packed"], parts["weight_scale"]
     *_, count, columns = (int(size) for size in stored(parts["weight_shape"]).reshape(-1))
     if bits is None or not 0 < bits <= 8 or -(-columns // (32 // bits)) != packed.shape[-1]:
@@ -135,14 +147,18 @@ def packed_integers(parts: Parts, bits: int | None, rows: NDArray[np.intp]) -> F
 
 
 def zero_points(zeros: Tensor, bits: int, count: int, groups: tuple[int, int]) -> Floats:
-    """Return the zero points [rows, groups] of packed integers; words of 32 bits hold them along the rows."""
+    """Return the zero points [rows, groups] of packed integers; words of 32 bits hold them along
+    the rows.
+    """
     if zeros.dtype != "I32":
         return np.broadcast_to(numbers(zeros).reshape(groups), (count, groups[1]))
     return unpacked(stored(zeros).T, bits)[:, :count].T.astype(np.float32)
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return the integers of words [n, words] as [n, words * (32 // bits)], the lowest bits of a word first."""
+    """Return the integers of words [n, words] as [n, words * (32 // bits)], the lowest bits of a
+    word first.
+    """
     shifts = bits * np.arange(32 // bits)
     values = (np.asarray(words, np.int64)[:, :, None] >> shifts) & ((1 << bits) - 1)
     return values.reshape(len(words), -1) - (1 << (bits - 1))
@@ -179,7 +195,9 @@ def eight_bits(parts: Parts, config: CheckpointConfig, rows: NDArray[np.intp]) -
     return np.asarray(codes * scales_of_rows(scale, shape, rows, config), np.float32)
 
 
-def scales_of_rows(scale: Tensor, shape: tuple[int, int], rows: NDArray[np.intp], config: CheckpointConfig) -> Floats:
+def scales_of_rows(
+    scale: Tensor, shape: tuple[int, int], rows: NDArray[np.intp], config: CheckpointConfig
+) -> Floats:
     """Return the scales (or zero points) of some rows [rows, columns] of a matrix with this shape."""
     grid = scale_grid(scale, shape[0])
     block = config.block or (0, 0)

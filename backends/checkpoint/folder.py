@@ -1,20 +1,24 @@
-"""A model as a Hugging Face folder of safetensors, as most engines load: config, headers, bits per weight.
+"""A model as a Hugging Face folder of safetensors, as most engines load: config, headers, bits per
+weight.
 
-Only ``HuggingFaceFolder.fetch``, ``cached`` and ``would_fetch`` use the hub.  No engine and no torch is imported.
+Only ``HuggingFaceFolder.fetch``, ``cached`` and ``would_fetch`` use the hub.  No engine and no
+torch is imported.
 
-Bits per weight are read from the checkpoint's headers, by one convention for every engine (in an engine's memory, a
-decompressed layer would have 16 bits, and a layer packed in int32 would have 32):
+Bits per weight are read from the checkpoint's headers, by one convention for every engine (in an
+engine's memory, a decompressed layer would have 16 bits, and a layer packed in int32 would have
+32):
 
-- layer bpw: the stored bits of all weight matrices outside embedding and head, including everything that decoding
-  needs (scales, zero points, group indices, permutations, codebooks, global scales), divided by the number of weights.
-  Padding that a format adds counts as bits, but not as weights.
-- Experts count.  Router gates, norms, biases, scales of activations and KV caches, and descriptions do not.  Neither do
-  parts outside the text model (other modalities and their projectors), a classifier's head, and multi-token-prediction
-  modules (``mtp*``, and layers beyond the config's ``num_hidden_layers``): these do not run in scoring.
+- layer bpw: the stored bits of all weight matrices outside embedding and head, including everything
+  that decoding needs (scales, zero points, group indices, permutations, codebooks, global scales),
+  divided by the number of weights.  Padding that a format adds counts as bits, but not as weights.
+- Experts count.  Router gates, norms, biases, scales of activations and KV caches, and descriptions
+  do not.  Neither do parts outside the text model (other modalities and their projectors), a
+  classifier's head, and multi-token-prediction modules (``mtp*``, and layers beyond the config's
+  ``num_hidden_layers``): these do not run in scoring.
 - head bpw: the same for the head; a tied head has the embedding's.
 - VRAM: layer and head bits.
-- If a tensor has an unknown format, or a matrix outside all layers has the vocabulary's size but not the name of a head
-  or an embedding, the size is n/a and the note names the tensor.
+- If a tensor has an unknown format, or a matrix outside all layers has the vocabulary's size but
+  not the name of a head or an embedding, the size is n/a and the note names the tensor.
 """
 
 from __future__ import annotations
@@ -86,7 +90,9 @@ class Checkpoint:
     @cached_property
     def quantized(self) -> dict[str, Parts]:
         """The modules whose weights are stored in less than 16 bits."""
-        return {module: parts for module, parts in self.matrices.items() if formats.is_quantized(parts)}
+        return {
+            module: parts for module, parts in self.matrices.items() if formats.is_quantized(parts)
+        }
 
     @property
     def is_tied(self) -> bool:
@@ -102,11 +108,17 @@ class Checkpoint:
         """The format of a module with a main part: "int4 g128", or "unknown (why)"."""
         parts = self.modules[module]
         main = main_part(parts) or ""
-        return formats.layout_of(parts, self.config).words or f"unknown (format {main} of dtype {parts[main].dtype})"
+        return (
+            formats.layout_of(parts, self.config).words
+            or f"unknown (format {main} of dtype {parts[main].dtype})"
+        )
 
     def placed(self) -> list[Placed]:
         """The stored tensors, and where their bytes are."""
-        return [Placed(name, each.file, each.start, each.nbytes, each.shape) for name, each in self.tensors.items()]
+        return [
+            Placed(name, each.file, each.start, each.nbytes, each.shape)
+            for name, each in self.tensors.items()
+        ]
 
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""
@@ -129,11 +141,16 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
             by_role[checkpoint.role(name)][name] = parts
     if name := unexplained(by_role, config):
         return Storage(note=f"{name}: {formats.UNEXPLAINED}")
-    sizes = {name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()}
+    sizes = {
+        name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()
+    }
     for name in outside_text_model(sizes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name, None)
     try:
-        layer, head = total(by_role["layer"], config, "layer"), total(by_role["head"], config, "head")
+        layer, head = (
+            total(by_role["layer"], config, "layer"),
+            total(by_role["head"], config, "head"),
+        )
         head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
     except UnsizedError as error:
         return Storage(note=str(error))
@@ -143,7 +160,9 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
 
 
 def is_beside_a_whole_layer(module: str, checkpoint: Checkpoint) -> bool:
-    """True for left-over numbers of a quantizer whose layer is stored in a known format without them."""
+    """True for left-over numbers of a quantizer whose layer is stored in a known format without
+    them.
+    """
     layer = checkpoint.modules.get(module.rpartition(".")[0], {})
     if not is_left_by_quantizer(module) or main_part(layer) is None:
         return False
@@ -151,7 +170,9 @@ def is_beside_a_whole_layer(module: str, checkpoint: Checkpoint) -> bool:
 
 
 def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int]:
-    """(bits, weights) of all ``modules``, which have one role; UnsizedError for the first of unknown size."""
+    """(bits, weights) of all ``modules``, which have one role; UnsizedError for the first of
+    unknown size.
+    """
     sizes = [stored_weights(name, parts, role, config) for name, parts in modules.items()]
     return sum(bits for bits, _ in sizes), sum(weights for _, weights in sizes)
 
@@ -166,13 +187,17 @@ def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> st
                 sizes.add(stored_weights(name, parts, role, config)[1])
     for name, parts in by_role["layer"].items():
         with suppress(UnsizedError):
-            if not IN_LAYER.search(name) and stored_weights(name, parts, "head", config)[1] in sizes - {0}:
+            if not IN_LAYER.search(name) and stored_weights(name, parts, "head", config)[
+                1
+            ] in sizes - {0}:
                 return name
     return ""
 
 
 class HuggingFaceFolder(ModelFiles):
-    """A model in a folder, on disk or on the hub.  Engines whose options change the stored model derive a class."""
+    """A model in a folder, on disk or on the hub.  Engines whose options change the stored model
+    derive a class.
+    """
 
     @property
     def other_config(self) -> str:

@@ -1,8 +1,10 @@
-"""Formats of a weight matrix in safetensors: which tensors are its bits, how many weights they encode, its name.
+"""Formats of a weight matrix in safetensors: which tensors are its bits, how many weights they
+encode, its name.
 
-``FORMATS`` is the one table of layouts, for bits per weight and the doctor; docs/formats.md lists them.  If a module
-has a tensor that is not in its format's list of bits and not in ``NOT_BITS``, the matrix is unknown, so that no format
-is mistaken for a similar one.  Torch is imported only for numbers of 8 bits.
+``FORMATS`` is the one table of layouts, for bits per weight and the doctor; docs/formats.md lists
+them.  If a module has a tensor that is not in its format's list of bits and not in ``NOT_BITS``,
+the matrix is unknown, so that no format is mistaken for a similar one.  Torch is imported only for
+numbers of 8 bits.
 """
 
 from __future__ import annotations
@@ -37,18 +39,43 @@ EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
 POWERS = {"U8", "F8_E8M0"}
 """Dtypes of the scales of OCP's microscaling formats (powers of two)."""
 NUMBERS = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U8": "u1", "BOOL": "u1", "U32": "<u4", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
-}  # fmt: skip
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "u1",
+    "U32": "<u4",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+}
 """dtype in a header -> numpy's type of the same bytes."""
 TORCH_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
 INPUT_SCALES = {"input_scale", "input_global_scale", "activation_scale"}
 KV_SCALES = {"k_scale", "v_scale", "output_scale"}
 NOT_BITS = {
-    *INPUT_SCALES, *KV_SCALES, "q_scale", "bias", "weight_shape", "weight_format", "input_scale_ub", "input_zero_point",
-    "A_log", "inv_freq", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "ape",
-}  # fmt: skip
-"""Parts of modules that are not stored weights.  The last four are DeepSeek-V4's mixing of residual streams."""
+    *INPUT_SCALES,
+    *KV_SCALES,
+    "q_scale",
+    "bias",
+    "weight_shape",
+    "weight_format",
+    "input_scale_ub",
+    "input_zero_point",
+    "A_log",
+    "inv_freq",
+    "hc_attn_fn",
+    "hc_ffn_fn",
+    "hc_head_fn",
+    "ape",
+}
+"""Parts of modules that are not stored weights.  The last four are DeepSeek-V4's mixing of residual
+streams."""
 
 
 class UnsizedError(Exception):
@@ -56,14 +83,17 @@ class UnsizedError(Exception):
 
 
 class Layout(NamedTuple):
-    """The format of one matrix ("int4 g128", "" if unknown), and its number of weights, or why that is unknown."""
+    """The format of one matrix ("int4 g128", "" if unknown), and its number of weights, or why that
+    is unknown.
+    """
 
     words: str
     weights: int | str
 
 
 Reader = Callable[[Parts, CheckpointConfig, frozenset[int]], Layout]
-"""Reads the layout of a module's parts; the third argument has the sizes that the matrix can have before padding."""
+"""Reads the layout of a module's parts; the third argument has the sizes that the matrix can have
+before padding."""
 NOT_KNOWN = Layout("", UNKNOWN)
 
 
@@ -71,10 +101,14 @@ NOT_KNOWN = Layout("", UNKNOWN)
 
 
 def stored(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as stored, in its shape, mapped into memory if it is not small; ValueError for an unknown dtype."""
+    """A tensor as stored, in its shape, mapped into memory if it is not small; ValueError for an
+    unknown dtype.
+    """
     if tensor.dtype not in NUMBERS:
         raise ValueError(f"its dtype {tensor.dtype} is not known")
-    if tensor.nbytes <= SMALL:  # a map takes three times as long, and models of many experts have 100,000 of them
+    if (
+        tensor.nbytes <= SMALL
+    ):  # a map takes three times as long, and models of many experts have 100,000 of them
         found = np.fromfile(tensor.file, NUMBERS[tensor.dtype], tensor.numel, offset=tensor.start)
         return found.reshape(tensor.shape)
     return np.memmap(tensor.file, NUMBERS[tensor.dtype], "r", tensor.start, tensor.shape)
@@ -92,7 +126,12 @@ def as_float32(found: Any, dtype: str) -> NDArray[np.float32]:
     elif dtype in TORCH_NAMES:
         import torch  # numpy has no floats of 8 bits
 
-        found = torch.from_numpy(np.array(found)).view(getattr(torch, TORCH_NAMES[dtype])).float().numpy()
+        found = (
+            torch.from_numpy(np.array(found))
+            .view(getattr(torch, TORCH_NAMES[dtype]))
+            .float()
+            .numpy()
+        )
     return np.asarray(found, np.float32)
 
 
@@ -100,7 +139,9 @@ def as_float32(found: Any, dtype: str) -> NDArray[np.float32]:
 
 
 def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
-    """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one scale per row or part of a row."""
+    """(rows, columns) of the scales of a matrix with ``rows`` rows; a vector has one scale per row
+    or part of a row.
+    """
     if len(scale.shape) == 4 and scale.shape[1] == scale.shape[3] == 1:  # ModelOpt's FP8 in blocks
         return scale.shape[0], scale.shape[2]
     if len(scale.shape) > 1:
@@ -109,11 +150,15 @@ def scale_grid(scale: Tensor, rows: int) -> tuple[int, int]:
 
 
 def tile(size: int, count: int, given: int = 0) -> int:
-    """Number of rows or columns that share a scale: ``given`` if it fits, else the smallest that fits."""
+    """Number of rows or columns that share a scale: ``given`` if it fits, else the smallest that
+    fits.
+    """
     return given if given and -(-size // given) == count else -(-size // count)
 
 
-def scaling(grid: tuple[int, int], shape: tuple[int, int], block: tuple[int, int] | None = None) -> str:
+def scaling(
+    grid: tuple[int, int], shape: tuple[int, int], block: tuple[int, int] | None = None
+) -> str:
     """``tensor``, ``channel``, ``g128`` or ``block 128x128``, for a matrix with a grid of scales."""
     if grid[0] == shape[0]:
         return "channel" if grid[1] == 1 else f"g{tile(shape[1], grid[1])}"
@@ -131,10 +176,17 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 
 
 def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """``weight`` has one weight per element, or several of 4 or 6 bits, depending on the module's other parts."""
+    """``weight`` has one weight per element, or several of 4 or 6 bits, depending on the module's
+    other parts.
+    """
     weight = parts["weight"]
-    scale = next((parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts), None)
-    if state := next((part for part in parts if part.startswith("weight.quant_state.")), None):  # bitsandbytes, 4 bits
+    scale = next(
+        (parts[name] for name in ("weight_scale", "weight_scale_inv", "scale") if name in parts),
+        None,
+    )
+    if state := next(
+        (part for part in parts if part.startswith("weight.quant_state.")), None
+    ):  # bitsandbytes, 4 bits
         described = parsed(stored(parts[state]).tobytes(), "quant_state")
         kind = "nf4" if described.get("quant_type") == "nf4" else "fp4"
         is_whole = {"weight.absmax", "weight.quant_map"} <= parts.keys()
@@ -145,10 +197,18 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     is_float = weight.dtype in FLOATS
     if (is_float and "scale" in parts) or not (is_float or weight.dtype.startswith("F8_E")):
         return NOT_KNOWN
-    words = FLOATS.get(weight.dtype) or ("" if scale is None else _eight_bits(weight, scale, config))
-    if config.quant_method == "exl3" and len(weight.shape) == 2 and not any(size % 128 for size in weight.shape):
+    words = FLOATS.get(weight.dtype) or (
+        "" if scale is None else _eight_bits(weight, scale, config)
+    )
+    if (
+        config.quant_method == "exl3"
+        and len(weight.shape) == 2
+        and not any(size % 128 for size in weight.shape)
+    ):
         # exllamav3 also pads 16-bit layers, if their size is in the config.
-        return Layout(words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED)
+        return Layout(
+            words, math.prod(unpadded(size, 128, sizes, size) for size in weight.shape) or PADDED
+        )
     return Layout(words, weight.numel)
 
 
@@ -158,24 +218,32 @@ def _eight_bits(weight: Tensor, scale: Tensor, config: CheckpointConfig) -> str:
     grid = scale_grid(scale, shape[0])
     if weight.dtype != "I8" and scale.dtype in POWERS and grid[1] * 32 == shape[1]:
         return "mxfp8 g32"
-    return f"{EIGHT_BITS[weight.dtype]} {scaling(grid, shape, config.block)}" if weight.dtype in EIGHT_BITS else ""
+    return (
+        f"{EIGHT_BITS[weight.dtype]} {scaling(grid, shape, config.block)}"
+        if weight.dtype in EIGHT_BITS
+        else ""
+    )
 
 
 def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> Layout:
     """``weight`` of integers, whose format follows from dtype and number of its scales.
 
-    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two per 16 bytes, MXFP6
-    per 24.
+    ModelOpt's NVFP4 has FP8 scales.  MXFP4 of Quark (U8) and of DeepSeek-V4 (I8) has a power of two
+    per 16 bytes, MXFP6 per 24.
     """
     weight = parts["weight"]
     if "SCB" in parts:  # bitsandbytes, 8 bits
         return Layout("int8 channel", weight.numel) if weight.dtype == "I8" else NOT_KNOWN
     if scale is None:
         return NOT_KNOWN
-    if weight.dtype == "I32" and scale.shape[-1] == weight.shape[-1] * 8:  # Quark's int4, [in, out / 8]
+    if (
+        weight.dtype == "I32" and scale.shape[-1] == weight.shape[-1] * 8
+    ):  # Quark's int4, [in, out / 8]
         return Layout(grouped("int4", weight.shape[0], scale.shape[0]), weight.numel * 8)
     if weight.dtype == "U8" and scale.dtype == "F8_E4M3":
-        words = f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}" if "weight_scale_2" in parts else ""
+        words = (
+            f"nvfp4 g{2 * weight.shape[-1] // scale.shape[-1]}" if "weight_scale_2" in parts else ""
+        )
         return Layout(words, weight.numel * 2)
     if weight.dtype != "I32" and scale.dtype in POWERS and scale.shape[:-1] == weight.shape[:-1]:
         group, rest = divmod(weight.shape[-1], scale.shape[-1])
@@ -187,19 +255,34 @@ def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> L
 
 
 def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """compressed-tensors and gpt-oss: int32 words and ``weight_shape``, or bytes of two 4-bit weights."""
-    packed, shape, scale = parts["weight_packed"], parts.get("weight_shape"), parts.get("weight_scale")
+    """compressed-tensors and gpt-oss: int32 words and ``weight_shape``, or bytes of two 4-bit
+    weights.
+    """
+    packed, shape, scale = (
+        parts["weight_packed"],
+        parts.get("weight_shape"),
+        parts.get("weight_scale"),
+    )
     if shape is not None:
         if shape.dtype not in ("I32", "I64") or is_long_list(shape):
             return Layout("", DAMAGED)
         lengths = [int(size) for size in stored(shape).reshape(-1)]
         *_, rows, columns = lengths
         # Words per row do not distinguish 7 bits from 8, for example.
-        bits = next((bits for bits in (4, 8, 2, 3, 5, 6) if -(-columns // (32 // bits)) == packed.shape[-1]), 0)
+        bits = next(
+            (
+                bits
+                for bits in (4, 8, 2, 3, 5, 6)
+                if -(-columns // (32 // bits)) == packed.shape[-1]
+            ),
+            0,
+        )
         if not bits or scale is None or packed.dtype != "I32":
             return Layout("", math.prod(lengths))
         name = f"{'uint' if 'weight_zero_point' in parts else 'int'}{bits}"
-        return Layout(f"{name} {scaling(scale_grid(scale, rows), (rows, columns))}", math.prod(lengths))
+        return Layout(
+            f"{name} {scaling(scale_grid(scale, rows), (rows, columns))}", math.prod(lengths)
+        )
     if packed.dtype != "U8":
         return NOT_KNOWN
     if scale is None:
@@ -212,11 +295,14 @@ def _weight_packed(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]
 
 
 def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; the bits follow from the shapes of other parts.
+    """GPTQ [in * bits / 32, out] and AWQ [in, out * bits / 32]; the bits follow from the shapes of
+    other parts.
 
     ``scales`` is [groups, out], ``qzeros`` [groups, out * bits / 32], ``g_idx`` [in].
     """
-    packed, scales, zeros, indices = (parts.get(name) for name in ("qweight", "scales", "qzeros", "g_idx"))
+    packed, scales, zeros, indices = (
+        parts.get(name) for name in ("qweight", "scales", "qzeros", "g_idx")
+    )
     if packed is None or packed.dtype != "I32" or scales is None:
         return NOT_KNOWN
     told = {zeros.shape[-1] * 32 / scales.shape[-1]} if zeros is not None else set()
@@ -232,15 +318,25 @@ def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
 
 def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
     """FP8; int8; or int4, two per byte with scales and float zero points [in / group, out]."""
-    data, zeros, scale = parts["_weight_qdata"], parts.get("_weight_zero_point"), parts.get("_weight_scale")
+    data, zeros, scale = (
+        parts["_weight_qdata"],
+        parts.get("_weight_zero_point"),
+        parts.get("_weight_scale"),
+    )
     if scale is None:
         return NOT_KNOWN
     if zeros is not None and zeros.dtype in FLOATS:
-        fits = scale.shape == zeros.shape and scale.shape[-1] == data.shape[-2] and data.dtype in ("I8", "U8")
+        fits = (
+            scale.shape == zeros.shape
+            and scale.shape[-1] == data.shape[-2]
+            and data.dtype in ("I8", "U8")
+        )
         columns = data.shape[-1] * 2
         known = fits and not columns % scale.shape[-2]
         return Layout(f"int4 g{columns // scale.shape[-2]}", data.numel * 2) if known else NOT_KNOWN
-    whole = data.dtype == "F8_E4M3" or (data.dtype == "I8" and zeros is not None and zeros.dtype == "I8")
+    whole = data.dtype == "F8_E4M3" or (
+        data.dtype == "I8" and zeros is not None and zeros.dtype == "I8"
+    )
     return Layout(_eight_bits(data, scale, config), data.numel) if whole else NOT_KNOWN
 
 
@@ -258,15 +354,19 @@ FORMATS: dict[str, tuple[Reader, str]] = {
     "trellis": (_exl3, "trellis suh svh su sv mcg mul1"),
     "qweight": (_qweight, "qweight qzeros scales g_idx"),
     "weight_packed": (
-        _weight_packed, "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx",
+        _weight_packed,
+        "weight_packed weight_scale weight_zero_point weight_global_scale weight_g_idx",
     ),
-    "_weight_qdata": (_torchao, "_weight_qdata _weight_scale _weight_zero_point _weight_act_pre_scale"),
+    "_weight_qdata": (
+        _torchao,
+        "_weight_qdata _weight_scale _weight_zero_point _weight_act_pre_scale",
+    ),
     "weight": (
         _weight,
         "weight weight_scale weight_scale_2 weight_scale_inv weight_zero_point weight_g_idx pre_quant_scale SCB scale "
         "weight.absmax weight.quant_map weight.nested_absmax weight.nested_quant_map",
     ),
-}  # fmt: skip
+}
 """Name of the part with the weights -> (its reader, names of the parts that are stored bits).
 
 A module has the format of the first name among its parts that is a matrix."""
@@ -294,17 +394,21 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
 
 
 def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int]:
-    """(bits, weights) of the module ``name``, both 0 if it has no matrix; UnsizedError if they are unknown.
+    """(bits, weights) of the module ``name``, both 0 if it has no matrix; UnsizedError if they are
+    unknown.
 
     ``role``: "layer", "head" or "embedding".
     """
     main = main_part(parts)
     bits = set(FORMATS[main][1].split()) if main else set()
     strange = sorted(
-        part for part, tensor in parts.items()
-        if part not in bits | NOT_BITS and not part.endswith("_bias") and not part.startswith("weight.quant_state.")
+        part
+        for part, tensor in parts.items()
+        if part not in bits | NOT_BITS
+        and not part.endswith("_bias")
+        and not part.startswith("weight.quant_state.")
         and (tensor.numel if main else len(tensor.shape) > 1 or is_long_list(tensor))
-    )  # fmt: skip
+    )
     if strange:
         raise UnsizedError(f"{name}.{strange[0]}: {UNKNOWN}")
     if main is None:

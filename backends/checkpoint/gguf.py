@@ -2,9 +2,9 @@
 
 A model on the hub is named ``owner/repository/file.gguf``.
 
-Bits per weight follow the convention of ``backends/checkpoint/folder.py``.  This file has its own reader of headers:
-``gguf.GGUFReader`` makes an array of every string, and takes 2.2 s instead of 0.06 s for 49,152 tokens and their
-merges.
+Bits per weight follow the convention of ``backends/checkpoint/folder.py``.  This file has its own
+reader of headers: ``gguf.GGUFReader`` makes an array of every string, and takes 2.2 s instead of
+0.06 s for 49,152 tokens and their merges.
 """
 
 from __future__ import annotations
@@ -32,7 +32,19 @@ from .checkpoint_config import scaling_json, step_numbers
 from .formats import UNEXPLAINED
 from .safetensors_files import sampled
 
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING, ARRAY = 8, 9
 TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
@@ -41,19 +53,47 @@ BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 NORMAL, BYTE = 1, 6
-"""Token types with the strings of the HF vocabulary; converters change the spaces of user-defined ones."""
+"""Token types with the strings of the HF vocabulary; converters change the spaces of user-defined
+ones."""
 AS_IN_HF = {"gpt2", "llama"}
-"""Tokenizers with the token strings of the HF vocabulary (byte-level BPE, SentencePiece; not WordPiece)."""
+"""Tokenizers with the token strings of the HF vocabulary (byte-level BPE, SentencePiece; not
+WordPiece)."""
 TYPES = {
-    0: ("f32", 1, 4), 1: ("f16", 1, 2), 2: ("q4_0", 32, 18), 3: ("q4_1", 32, 20), 6: ("q5_0", 32, 22),
-    7: ("q5_1", 32, 24), 8: ("q8_0", 32, 34), 9: ("q8_1", 32, 40), 10: ("q2_K", 256, 84), 11: ("q3_K", 256, 110),
-    12: ("q4_K", 256, 144), 13: ("q5_K", 256, 176), 14: ("q6_K", 256, 210), 15: ("q8_K", 256, 292),
-    16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74), 18: ("iq3_xxs", 256, 98), 19: ("iq1_s", 256, 50),
-    20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110), 22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136), 24: ("i8", 1, 1),
-    25: ("i16", 1, 2), 26: ("i32", 1, 4), 27: ("i64", 1, 8), 28: ("f64", 1, 8), 29: ("iq1_m", 256, 56),
-    30: ("bf16", 1, 2), 34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36),
+    0: ("f32", 1, 4),
+    1: ("f16", 1, 2),
+    2: ("q4_0", 32, 18),
+    3: ("q4_1", 32, 20),
+    6: ("q5_0", 32, 22),
+    7: ("q5_1", 32, 24),
+    8: ("q8_0", 32, 34),
+    9: ("q8_1", 32, 40),
+    10: ("q2_K", 256, 84),
+    11: ("q3_K", 256, 110),
+    12: ("q4_K", 256, 144),
+    13: ("q5_K", 256, 176),
+    14: ("q6_K", 256, 210),
+    15: ("q8_K", 256, 292),
+    16: ("iq2_xxs", 256, 66),
+    17: ("iq2_xs", 256, 74),
+    18: ("iq3_xxs", 256, 98),
+    19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18),
+    21: ("iq3_s", 256, 110),
+    22: ("iq2_s", 256, 82),
+    23: ("iq4_xs", 256, 136),
+    24: ("i8", 1, 1),
+    25: ("i16", 1, 2),
+    26: ("i32", 1, 4),
+    27: ("i64", 1, 8),
+    28: ("f64", 1, 8),
+    29: ("iq1_m", 256, 56),
+    30: ("bf16", 1, 2),
+    34: ("tq1_0", 256, 54),
+    35: ("tq2_0", 256, 66),
+    39: ("mxfp4", 32, 17),
+    40: ("nvfp4", 64, 36),
     41: ("q1_0", 128, 18),
-}  # fmt: skip
+}
 """ggml's number of a type -> its name, and the elements and bytes of a block."""
 LONG_FACTORS, ORIGINAL = "rope_factors_long", "{}.rope.scaling.original_context_length"
 T = TypeVar("T")
@@ -80,27 +120,43 @@ class GgufTensor(NamedTuple):
 class GgufHeader(NamedTuple):
     """The header of one file."""
 
-    fields: dict[str, Any]  # by name; the tokens are kept as bytes, other arrays of strings are None
+    fields: dict[
+        str, Any
+    ]  # by name; the tokens are kept as bytes, other arrays of strings are None
     tensors: tuple[GgufTensor, ...]
     digest: str  # SHA-256 of its bytes
 
 
 @cache
 def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
-    """The header of ``file``; InputError if it is damaged.  It is read again if size or time change."""
+    """The header of ``file``; InputError if it is damaged.  It is read again if size or time
+    change.
+    """
     try:
-        with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open_regular(file) as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             return _Reader(data).header()
     except struct.error:
-        raise InputError(f"{printable(file)}: not a readable GGUF file: it ends too early; download it again") from None
+        raise InputError(
+            f"{printable(file)}: not a readable GGUF file: it ends too early; download it again"
+        ) from None
     except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise InputError(f"{printable(file)}: not a readable GGUF file: {one_line(error)}") from None
+        raise InputError(
+            f"{printable(file)}: not a readable GGUF file: {one_line(error)}"
+        ) from None
 
 
 def merges_in(file: Path) -> list[str]:
-    """The merges of a file's tokenizer, which ``read_header`` skips; empty if the file has no merges; InputError."""
+    """The merges of a file's tokenizer, which ``read_header`` skips; empty if the file has no
+    merges; InputError.
+    """
     header_of(file)  # InputError for a damaged file
-    with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        open_regular(file) as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         found = _Reader(data, (MERGES,)).header().fields.get(MERGES)
     return [merge.decode(errors="replace") for merge in found] if isinstance(found, list) else []
 
@@ -112,12 +168,17 @@ def header_of(file: Path) -> GgufHeader:
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """Return a field of a header; None if it is missing, has another type, or is a float beyond 10 ** 9 or NaN.
+    """Return a field of a header; None if it is missing, has another type, or is a float beyond 10
+    ** 9 or NaN.
 
     ``{}`` in ``name`` is replaced by the architecture.
     """
     value = fields.get(name.format(fields.get("general.architecture", "")))
-    return value if type(value) is kind and not (isinstance(value, float) and not abs(value) < 1e9) else None
+    return (
+        value
+        if type(value) is kind and not (isinstance(value, float) and not abs(value) < 1e9)
+        else None
+    )
 
 
 class _Reader:
@@ -151,10 +212,16 @@ class _Reader:
             if start + offset + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
         digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(fields, tuple(tensor._replace(start=start + offset) for tensor, offset in placed), digest)
+        return GgufHeader(
+            fields,
+            tuple(tensor._replace(start=start + offset) for tensor, offset in placed),
+            digest,
+        )
 
     def passed(self, size: int) -> int:
-        """Return the start of the next ``size`` bytes, and count them as read; ValueError if the header is too long."""
+        """Return the start of the next ``size`` bytes, and count them as read; ValueError if the
+        header is too long.
+        """
         self.at += size
         if self.at > LARGEST:
             raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
@@ -189,7 +256,9 @@ class _Reader:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model: ``fields`` of the first shard, ``tensors`` of all shards in order, a hex ``digest`` of all headers."""
+    """A model: ``fields`` of the first shard, ``tensors`` of all shards in order, a hex ``digest``
+    of all headers.
+    """
 
     files: tuple[Path, ...]
     fields: dict[str, Any]
@@ -199,7 +268,9 @@ class GgufModel:
     @property
     def head(self) -> str:
         """The role of the tensors that make the logits: "head", or "embedding" if it is tied."""
-        return "head" if any(self.role(tensor) == "head" for tensor in self.tensors) else "embedding"
+        return (
+            "head" if any(self.role(tensor) == "head" for tensor in self.tensors) else "embedding"
+        )
 
     def role(self, tensor: GgufTensor) -> str:
         """The role of a tensor: "layer", "head", "embedding", or "" if its bits do not count.
@@ -207,10 +278,16 @@ class GgufModel:
         Multi-token-prediction modules are the last of the blocks, and do not count.
         """
         number, blocks = BLOCK.match(tensor.name), self.field("{}.block_count", int)
-        drafts = number and blocks and int(number[1]) >= blocks - (self.field("{}.nextn_predict_layers", int) or 0)
+        drafts = (
+            number
+            and blocks
+            and int(number[1]) >= blocks - (self.field("{}.nextn_predict_layers", int) or 0)
+        )
         path, _, part = tensor.name.rpartition(".")
         last = path.rpartition(".")[2]
-        outside = last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
+        outside = (
+            last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
+        )
         is_matrix = part == "scale" or (part == "weight" and len(tensor.shape) > 1)
         if drafts or outside or not is_matrix:
             return ""
@@ -226,7 +303,9 @@ class GgufModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """Vocabulary and context; with two sets of rope factors, llama.cpp uses the long set for long contexts."""
+        """Vocabulary and context; with two sets of rope factors, llama.cpp uses the long set for
+        long contexts.
+        """
         tokens, context = self.field(TOKENS, list), self.field("{}.context_length", int)
         original, factor = self.field(ORIGINAL, int), self.field("{}.rope.scaling.factor", float)
         if context and factor and original and self.field("{}.rope.scaling.type", str) == "yarn":
@@ -245,14 +324,20 @@ class GgufModel:
         if name is None or name == "none":
             return {}
         stated = self.field("{}.context_length", int) if name == "yarn" else None
-        return scaling_json(name, self.field("{}.rope.scaling.factor", float), original or stated, context)
+        return scaling_json(
+            name, self.field("{}.rope.scaling.factor", float), original or stated, context
+        )
 
     def vocabulary(self) -> dict[int, str]:
-        """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF vocabulary."""
+        """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF
+        vocabulary.
+        """
         tokens, types = self.field(TOKENS, list) or [], self.field(TOKEN_TYPES, tuple) or ()
         if len(tokens) != len(types) or self.field("tokenizer.ggml.model", str) not in AS_IN_HF:
             return {}
-        ordinary = (number for number, token_type in enumerate(types) if token_type in (NORMAL, BYTE))
+        ordinary = (
+            number for number, token_type in enumerate(types) if token_type in (NORMAL, BYTE)
+        )
         return {number: tokens[number].decode(errors="replace") for number in ordinary}
 
     def merges(self) -> list[str]:
@@ -263,7 +348,11 @@ class GgufModel:
         """Stored size by the convention above; None with a note if a tensor's type is unknown."""
         bits = {"layer": 0, "head": 0, "embedding": 0}
         numel = dict(bits)
-        ends = {each.numel for each in self.tensors if self.role(each) in ("head", "embedding") and len(each.shape) > 1}
+        ends = {
+            each.numel
+            for each in self.tensors
+            if self.role(each) in ("head", "embedding") and len(each.shape) > 1
+        }
         for tensor in self.tensors:
             if not (role := self.role(tensor)):
                 continue
@@ -276,24 +365,36 @@ class GgufModel:
         if not numel["layer"] or not numel[self.head]:
             return Storage(note=f"{self.files[0]}: no weight matrices found in its header")
         head = bits[self.head]
-        return Storage(bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head)
+        return Storage(
+            bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head
+        )
 
     def serving(self) -> ServingFacts:
-        """Sizes by ``CheckpointConfig.serving``; ggml computes in float32, and llama.cpp logs the size of its cache."""
-        dense = self.field("{}.feed_forward_length", int) or max(self.field("{}.feed_forward_length", tuple) or (0,))
+        """Sizes by ``CheckpointConfig.serving``; ggml computes in float32, and llama.cpp logs the
+        size of its cache.
+        """
+        dense = self.field("{}.feed_forward_length", int) or max(
+            self.field("{}.feed_forward_length", tuple) or (0,)
+        )
         expert = self.field("{}.expert_feed_forward_length", int) or dense
         shared = self.field("{}.expert_shared_feed_forward_length", int) or 0
-        hidden, chosen = self.field("{}.embedding_length", int), self.field("{}.expert_used_count", int)
+        hidden, chosen = (
+            self.field("{}.embedding_length", int),
+            self.field("{}.expert_used_count", int),
+        )
         numbers = step_numbers(hidden, dense, chosen, expert, shared)
         slides = bool(self.field("{}.attention.sliding_window", int))
-        return ServingFacts(self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4)
+        return ServingFacts(
+            self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4
+        )
 
     def placed(self) -> list[Placed]:
         """The tensors, and where their bytes are."""
         return [
             Placed(tensor.name, file, tensor.start, tensor.nbytes or 0, tensor.shape[::-1])
-            for file in self.files for tensor in header_of(file).tensors
-        ]  # fmt: skip
+            for file in self.files
+            for tensor in header_of(file).tensors
+        ]
 
     def stamp(self, *, times: bool = True) -> str:
         """Hex digest of headers, names, sizes, times and a sample of the weights.
@@ -309,7 +410,9 @@ class GgufModel:
 
 
 def shard_names(name: str) -> list[str]:
-    """The names of all shards of a model in order, by the ``name`` of one; only ``name`` if it is not split."""
+    """The names of all shards of a model in order, by the ``name`` of one; only ``name`` if it is
+    not split.
+    """
     match = SHARD.fullmatch(name)
     shards = range(1, int(match[3]) + 1) if match else ()
     return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in shards if match] or [name]
@@ -329,22 +432,42 @@ def read_model(path: Path) -> GgufModel:
     """
     if path.is_dir():
         # The projector of a multimodal model is a separate file, but not a model.
-        names = {shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name}
+        names = {
+            shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name
+        }
         if len(names) != 1:
-            found = f"{len(names)} GGUF models ({', '.join(sorted(names)[:5])}); name one" if names else "no .gguf file"
+            found = (
+                f"{len(names)} GGUF models ({', '.join(sorted(names)[:5])}); name one"
+                if names
+                else "no .gguf file"
+            )
             raise InputError(f"model_dir: {path}: holds {found}")
         path = path / names.pop()
     files = tuple(path.with_name(name) for name in shard_names(path.name))
     for file in files:
         if not is_file(file):
-            where = f"; shard of {path.name}, put all {len(files)} into one folder" if len(files) > 1 else ""
+            where = (
+                f"; shard of {path.name}, put all {len(files)} into one folder"
+                if len(files) > 1
+                else ""
+            )
             raise InputError(f"model_dir: {printable(file)}: no such file{where}")
     headers = list(map(header_of, files))
-    fields, numbers = headers[0].fields, [field(header.fields, "split.no", int) or 0 for header in headers]
-    if (count := field(fields, "split.count", int) or 0) not in ({0, 1} if len(files) == 1 else {len(files)}):
-        raise InputError(f"{files[0]}: one of {count} shards; keep the names that it was split under")
+    fields, numbers = (
+        headers[0].fields,
+        [field(header.fields, "split.no", int) or 0 for header in headers],
+    )
+    if (count := field(fields, "split.count", int) or 0) not in (
+        {0, 1} if len(files) == 1 else {len(files)}
+    ):
+        raise InputError(
+            f"{files[0]}: one of {count} shards; keep the names that it was split under"
+        )
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
-    if numbers != list(range(len(files))) or field(fields, "split.tensors.count", int) not in (None, len(tensors)):
+    if numbers != list(range(len(files))) or field(fields, "split.tensors.count", int) not in (
+        None,
+        len(tensors),
+    ):
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
     digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()
     return GgufModel(files, fields, tensors, digest)

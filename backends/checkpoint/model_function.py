@@ -1,15 +1,17 @@
-"""Compare two models' computations, apart from weights: rope, norms, attention, experts, activation, tied head.
+"""Compare two models' computations, apart from weights: rope, norms, attention, experts,
+activation, tied head.
 
-A quantization changes none of these.  If a quantized copy computes differently from its reference, the KL divergence
-includes this difference, and is not only the loss of the quantization.  The values come from config.json or from the
-header of a GGUF file.
+A quantization changes none of these.  If a quantized copy computes differently from its reference,
+the KL divergence includes this difference, and is not only the loss of the quantization.  The
+values come from config.json or from the header of a GGUF file.
 
-Two configs may describe the same model in different ways: one omits keys that have their default value, or uses the
-names of an older Transformers.  The values that the files state are compared first.  Only if these differ, the caller
-gets the other values from Transformers' defaults (``filled``), which requires a process that imports Transformers.
+Two configs may describe the same model in different ways: one omits keys that have their default
+value, or uses the names of an older Transformers.  The values that the files state are compared
+first.  Only if these differ, the caller gets the other values from Transformers' defaults
+(``filled``), which requires a process that imports Transformers.
 
-A key of a GGUF header is compared only if llama.cpp's converters write the config's value there unchanged.  Sizes are
-not compared: users compare models of different sizes on purpose.
+A key of a GGUF header is compared only if llama.cpp's converters write the config's value there
+unchanged.  Sizes are not compared: users compare models of different sizes on purpose.
 """
 
 from __future__ import annotations
@@ -37,38 +39,105 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
     "sliding_window": ("sliding_window", "sliding_window_size", "attention_window_size"),
     "num_experts_per_tok": (
-        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_k",
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "top_k_experts",
+        "moe_topk",
+        "moe_k",
     ),
     "norm_topk_prob": ("norm_topk_prob", "moe_renormalize"),
     "routed_scaling_factor": (
-        "routed_scaling_factor", "route_scale", "moe_router_scaling_factor", "router_scaling_factor",
+        "routed_scaling_factor",
+        "route_scale",
+        "moe_router_scaling_factor",
+        "router_scaling_factor",
         "moe_routed_scaling_factor",
     ),
-    "final_logit_softcapping": ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
-}  # fmt: skip
+    "final_logit_softcapping": (
+        "final_logit_softcapping",
+        "logits_soft_cap",
+        "output_logit_soft_cap",
+    ),
+}
 """Name of a value -> the config keys that may have it; the first key that is not null counts."""
 PLAIN = (
     # attention
-    "num_key_value_heads", "head_dim", "layer_types", "attention_chunk_size", "attn_logit_softcapping",
-    "query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
-    "attn_scale", "attn_temperature_tuning", "floor_scale", "use_qk_norm", "qk_layernorm", "clip_qkv", "alibi",
-    "multi_query", "attention_k_eq_v", "num_kv_shared_layers", "index_topk",
-    "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim",
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+    "num_key_value_heads",
+    "head_dim",
+    "layer_types",
+    "attention_chunk_size",
+    "attn_logit_softcapping",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "attn_scale",
+    "attn_temperature_tuning",
+    "floor_scale",
+    "use_qk_norm",
+    "qk_layernorm",
+    "clip_qkv",
+    "alibi",
+    "multi_query",
+    "attention_k_eq_v",
+    "num_kv_shared_layers",
+    "index_topk",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
     # positions
-    "no_rope_layers", "no_rope_layer_interval", "rope_interleave", "rotary_dim",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "rope_interleave",
+    "rotary_dim",
     # residuals and multipliers
-    "use_parallel_residual", "parallel_attn", "residual_multiplier", "embedding_multiplier", "scale_emb",
-    "scale_depth", "dim_model_base", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",
-    "attention_out_multiplier", "mlp_multipliers", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
-    "logit_scale", "logits_scaling",
+    "use_parallel_residual",
+    "parallel_attn",
+    "residual_multiplier",
+    "embedding_multiplier",
+    "scale_emb",
+    "scale_depth",
+    "dim_model_base",
+    "lm_head_multiplier",
+    "key_multiplier",
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "mlp_multipliers",
+    "ssm_multipliers",
+    "ssm_in_multiplier",
+    "ssm_out_multiplier",
+    "logit_scale",
+    "logits_scaling",
     # experts
-    "n_group", "topk_group", "topk_method", "scoring_func", "first_k_dense_replace", "moe_layer_freq",
-    "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types", "interleave_moe_layer_step",
-    "moe_router_logit_softcapping", "swiglu_limit", "swiglu_alpha",
-)  # fmt: skip
+    "n_group",
+    "topk_group",
+    "topk_method",
+    "scoring_func",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "mlp_layer_types",
+    "interleave_moe_layer_step",
+    "moe_router_logit_softcapping",
+    "swiglu_limit",
+    "swiglu_alpha",
+)
 """Keys of values that have one name in all configs."""
-HINTS = ("model_type", "use_sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
+HINTS = (
+    "model_type",
+    "use_sliding_window",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "max_window_layers",
+)
 """Keys that determine other values if the config does not state those."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len")
 SIZES: Mapping[str, tuple[str, ...]] = {
@@ -79,19 +148,30 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 ROPE_BASES = ("rope_theta", "rotary_emb_base", "rope_base")
 PARTIAL = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 SAME_ACTIVATION = {
-    "swish": "silu", "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_tanh": "gelu_pytorch_tanh"
-}  # fmt: skip
+    "swish": "silu",
+    "gelu_new": "gelu_pytorch_tanh",
+    "gelu_fast": "gelu_pytorch_tanh",
+    "gelu_tanh": "gelu_pytorch_tanh",
+}
 ROPE_DEFAULTS: Mapping[str, Any] = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 """YaRN's default values, for keys that a config does not state."""
 NOT_SCALING = {
-    "rope_type", "type", "rope_theta", *PARTIAL, "mrope_section", "mrope_interleaved", "interleaved", "finetuned"
-}  # fmt: skip
+    "rope_type",
+    "type",
+    "rope_theta",
+    *PARTIAL,
+    "mrope_section",
+    "mrope_interleaved",
+    "interleaved",
+    "finetuned",
+}
 """Keys next to the parameters of a rope scaling; sections of ``mrope`` change nothing in text."""
 UNSCALED = ("", "mrope")
 UNKNOWN = "unknown"
 """Type of a rope scaling whose form in a header is uncertain."""
 FROM_TENSOR = "rope_freqs"
-"""Name of a value that only headers have: a tensor holds factors, from a rope scaling or for another reason."""
+"""Name of a value that only headers have: a tensor holds factors, from a rope scaling or for
+another reason."""
 HEADER_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 ROW_STEP = 64
 """Step between the rows of head and embedding that are compared."""
@@ -117,15 +197,18 @@ HEADER_KEYS: Mapping[str, str] = {
     "{}.use_parallel_residual": "use_parallel_residual",
     "{}.rope.freq_base_swa": "sliding_attention.rope_theta",
 }
-"""Key of a GGUF header -> name of the value that the converters write there unchanged, for every architecture."""
+"""Key of a GGUF header -> name of the value that the converters write there unchanged, for every
+architecture."""
 FAMILY_KEYS: Mapping[str, Mapping[str, str]] = {
     "command-r": {"{}.logit_scale": "logit_scale"},
     "cohere2": {"{}.logit_scale": "logit_scale"},
     "granite": {
-        "{}.logit_scale": "logits_scaling", "{}.attention.scale": "attention_multiplier",
-        "{}.residual_scale": "residual_multiplier", "{}.embedding_scale": "embedding_multiplier",
+        "{}.logit_scale": "logits_scaling",
+        "{}.attention.scale": "attention_multiplier",
+        "{}.residual_scale": "residual_multiplier",
+        "{}.embedding_scale": "embedding_multiplier",
     },
-}  # fmt: skip
+}
 """Beginning of an architecture's name -> further keys of its headers."""
 HEADER_DEFAULTS: Mapping[str, Facts] = {
     "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -167,8 +250,8 @@ def slides(window: Any, context: Any, text: Mapping[str, Any]) -> bool:
 def of_rope(text: Mapping[str, Any], context: Any) -> Facts:
     """Return base, rotary factor and scaling; with a prefix if each kind of layer has its own.
 
-    Transformers 5 keeps all of them in ``rope_parameters``, older versions have ``rope_theta``, ``rope_scaling`` and
-    ``partial_rotary_factor``.
+    Transformers 5 keeps all of them in ``rope_parameters``, older versions have ``rope_theta``,
+    ``rope_scaling`` and ``partial_rotary_factor``.
     """
     outside = Facts()
     for name, keys in (("rope_theta", ROPE_BASES), ("partial_rotary_factor", PARTIAL)):
@@ -185,12 +268,17 @@ def of_rope(text: Mapping[str, Any], context: Any) -> Facts:
         return {**outside, **of_scaling(parameters, context, text)}
     facts = Facts()
     for kind, own in nested.items():
-        facts |= {f"{kind}.{name}": value for name, value in {**outside, **of_scaling(own, context, text)}.items()}
+        facts |= {
+            f"{kind}.{name}": value
+            for name, value in {**outside, **of_scaling(own, context, text)}.items()
+        }
     return facts
 
 
 def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, Any]) -> Facts:
-    """Return the values of one object of rope parameters: base, rotary factor, type and parameters of the scaling."""
+    """Return the values of one object of rope parameters: base, rotary factor, type and parameters
+    of the scaling.
+    """
     facts = Facts()
     for name, keys in (("rope_theta", ROPE_BASES), ("partial_rotary_factor", PARTIAL)):
         stated = [parameters[key] for key in keys if parameters.get(key) is not None]
@@ -216,7 +304,8 @@ def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, A
 def filled(folders: Sequence[str]) -> list[Facts]:
     """Return the values of each folder's config with Transformers' defaults.
 
-    If Transformers cannot read a config without the model's own code, the only value is "error", the reason.
+    If Transformers cannot read a config without the model's own code, the only value is "error",
+    the reason.
     """
     return [filled_facts(Path(folder)) for folder in folders]
 
@@ -228,7 +317,9 @@ def filled_facts(folder: Path) -> Facts:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         text = config.get_text_config(decoder=True).to_dict()
-    except Exception as error:  # Transformers' classes raise anything on a config that they do not expect
+    except (
+        Exception
+    ) as error:  # Transformers' classes raise anything on a config that they do not expect
         return {"error": one_line(error, 160)}
     return of_config(text, hints=False)
 
@@ -237,7 +328,9 @@ def filled_facts(folder: Path) -> Facts:
 
 
 def of_gguf(model: GgufModel) -> Facts:
-    """Return the values that llama.cpp reads from a header, or its defaults, except values of uncertain meaning."""
+    """Return the values that llama.cpp reads from a header, or its defaults, except values of
+    uncertain meaning.
+    """
     architecture = str(model.fields.get("general.architecture"))
     facts = dict(HEADER_DEFAULTS.get(architecture, {}))
     keys = dict(HEADER_KEYS)
@@ -280,7 +373,9 @@ def header_sizes(model: GgufModel) -> Facts:
 
 
 def heads_of(model: GgufModel) -> Facts:
-    """Return numbers and sizes of attention heads; no values if layers differ, or if attention is latent."""
+    """Return numbers and sizes of attention heads; no values if layers differ, or if attention is
+    latent.
+    """
     heads = header_value(model, "{}.attention.head_count")
     unequal = header_value(model, "{}.attention.key_length_swa") is not None
     latent = header_value(model, "{}.attention.kv_lora_rank") is not None
@@ -325,14 +420,17 @@ def header_scaling(model: GgufModel) -> Facts:
 
 
 def as_header(facts: Facts, *, defaults: bool) -> Facts:
-    """Return a config's values under the names of ``of_gguf``, as a header of its conversion has them.
+    """Return a config's values under the names of ``of_gguf``, as a header of its conversion has
+    them.
 
-    ``defaults``: fill in the usual defaults of heads.  The values of rope are omitted if the form of the scaling in
-    headers is uncertain.
+    ``defaults``: fill in the usual defaults of heads.  The values of rope are omitted if the form
+    of the scaling in headers is uncertain.
     """
     layers = "full_attention."  # the header's base and scaling are those of layers without a window
     found = {name: value for name, value in facts.items() if not name.startswith(layers)}
-    found |= {name.removeprefix(layers): value for name, value in facts.items() if name.startswith(layers)}
+    found |= {
+        name.removeprefix(layers): value for name, value in facts.items() if name.startswith(layers)
+    }
     if found.get("sliding_window") is None:
         found.pop("sliding_window", None)  # llama.cpp's code decides for some architectures
     if found.get("rope_type") not in (None, *HEADER_SCALINGS):
@@ -344,7 +442,9 @@ def as_header(facts: Facts, *, defaults: bool) -> Facts:
 
 
 def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
-    """Return a config's numbers and sizes of heads as a header states them; None for values of uncertain form."""
+    """Return a config's numbers and sizes of heads as a header states them; None for values of
+    uncertain form.
+    """
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "rotary dimensions")
     sizes = {name: facts.get(name) for name in names}
     unequal = any(facts.get(key) for key in (*UNEQUAL_CACHES, "kv_lora_rank", "qk_rope_head_dim"))
@@ -396,9 +496,17 @@ def in_words(value: Any) -> str:
 
 
 def difference(name: str, mine: Any, reference: Any) -> str:
-    """Return ``rope_theta 10,000 for 100,000``; of two lists of the same length the first entries that differ."""
-    if isinstance(mine, list | tuple) and isinstance(reference, list | tuple) and len(mine) == len(reference):
-        at = next(at for at, pair in enumerate(zip(mine, reference, strict=True)) if not is_same(*pair))
+    """Return ``rope_theta 10,000 for 100,000``; of two lists of the same length the first entries
+    that differ.
+    """
+    if (
+        isinstance(mine, list | tuple)
+        and isinstance(reference, list | tuple)
+        and len(mine) == len(reference)
+    ):
+        at = next(
+            at for at, pair in enumerate(zip(mine, reference, strict=True)) if not is_same(*pair)
+        )
         return f"{name}[{at}] {in_words(mine[at])} for {in_words(reference[at])}"
     return f"{name} {in_words(mine)} for {in_words(reference)}"
 
@@ -412,14 +520,18 @@ def scaling_in_words(facts: Facts, prefix: str) -> str:
 
 def is_another_size(mine: Facts, reference: Facts) -> bool:
     """Return True if a size shows that two models were not made from the same checkpoint."""
-    return any(name in mine and name in reference and not is_same(mine[name], reference[name]) for name in SIZES)
+    return any(
+        name in mine and name in reference and not is_same(mine[name], reference[name])
+        for name in SIZES
+    )
 
 
 def differing(mine: Facts, reference: Facts) -> Iterator[str]:
-    """Yield the differences between values that both models have; nothing if they have different sizes.
+    """Yield the differences between values that both models have; nothing if they have different
+    sizes.
 
-    A missing type of rope scaling means that nothing is scaled.  If the types differ, their parameters are not
-    compared.
+    A missing type of rope scaling means that nothing is scaled.  If the types differ, their
+    parameters are not compared.
     """
     if is_another_size(mine, reference):
         return
@@ -442,14 +554,16 @@ def differing(mine: Facts, reference: Facts) -> Iterator[str]:
 
 def stated(path: Path) -> Facts:
     """Return the values that a folder's config or a GGUF header states; InputError."""
-    return of_gguf(read_model(path)) if is_gguf(path) else of_config(CheckpointConfig.read(path).text)
+    return (
+        of_gguf(read_model(path)) if is_gguf(path) else of_config(CheckpointConfig.read(path).text)
+    )
 
 
 def may_differ(mine: Path, reference: Path) -> bool:
     """Return True if two models state different values, or if only one of them states a value.
 
-    If False, the models compute the same: a value that both omit has the same default in both.  InputError if a file is
-    damaged.
+    If False, the models compute the same: a value that both omit has the same default in both.
+    InputError if a file is damaged.
     """
     ours = stated(mine)
     theirs = stated(reference)
@@ -465,10 +579,11 @@ def may_differ(mine: Path, reference: Path) -> bool:
 
 
 def differences(mine: Path, reference: Path, known: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Return the values of a model that differ from its reference's, as ``rope_theta 10,000 for 100,000``; InputError.
+    """Return the values of a model that differ from its reference's, as ``rope_theta 10,000 for
+    100,000``; InputError.
 
-    ``known``: the ``filled_facts`` of the folders among them.  Without Transformers' defaults, only values that both
-    files state are compared.
+    ``known``: the ``filled_facts`` of the folders among them.  Without Transformers' defaults, only
+    values that both files state are compared.
     """
     folders = [path for path in (mine, reference) if not is_gguf(path)]
     complete = all(known.get(path) and "error" not in known[path] for path in folders)
@@ -490,7 +605,9 @@ def differences(mine: Path, reference: Path, known: Mapping[Path, Mapping[str, A
 
 
 def head_is_embedding(path: Path) -> bool:
-    """Return True if the embedding is also the head: no head is stored, or a copy of the embedding.  InputError."""
+    """Return True if the embedding is also the head: no head is stored, or a copy of the embedding.
+    InputError.
+    """
     if is_gguf(path):
         return read_model(path).head == "embedding"
     checkpoint = Checkpoint(path)
@@ -509,8 +626,11 @@ def head_is_embedding(path: Path) -> bool:
         return False
     of_head = stored_numbers(head)
     of_embedding = stored_numbers(embedding)
-    # Read one row after the other: usually the first rows differ, and the rest of the files is not read.
-    return all(np.array_equal(of_head[row], of_embedding[row]) for row in range(0, head.shape[0], ROW_STEP))
+    # Read one row after the other: usually the first rows differ, and the rest of the files is not
+    # read.
+    return all(
+        np.array_equal(of_head[row], of_embedding[row]) for row in range(0, head.shape[0], ROW_STEP)
+    )
 
 
 def sentence(mine: Path, found: Sequence[str]) -> str:

@@ -1,18 +1,21 @@
 """Compare the tensors of each quantized matrix with the sizes that the config states for it.
 
-Some engines use the tensors' sizes, others the config's.  If half of the scales are lost, Transformers takes the rest
-for the scales of larger groups, without a warning.  vLLM fails with an error that does not name a tensor.  The check
-reads headers, and the first values of zero points that the config rules out.
+Some engines use the tensors' sizes, others the config's.  If half of the scales are lost,
+Transformers takes the rest for the scales of larger groups, without a warning.  vLLM fails with an
+error that does not name a tensor.  The check reads headers, and the first values of zero points
+that the config rules out.
 
 These differences are not contradictions, because engines read them correctly:
 
 - A last group or block that is not full: 576 columns have 5 groups of 128.
 - int4 in whole bytes (compressed-tensors' int-quantized).
 - Zero points that are all zero, in a symmetric scheme.
-- Stacked experts whose matrices are stored transposed.  Only the number of their scales is compared.
+- Stacked experts whose matrices are stored transposed.  Only the number of their scales is
+  compared.
 
-A method is not compared if its config does not state the size of a group (bitsandbytes, EXL3), or if compare_q does not
-read the method.  The exceptions have fixed sizes: 16 weights per group of NVFP4, and 32 per group of MXFP4 and MXFP8.
+A method is not compared if its config does not state the size of a group (bitsandbytes, EXL3), or
+if compare_q does not read the method.  The exceptions have fixed sizes: 16 weights per group of
+NVFP4, and 32 per group of MXFP4 and MXFP8.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ class Fault(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of a quantized matrix: ``rows`` are outputs, ``columns`` inputs; ``matrices``: how many are stacked."""
+    """Sizes of a quantized matrix: ``rows`` are outputs, ``columns`` inputs; ``matrices``: how many
+    are stacked.
+    """
 
     rows: int
     columns: int
@@ -87,8 +92,12 @@ def contradictions(checkpoint: Checkpoint) -> Iterator[Fault]:
             yield Fault(f"{module}.{part}", what, kind)
 
 
-def contradiction(parts: Parts, config: CheckpointConfig, stated: Declared, module: str) -> Fault | None:
-    """Return the contradiction between one module and its scheme; the fault names the tensor by its part."""
+def contradiction(
+    parts: Parts, config: CheckpointConfig, stated: Declared, module: str
+) -> Fault | None:
+    """Return the contradiction between one module and its scheme; the fault names the tensor by its
+    part.
+    """
     scheme = stated.of(module)
     found = against(parts, config, scheme)
     if found is not None and scheme is not None and scheme == stated.default:
@@ -100,7 +109,9 @@ def contradiction(parts: Parts, config: CheckpointConfig, stated: Declared, modu
 
 
 def against(parts: Parts, config: CheckpointConfig, scheme: Scheme | None) -> Fault | None:
-    """Return the contradiction between one module and this scheme; ``scheme``: None if the config's is not known."""
+    """Return the contradiction between one module and this scheme; ``scheme``: None if the config's
+    is not known.
+    """
     main = main_part(parts)
     if config.quant_method in NO_SIZES:
         return None
@@ -137,21 +148,33 @@ def against(parts: Parts, config: CheckpointConfig, scheme: Scheme | None) -> Fa
 
 
 def class_of(kind: str) -> str:
-    """Return the kind of numbers, without bits if the stored bits may differ: "int", "fp8", "nvfp4", "mxfp4"."""
+    """Return the kind of numbers, without bits if the stored bits may differ: "int", "fp8",
+    "nvfp4", "mxfp4".
+    """
     return "fp8" if kind == "mxfp8" else re.sub(r"^u?int\d*$", "int", kind)
 
 
 def sizes_of(parts: Parts, kind: str) -> Sizes | None:
-    """The sizes of a matrix in ``weight`` or ``weight_packed`` of this number format; None if they are not known."""
+    """The sizes of a matrix in ``weight`` or ``weight_packed`` of this number format; None if they
+    are not known.
+    """
     if (shape := parts.get("weight_shape")) is not None and "weight_packed" in parts:
         lengths = [int(size) for size in stored(shape).reshape(-1)]
-        return Sizes(*lengths) if len(lengths) == 2 and len(parts["weight_packed"].shape) == 2 else None
+        return (
+            Sizes(*lengths)
+            if len(lengths) == 2 and len(parts["weight_packed"].shape) == 2
+            else None
+        )
     weight = parts["weight_packed"] if "weight_packed" in parts else parts["weight"]
     scale = next(parts[name] for name in SCALES if name in parts)
     *stack, rows, columns = weight.shape
     if kind in ("nvfp4", "mxfp4"):
         if len(weight.shape) == 4:  # gpt-oss: [experts, out, in / 32, 16]
-            stack, rows, columns = [weight.shape[0]], weight.shape[1], weight.shape[2] * weight.shape[3]
+            stack, rows, columns = (
+                [weight.shape[0]],
+                weight.shape[1],
+                weight.shape[2] * weight.shape[3],
+            )
         is_packed = weight.dtype == "U8" or (weight.dtype == "I8" and scale.dtype in POWERS)
         return Sizes(rows, columns * 2, math.prod(stack)) if is_packed else None
     if weight.dtype == "I8" or weight.dtype.startswith("F8_E"):
@@ -160,10 +183,11 @@ def sizes_of(parts: Parts, kind: str) -> Sizes | None:
 
 
 def scales_fault(scale: Tensor, sizes: Sizes, granularity: str, *, is_stated: bool = True) -> str:
-    """How the scales differ from a granularity ("g32", "channel", ...); "" if they do not, or if it is not known.
+    """How the scales differ from a granularity ("g32", "channel", ...); "" if they do not, or if it
+    is not known.
 
-    ``is_stated``: the config states the granularity; otherwise "tensor" only means that it states no blocks, and a
-    scale for each row is accepted.
+    ``is_stated``: the config states the granularity; otherwise "tensor" only means that it states
+    no blocks, and a scale for each row is accepted.
     """
     rows, columns, matrices = sizes
     wanted = grid_of(granularity, rows, columns)
@@ -174,7 +198,9 @@ def scales_fault(scale: Tensor, sizes: Sizes, granularity: str, *, is_stated: bo
         if not is_stated and granularity == "tensor":
             known |= stacked_counts("channel", sizes)
         what = f"{scale.numel:,} scales for {matrices:,} matrices of {rows:,} x {columns:,}"
-        return "" if scale.numel in known else f"{what}, and the config says {in_words(granularity)}"
+        return (
+            "" if scale.numel in known else f"{what}, and the config says {in_words(granularity)}"
+        )
     grid = scale_grid(scale, rows)
     if math.prod(wanted) == scale.numel and (1 in wanted or grid == wanted):
         return ""
@@ -199,14 +225,21 @@ def grid_of(granularity: str, rows: int, columns: int) -> tuple[int, int] | None
 def stacked_counts(granularity: str, sizes: Sizes) -> set[int]:
     """Numbers of scales that stacked matrices may have, stored as they are or transposed.
 
-    Each matrix may consist of two, gate and up, and each of the two may have its own scale or blocks.
+    Each matrix may consist of two, gate and up, and each of the two may have its own scale or
+    blocks.
     """
     found = {1, 2 * sizes.matrices} if granularity == "tensor" else set[int]()
     for rows, columns in ((sizes.rows, sizes.columns), (sizes.columns, sizes.rows)):
-        for height, width, number in ((rows, columns, 1), (rows // 2, columns, 2), (rows, columns // 2, 2)):
+        for height, width, number in (
+            (rows, columns, 1),
+            (rows // 2, columns, 2),
+            (rows, columns // 2, 2),
+        ):
             grid = grid_of(granularity, height, width)
             found |= (
-                {sizes.matrices * number * math.prod(grid)} if grid and granularity != "tensor" else {sizes.matrices}
+                {sizes.matrices * number * math.prod(grid)}
+                if grid and granularity != "tensor"
+                else {sizes.matrices}
             )
     if granularity.startswith("g"):  # transposed bytes of two weights
         found.add(sizes.matrices * sizes.rows * sizes.columns // int(granularity[1:]))
@@ -214,16 +247,22 @@ def stacked_counts(granularity: str, sizes: Sizes) -> set[int]:
 
 
 def grid_in_words(grid: tuple[int, int], rows: int, columns: int) -> str:
-    """``9 groups of 64``, ``one scale per row``, ``one scale``, or ``4 x 5 scales for 576 x 576 weights``."""
+    """``9 groups of 64``, ``one scale per row``, ``one scale``, or ``4 x 5 scales for 576 x 576
+    weights``.
+    """
     if grid == (1, 1):
         return "one scale for the whole matrix"
     if grid[0] != rows:
         return f"{grid[0]:,} x {grid[1]:,} scales for {rows:,} x {columns:,} weights"
-    return "one scale per row" if grid[1] == 1 else f"{grid[1]:,} groups of {tile(columns, grid[1]):,}"
+    return (
+        "one scale per row" if grid[1] == 1 else f"{grid[1]:,} groups of {tile(columns, grid[1]):,}"
+    )
 
 
 def in_words(granularity: str) -> str:
-    """Return a granularity as words that end a message: ``groups of 32``, ``one scale per row``, ..."""
+    """Return a granularity as words that end a message: ``groups of 32``, ``one scale per row``,
+    ...
+    """
     if granularity.startswith("g"):
         return f"groups of {granularity[1:]}"
     if granularity.startswith("block "):
@@ -232,7 +271,9 @@ def in_words(granularity: str) -> str:
 
 
 def bits_fault(parts: Parts, kind: str) -> Fault | None:
-    """Words of 32 bits whose number does not follow from the stated bits (compressed-tensors' ``weight_packed``)."""
+    """Words of 32 bits whose number does not follow from the stated bits (compressed-tensors'
+    ``weight_packed``).
+    """
     packed, bits = parts.get("weight_packed"), re.fullmatch(r"u?int([2-8])", kind)
     if packed is None or packed.dtype != "I32" or bits is None or len(packed.shape) != 2:
         return None
@@ -247,37 +288,57 @@ def bits_fault(parts: Parts, kind: str) -> Fault | None:
 
 
 def zero_point_fault(parts: Parts, scheme: Scheme | None) -> Fault | None:
-    """Zero points in a symmetric scheme, or zero points for other groups than the scales' (compressed-tensors).
+    """Zero points in a symmetric scheme, or zero points for other groups than the scales'
+    (compressed-tensors).
 
-    If a scheme that is not symmetric has no zero points at all, they are missing tensors (``contents.lacking_parts``).
+    If a scheme that is not symmetric has no zero points at all, they are missing tensors
+    (``contents.lacking_parts``).
     """
     points, scale = parts.get("weight_zero_point"), parts.get("weight_scale")
     if points is None or scale is None or len(points.shape) != 2 or len(scale.shape) != 2:
         return None
     if points.shape[1] != scale.shape[1]:
-        what = f"zero points for {points.shape[1]:,} groups, and its scales are for {scale.shape[1]:,}"
+        what = (
+            f"zero points for {points.shape[1]:,} groups, and its scales are for {scale.shape[1]:,}"
+        )
         return Fault("weight_zero_point", what, "zero points")
     if scheme is not None and scheme.zero_points is False and not is_neutral(points):
-        return Fault("weight_zero_point", "zero points, and the config says symmetric", "zero points")
+        return Fault(
+            "weight_zero_point", "zero points, and the config says symmetric", "zero points"
+        )
     return None
 
 
 def is_neutral(points: Tensor) -> bool:
-    """True if the first zero points (or words of several) all equal one value that means "no zero point"."""
+    """True if the first zero points (or words of several) all equal one value that means "no zero
+    point".
+    """
     found = first_numbers(points)
-    return not len(found) or (bool((found == found[0]).all()) and int(found[0]) & 0xFFFFFFFF in NEUTRAL)
+    return not len(found) or (
+        bool((found == found[0]).all()) and int(found[0]) & 0xFFFFFFFF in NEUTRAL
+    )
 
 
 def packed_integers(parts: Parts, quantization: Mapping[str, Any], scheme: Scheme) -> Fault | None:
     """Return the contradiction between a GPTQ or AWQ module and its scheme.
 
-    GPTQ: qweight [in * bits / 32, out]; AWQ: [in, out * bits / 32]; both: scales [groups, out].  AWQ's other layouts,
-    "gemv" and "gemv_fast", are not compared.
+    GPTQ: qweight [in * bits / 32, out]; AWQ: [in, out * bits / 32]; both: scales [groups, out].
+    AWQ's other layouts, "gemv" and "gemv_fast", are not compared.
     """
-    packed, scales, zeros, indices = (parts.get(name) for name in ("qweight", "scales", "qzeros", "g_idx"))
+    packed, scales, zeros, indices = (
+        parts.get(name) for name in ("qweight", "scales", "qzeros", "g_idx")
+    )
     stated = re.fullmatch(r"u?int([2-8])", number_format(scheme.weights))
-    layouts = [str(quantization.get(key)).lower() for key in ("version", "checkpoint_format", "packing_format")]
-    if packed is None or scales is None or stated is None or any("gemv" in layout for layout in layouts):
+    layouts = [
+        str(quantization.get(key)).lower()
+        for key in ("version", "checkpoint_format", "packing_format")
+    ]
+    if (
+        packed is None
+        or scales is None
+        or stated is None
+        or any("gemv" in layout for layout in layouts)
+    ):
         return None
     if packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
         return None
@@ -299,13 +360,25 @@ def packed_integers(parts: Parts, quantization: Mapping[str, Any], scheme: Schem
     granularity = scheme.weights.partition(" ")[2]
     wanted = grid_of(granularity, outputs, inputs)
     if wanted is not None and wanted[1] != groups:
-        stored_words = "one scale per output" if groups == 1 else f"{groups:,} groups of {tile(inputs, groups):,}"
-        return Fault("scales", f"{stored_words}, and the config says {in_words(granularity)}", "scales")
+        stored_words = (
+            "one scale per output"
+            if groups == 1
+            else f"{groups:,} groups of {tile(inputs, groups):,}"
+        )
+        return Fault(
+            "scales", f"{stored_words}, and the config says {in_words(granularity)}", "scales"
+        )
     if zeros is not None and zeros.shape[0] != groups:
-        return Fault("qzeros", f"zero points for {zeros.shape[0]:,} groups, and scales for {groups:,}", "zero points")
+        return Fault(
+            "qzeros",
+            f"zero points for {zeros.shape[0]:,} groups, and scales for {groups:,}",
+            "zero points",
+        )
     is_constant = is_gptq and scheme.zero_points is False and bits in (2, 4, 8)
     if is_constant and zeros is not None and varies(zeros, outputs * bits):
-        return Fault("qzeros", "zero points that differ, and the config says sym: true", "zero points")
+        return Fault(
+            "qzeros", "zero points that differ, and the config says sym: true", "zero points"
+        )
     return None
 
 
@@ -315,7 +388,9 @@ def words_of(numbers: int, bits: int) -> set[int]:
 
 
 def varies(zeros: Tensor, row_bits: int) -> bool:
-    """True if the first packed zero points differ; False if the last word of a row is not full, and may then differ."""
+    """True if the first packed zero points differ; False if the last word of a row is not full, and
+    may then differ.
+    """
     if row_bits % 32 or not zeros.numel:
         return False
     found = first_numbers(zeros)
@@ -323,7 +398,8 @@ def varies(zeros: Tensor, row_bits: int) -> bool:
 
 
 def first_numbers(tensor: Tensor) -> NDArray[Any]:
-    """The first numbers of a tensor, at most 4 KiB: a model may have 100,000 of these tensors on a network disk.
+    """The first numbers of a tensor, at most 4 KiB: a model may have 100,000 of these tensors on a
+    network disk.
 
     Real zero points differ within the first row.
     """

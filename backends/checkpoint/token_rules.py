@@ -1,11 +1,11 @@
 """Compare the tokenizer rules of a GGUF file and its reference: merges, pre-tokenizer, BOS, prefix.
 
-compare_q gives models token ids, so that its scores do not depend on these rules.  A server of the file depends on
-them: with other rules, the server gives the model other tokens.
+compare_q gives models token ids, so that its scores do not depend on these rules.  A server of the
+file depends on them: with other rules, the server gives the model other tokens.
 
-A header states only the name of a pre-tokenizer.  If llama.cpp is installed, it tokenizes sample texts, and the tokens
-are compared.  The samples are normalized (NFKC), because llama.cpp does not normalize text.  Without this, correct
-conversions of models that normalize text would differ.
+A header states only the name of a pre-tokenizer.  If llama.cpp is installed, it tokenizes sample
+texts, and the tokens are compared.  The samples are normalized (NFKC), because llama.cpp does not
+normalize text.  Without this, correct conversions of models that normalize text would differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ORDINARY = (
     "two  spaces and a tab\there,\n\n\tand some after   ",
     "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
 )
-"""Contractions, digits, white space, code: every correct conversion tokenizes these samples equally."""
+"""Contractions, digits, white space, code: every correct conversion tokenizes these samples
+equally."""
 SCRIPTS = (
     "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
     "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
@@ -32,15 +33,18 @@ SCRIPTS = (
     "汉字和「かな」カタカナ、한국어 문장。",
     "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
 )
-"""Unicode's normal forms and many scripts; libraries differ in the classes of characters that they know."""
+"""Unicode's normal forms and many scripts; libraries differ in the classes of characters that they
+know."""
 PREFIXES = ("\u2581", "\u0120")
-"""The character that begins a token with a leading space, in SentencePiece's and in byte-level vocabularies."""
+"""The character that begins a token with a leading space, in SentencePiece's and in byte-level
+vocabularies."""
 SPACED = chr(ord(" ") + 256)
 """The character that llama.cpp's converter writes for a space inside a part of a merge."""
 MADE = "sample_tokens"
 """Key in a row's provenance: the samples as tokenized by the engine's own tokenizer."""
 CLASSES_WITH_BOS = ("Llama", "CodeLlama", "Gemma", "Cohere")
-"""Beginnings of names of Transformers' classes that may add BOS even if config and tokenizer.json do not request it."""
+"""Beginnings of names of Transformers' classes that may add BOS even if config and tokenizer.json
+do not request it."""
 SERVED = "a server of this file gives the model other tokens"
 
 
@@ -52,7 +56,9 @@ class Rules:
     adds_bos: frozenset[bool] = frozenset()  # as the files state it; two values if they disagree
     prefixes: bool | None = None  # a space is added before the text
     pre: str | None = None  # name of the pre-tokenizer in a header; "" if the header states no name
-    ids: Mapping[str, str] = field(default_factory=dict)  # digest of a sample -> digest of its ids without BOS
+    ids: Mapping[str, str] = field(
+        default_factory=dict
+    )  # digest of a sample -> digest of its ids without BOS
 
 
 class Fault(NamedTuple):
@@ -73,12 +79,18 @@ def digest(value: Any) -> str:
 
 
 def digests(ids: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Return digest of a sample -> digest of its ids; ``ids``: one list per sample of ``samples``, or empty."""
-    return {digest(text): digest(list(of_text)) for text, of_text in zip(samples(), ids, strict=False)}
+    """Return digest of a sample -> digest of its ids; ``ids``: one list per sample of ``samples``,
+    or empty.
+    """
+    return {
+        digest(text): digest(list(of_text)) for text, of_text in zip(samples(), ids, strict=False)
+    }
 
 
 def of_tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> Rules:
-    """Return the rules of a tokenizer of the library ``tokenizers``; ``config``: its tokenizer_config.json."""
+    """Return the rules of a tokenizer of the library ``tokenizers``; ``config``: its
+    tokenizer_config.json.
+    """
     model = json.loads(tokenizer.to_str())["model"]
     merges = [pair if isinstance(pair, str) else joined(pair) for pair in model.get("merges") or ()]
     bare = tokenizer.encode("a", add_special_tokens=False)
@@ -98,11 +110,13 @@ def joined(pair: Sequence[str]) -> str:
     return " ".join(part.replace(" ", SPACED) for part in pair)
 
 
-def of_header(fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[str, Any] | None) -> Rules:
+def of_header(
+    fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[str, Any] | None
+) -> Rules:
     """Return the rules in the fields of a header.
 
-    ``made``: the ``samples`` as llama.cpp tokenizes them with the file's vocabulary (digests of ``ids``, and
-    ``adds_bos``); None if unknown.
+    ``made``: the ``samples`` as llama.cpp tokenizes them with the file's vocabulary (digests of
+    ``ids``, and ``adds_bos``); None if unknown.
     """
     adds_bos = fields.get("tokenizer.ggml.add_bos_token")
     prefixes = fields.get("tokenizer.ggml.add_space_prefix")
@@ -120,7 +134,9 @@ def of_header(fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[st
 
 
 def faults(mine: Rules, reference: Rules) -> Iterator[Fault]:
-    """Yield the differences between the rules of a model and of its reference, if one of them is a GGUF."""
+    """Yield the differences between the rules of a model and of its reference, if one of them is a
+    GGUF.
+    """
     of_merges = fault_of_merges(mine, reference)
     cut = cut_differently(mine, reference)
     compared = bool(mine.ids.keys() & reference.ids.keys())
@@ -129,15 +145,27 @@ def faults(mine: Rules, reference: Rules) -> Iterator[Fault]:
     elif cut is not None:
         is_ordinary = cut in [unicodedata.normalize("NFKC", text) for text in ORDINARY]
         named = "" if mine.pre is None else f"its pre-tokenizer is {pre_in_words(mine.pre)}, and "
-        yield Fault(f"{named}it cuts text into other tokens than the reference, such as {cut!r}", is_ordinary)
-    elif not compared and mine.pre is not None and reference.pre is not None and mine.pre != reference.pre:
+        yield Fault(
+            f"{named}it cuts text into other tokens than the reference, such as {cut!r}",
+            is_ordinary,
+        )
+    elif (
+        not compared
+        and mine.pre is not None
+        and reference.pre is not None
+        and mine.pre != reference.pre
+    ):
         names = f"{pre_in_words(mine.pre)}, and the reference's is {pre_in_words(reference.pre)}"
         yield Fault(f"its pre-tokenizer is {names}")
     if mine.adds_bos and reference.adds_bos and mine.adds_bos.isdisjoint(reference.adds_bos):
         adds = "adds" if True in mine.adds_bos else "does not add"
         does = "does not" if True in mine.adds_bos else "does"
         yield Fault(f"it {adds} a BOS token before the text, and the reference {does}")
-    if not compared and None not in (mine.prefixes, reference.prefixes) and mine.prefixes != reference.prefixes:
+    if (
+        not compared
+        and None not in (mine.prefixes, reference.prefixes)
+        and mine.prefixes != reference.prefixes
+    ):
         adds = "adds" if mine.prefixes else "does not add"
         does = "does not" if mine.prefixes else "does"
         yield Fault(f"it {adds} a space before the text, and the reference {does}")
@@ -149,7 +177,9 @@ def pre_in_words(name: str) -> str:
 
 
 def cut_differently(mine: Rules, reference: Rules) -> str | None:
-    """Return the first sample that becomes other tokens; None if all samples agree, or if the tokens are not known."""
+    """Return the first sample that becomes other tokens; None if all samples agree, or if the
+    tokens are not known.
+    """
     for text in samples():
         key = digest(text)
         if key in mine.ids and key in reference.ids and mine.ids[key] != reference.ids[key]:
@@ -160,8 +190,9 @@ def cut_differently(mine: Rules, reference: Rules) -> str | None:
 def fault_of_merges(mine: Rules, reference: Rules) -> Fault | None:
     """Return how merges differ; None if they do not differ, or if a model does not state merges.
 
-    If a vocabulary does not come with merges (tiktoken's), converters write one merge for each token, or every merge
-    that makes a token.  Both ways tokenize equally.  Merges surely differ only if they make different tokens.
+    If a vocabulary does not come with merges (tiktoken's), converters write one merge for each
+    token, or every merge that makes a token.  Both ways tokenize equally.  Merges surely differ
+    only if they make different tokens.
     """
     ours = list(mine.merges)
     theirs = list(reference.merges)
@@ -171,8 +202,14 @@ def fault_of_merges(mine: Rules, reference: Rules) -> Fault | None:
     wanted = {merge.replace(" ", "", 1) for merge in theirs}
     if lacking := wanted - made:
         first = next(merge for merge in theirs if merge.replace(" ", "", 1) in lacking)
-        return Fault(f"it lacks {amount(len(lacking), 'merge')} of the reference, such as {printable(first)!r}")
+        return Fault(
+            f"it lacks {amount(len(lacking), 'merge')} of the reference, such as {printable(first)!r}"
+        )
     if more := made - wanted:
         first = next(merge for merge in ours if merge.replace(" ", "", 1) in more)
-        return Fault(f"it has {amount(len(more), 'merge')} that the reference lacks, such as {printable(first)!r}")
-    return Fault("its merges are in another order than the reference's, or of other parts", is_sure=False)
+        return Fault(
+            f"it has {amount(len(more), 'merge')} that the reference lacks, such as {printable(first)!r}"
+        )
+    return Fault(
+        "its merges are in another order than the reference's, or of other parts", is_sure=False
+    )

@@ -1,8 +1,9 @@
-"""Read a model's tokenizer, special tokens and chat template, which the doctor compares with the reference's.
+"""Read a model's tokenizer, special tokens and chat template, which the doctor compares with the
+reference's.
 
-Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of ``SAMPLES`` are compared, not the
-rules.  A special token is read as text (tokenizer_config.json) and as ids (config.json and generation_config.json),
-because engines begin and end answers with these ids.
+Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of ``SAMPLES``
+are compared, not the rules.  A special token is read as text (tokenizer_config.json) and as ids
+(config.json and generation_config.json), because engines begin and end answers with these ids.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ IDS = ("bos_token_id", "eos_token_id")
 SAMPLES = (*ORDINARY, *SCRIPTS)
 """Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
-No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such texts.
+No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such
+texts.
 """
 TEMPLATE = "chat_template.jinja"
 PIECES, PIECE = 32, 4096
@@ -54,7 +56,10 @@ def of_folder(folder: Path) -> Tokens:
     config = checkpoint.json(CONFIG)
     stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
     # A special token may be an object that contains the text.
-    special = {name: token.get("content") if isinstance(token, Mapping) else token for name, token in stated.items()}
+    special = {
+        name: token.get("content") if isinstance(token, Mapping) else token
+        for name, token in stated.items()
+    }
     for name in ("config.json", GENERATION):
         ids = checkpoint.json(name)
         special |= {f"{name}: {key}": ids[key] for key in IDS if ids.get(key) is not None}
@@ -70,11 +75,19 @@ def of_folder(folder: Path) -> Tokens:
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
     merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
     encoded = [tokenizer.encode(text).ids for text in SAMPLES]
-    return replace(found, vocabulary=vocabulary, merges=merges, encoded=encoded, rules=of_tokenizer(tokenizer, config))
+    return replace(
+        found,
+        vocabulary=vocabulary,
+        merges=merges,
+        encoded=encoded,
+        rules=of_tokenizer(tokenizer, config),
+    )
 
 
 def of_file(folder: Path) -> Any:
-    """Return the tokenizer of tokenizer.json as the library ``tokenizers`` reads it; InputError if it cannot."""
+    """Return the tokenizer of tokenizer.json as the library ``tokenizers`` reads it; InputError if
+    it cannot.
+    """
     from tokenizers import Tokenizer
 
     try:
@@ -92,7 +105,8 @@ def stripped(template: Any) -> str | None:
 
 
 def of_gguf(model: GgufModel, made: Mapping[str, Any] | None = None) -> Tokens:
-    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a tokenizer.json.
+    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a
+    tokenizer.json.
 
     ``made``: what llama.cpp makes of the samples of ``token_rules``; None if it is not installed.
     """
@@ -103,23 +117,33 @@ def of_gguf(model: GgufModel, made: Mapping[str, Any] | None = None) -> Tokens:
             special[key.removesuffix("_id")] = tokens[number].decode(errors="replace")
     template = stripped(model.fields.get("tokenizer.chat_template"))
     rules = of_header(model.fields, model.merges(), made)
-    return Tokens("tokenizer.ggml", model.vocabulary(), special=special, template=template, rules=rules)
+    return Tokens(
+        "tokenizer.ggml", model.vocabulary(), special=special, template=template, rules=rules
+    )
 
 
 def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str, ...]:
-    """Give a tokenizer of Transformers the rules of its tokenizer.json if its own rules make different tokens of texts.
+    """Give a tokenizer of Transformers the rules of its tokenizer.json if its own rules make
+    different tokens of texts.
 
-    Transformers chooses a class by the configs, and some classes replace rules of the file.  For example, Llama's class
-    with a byte-level file loses all spaces.  Special tokens, BOS and the chat template stay as loaded.  Only pieces of
-    the texts are compared, without leading spaces, because classes treat a leading space differently on purpose.
-    Returns notes if the tokens differ, and if decoding the tokens does not restore the text.
+    Transformers chooses a class by the configs, and some classes replace rules of the file.  For
+    example, Llama's class with a byte-level file loses all spaces.  Special tokens, BOS and the
+    chat template stay as loaded.  Only pieces of the texts are compared, without leading spaces,
+    because classes treat a leading space differently on purpose.  Returns notes if the tokens
+    differ, and if decoding the tokens does not restore the text.
     """
     some = [text for text in texts if text.strip()]
     some = some[:: len(some) // PIECES + 1]
     step = sum(map(len, some)) // PIECES + 1
-    pieces = [text[at : at + PIECE].strip() for text in some for at in range(0, len(text), max(step, PIECE))]
+    pieces = [
+        text[at : at + PIECE].strip()
+        for text in some
+        for at in range(0, len(text), max(step, PIECE))
+    ]
     notes, file, own = list[str](), None, [list[int]() for _ in pieces]
-    with suppress(Exception):  # the class cannot read this vocabulary; tokenizers raises no narrower class
+    with suppress(
+        Exception
+    ):  # the class cannot read this vocabulary; tokenizers raises no narrower class
         own = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
     if tokenizer.is_fast and exists(folder / FILE):
         file = of_file(folder)
@@ -136,23 +160,35 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
             )
             own = filed
     changes = file.normalizer.normalize_str if file is not None and file.normalizer else str
-    if any(loses_text(tokenizer, ids, changes(piece)) for ids, piece in zip(own, pieces, strict=True)):
-        notes.append("the tokenizer's tokens do not give the text back: it loses spaces or characters")
+    if any(
+        loses_text(tokenizer, ids, changes(piece)) for ids, piece in zip(own, pieces, strict=True)
+    ):
+        notes.append(
+            "the tokenizer's tokens do not give the text back: it loses spaces or characters"
+        )
     return tuple(notes)
 
 
 def class_notes(folder: Path) -> tuple[str, ...]:
-    """Return the notes of ``follow_file`` on ``SAMPLES``; empty if Transformers does not load the tokenizer."""
+    """Return the notes of ``follow_file`` on ``SAMPLES``; empty if Transformers does not load the
+    tokenizer.
+    """
     from transformers import AutoTokenizer
 
     with suppress(Exception):  # Transformers and its classes raise their own errors
-        return follow_file(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder, SAMPLES)
+        return follow_file(
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder, SAMPLES
+        )
     return ()
 
 
 def loses_text(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
-    """Return True if decoded tokens lack spaces or characters of a normalized text; False if it has unknown tokens."""
-    if tokenizer.unk_token_id in ids or (tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None):
+    """Return True if decoded tokens lack spaces or characters of a normalized text; False if it has
+    unknown tokens.
+    """
+    if tokenizer.unk_token_id in ids or (
+        tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None
+    ):
         return False
     decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     before, after = words_in(text), words_in(decoded)
@@ -160,6 +196,10 @@ def loses_text(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
 
 
 def words_in(text: str) -> list[str]:
-    """Return the words of a text without what normal forms change: case, compatible and invisible characters."""
+    """Return the words of a text without what normal forms change: case, compatible and invisible
+    characters.
+    """
     plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ")
-    return "".join(each for each in plain if each.isspace() or unicodedata.category(each)[0] != "C").split()
+    return "".join(
+        each for each in plain if each.isspace() or unicodedata.category(each)[0] != "C"
+    ).split()

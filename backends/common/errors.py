@@ -6,7 +6,8 @@ from .message_text import printable
 
 
 class CompareQError(Exception):
-    """An error that a user can cause or must know about.  The text has one line per problem: what, where, what to do.
+    """An error that a user can cause or must know about.  The text has one line per problem: what,
+    where, what to do.
 
     Control characters that it quotes are escaped, except line feeds.
     """
@@ -30,5 +31,7 @@ class LostWorkerError(ModelError):
 class StoppedError(CompareQError):
     """The run was interrupted while a model was running; committed scores are kept."""
 
-    def __init__(self, text: str = "interrupted before all its windows were scored; run again to go on") -> None:
+    def __init__(
+        self, text: str = "interrupted before all its windows were scored; run again to go on"
+    ) -> None:
         super().__init__(text)

@@ -1,8 +1,9 @@
 """Read files of unknown origin: regular files only, of limited size, with checked JSON.
 
-Every fault is an InputError in one line that begins with the file's name.  Three kinds of input are refused: pipes and
-devices; JSON that Python cannot read or pass on (nested a thousand deep, an integer of 5,000 digits, a lone surrogate);
-and JSON that readers understand differently (a duplicate key, NaN).
+Every fault is an InputError in one line that begins with the file's name.  Three kinds of input are
+refused: pipes and devices; JSON that Python cannot read or pass on (nested a thousand deep, an
+integer of 5,000 digits, a lone surrogate); and JSON that readers understand differently (a
+duplicate key, NaN).
 """
 
 from __future__ import annotations
@@ -21,25 +22,32 @@ from .errors import InputError
 from .message_text import bytes_in_words, one_line, printable, shortened
 
 LARGEST = 100_000_000
-"""Largest JSON file and report, in bytes; also the largest header that safetensors' own reader accepts."""
+"""Largest JSON file and report, in bytes; also the largest header that safetensors' own reader
+accepts."""
 DEEPEST = 64
 """Largest number of nested brackets."""
 TOO_DEEP = f"brackets are nested more than {DEEPEST} deep"
 LARGEST_INTEGER = 10**40
-"""Largest absolute value of an integer; model configs use up to 10 ** 30, which means "no limit"."""
+"""Largest absolute value of an integer; model configs use up to 10 ** 30, which means "no limit".
+"""
 SURROGATE = re.compile("[\ud800-\udfff]")
 BYTE_ORDER_MARK = "\ufeff"
 exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
-"""Unlike Path's methods, these return False for an invalid path and for a path without permission."""
+"""Unlike Path's methods, these return False for an invalid path and for a path without permission.
+"""
 
 
 def expanded(name: str) -> Path:
-    """The path with ``~`` and ``~user`` replaced; InputError for a user whose home folder is not known."""
+    """The path with ``~`` and ``~user`` replaced; InputError for a user whose home folder is not
+    known.
+    """
     try:
         return Path(name).expanduser()
     except RuntimeError:
         user = Path(name).parts[0]
-        raise InputError(f"{name}: the home folder of {user} is not known; write the path out") from None
+        raise InputError(
+            f"{name}: the home folder of {user} is not known; write the path out"
+        ) from None
 
 
 def check_unicode(key: str, *paths: Path | str | None) -> None:
@@ -49,10 +57,17 @@ def check_unicode(key: str, *paths: Path | str | None) -> None:
             raise InputError(f"{key}: {printable(path)}: has bytes that are not UTF-8; rename it")
 
 
+def _open_without_waiting(name: str, flags: int) -> int:
+    """Open a file; a named pipe without a writer is opened at once, and never becomes the terminal."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def open_regular(file: Path) -> BufferedReader:
-    """A regular file, opened for reading bytes; a pipe or a device is refused without waiting for it."""
+    """A regular file, opened for reading bytes; a pipe or a device is refused without waiting for
+    it.
+    """
     try:
-        stream = open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))  # noqa: SIM115
+        stream = open(file, "rb", opener=_open_without_waiting)  # noqa: SIM115
     except FileNotFoundError:
         raise InputError(f"{printable(file)}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -64,7 +79,9 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def check_no_pipes(folder: Path) -> None:
-    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would wait for it forever."""
+    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would wait
+    for it forever.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:  # the code that reads the folder reports the error
@@ -85,7 +102,9 @@ def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
             found, most = bytes_in_words(size), bytes_in_words(largest)
-            raise InputError(f"{printable(file)}: too large: {found}, and at most {most} are read of such a file")
+            raise InputError(
+                f"{printable(file)}: too large: {found}, and at most {most} are read of such a file"
+            )
         try:
             return stream.read(size)
         except OSError as error:
@@ -119,10 +138,14 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}: "
-        raise InputError(f"{where}: {place if error.doc.strip() else ''}not valid JSON: {fault(error)}") from None
+        raise InputError(
+            f"{where}: {place if error.doc.strip() else ''}not valid JSON: {fault(error)}"
+        ) from None
     except UnicodeDecodeError as error:
         bad = f"{error.reason} at byte {error.start:,}"
-        raise InputError(f"{where}: cannot be read: not UTF-8 text: {bad}; save it as UTF-8") from None
+        raise InputError(
+            f"{where}: cannot be read: not UTF-8 text: {bad}; save it as UTF-8"
+        ) from None
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
     except ValueError:  # Python converts at most 4,300 digits to an integer
@@ -130,7 +153,9 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
 
 
 def fault(error: json.JSONDecodeError) -> str:
-    """Return the fault in invalid JSON: the name of a frequent mistake, or the expected and the actual characters."""
+    """Return the fault in invalid JSON: the name of a frequent mistake, or the expected and the
+    actual characters.
+    """
     at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
     rest = error.doc[at:].lstrip()
     if not error.doc.strip():
@@ -144,11 +169,15 @@ def fault(error: json.JSONDecodeError) -> str:
     if rest.startswith(("//", "/*", "#")):
         return "a comment, which JSON does not have"
     there = re.match(r"\w+|.", rest)
-    return f"{error.msg}, not {there[0]}" if there and error.msg.startswith("Expecting") else error.msg
+    return (
+        f"{error.msg}, not {there[0]}" if there and error.msg.startswith("Expecting") else error.msg
+    )
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; InputError for a duplicate key, because json would keep only the last value."""
+    """A JSON object from its pairs; InputError for a duplicate key, because json would keep only
+    the last value.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -157,14 +186,17 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = "") -> None:
-    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if ``strict``, NaN.
+    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if
+    ``strict``, NaN.
 
     ``key``: the key of the value, or of the list that contains it.
     """
     if isinstance(value, dict | list):
         if depth == DEEPEST:
             raise InputError(TOO_DEEP)
-        for name, each in value.items() if isinstance(value, dict) else ((key, each) for each in value):
+        for name, each in (
+            value.items() if isinstance(value, dict) else ((key, each) for each in value)
+        ):
             check_values(name, strict=strict, depth=depth + 1)
             check_values(each, strict=strict, depth=depth + 1, key=name)
     elif isinstance(value, str):
@@ -172,6 +204,8 @@ def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = 
             raise InputError("no Unicode text: half of a surrogate pair")
     elif isinstance(value, float):
         if strict and not math.isfinite(value):
-            raise InputError(f"{f'{shortened(printable(key))}: ' if key else ''}{value} is not a number in JSON")
+            raise InputError(
+                f"{f'{shortened(printable(key))}: ' if key else ''}{value} is not a number in JSON"
+            )
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise InputError(f"an integer beyond {LARGEST_INTEGER:.0e}")

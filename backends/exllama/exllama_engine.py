@@ -1,12 +1,14 @@
 """ExLlamaV3 (1.6): EXL3 and unquantized models on NVIDIA GPUs, one window at a time in prefill.
 
-The model fills one GPU after the other, unless ``device``, ``reserve_per_device`` or ``use_per_device`` is set.  A
-window is one ``Model.forward`` without a KV cache (``attn_mode`` "flash_attn_nc").  Despite that name, flash-attn is
-not needed: exllamav3 tries its Triton kernels, xformers and torch in this order.  The provenance names what ran.
+The model fills one GPU after the other, unless ``device``, ``reserve_per_device`` or
+``use_per_device`` is set.  A window is one ``Model.forward`` without a KV cache (``attn_mode``
+"flash_attn_nc").  Despite that name, flash-attn is not needed: exllamav3 tries its Triton kernels,
+xformers and torch in this order.  The provenance names what ran.
 
-Unquantized weights (also bf16 ones), activations and logits are float16.  EXL3 products of more than 144 rows, as in
-most windows, reconstruct the weights in float16 and multiply with these.  The head is padded to a multiple of 128
-entries.  In the padding a quantized head has noise; logits are cut to the config's vocabulary.
+Unquantized weights (also bf16 ones), activations and logits are float16.  EXL3 products of more
+than 144 rows, as in most windows, reconstruct the weights in float16 and multiply with these.  The
+head is padded to a multiple of 128 entries.  In the padding a quantized head has noise; logits are
+cut to the config's vocabulary.
 """
 
 from __future__ import annotations
@@ -39,23 +41,27 @@ if TYPE_CHECKING:
     import torch
 
 NAME, METHOD = "exllamav3", "exl3"
-"""The package, whose name is also the load_fn, and the only quantization method that it runs unchanged.
+"""The package, whose name is also the load_fn, and the only quantization method that it runs
+unchanged.
 
 exllamav3 would convert fp8 and mxfp4 to float16, and modelopt's NVFP4 to garbage.
 """
 OUTPUT_FACTOR = 4
-"""Memory that the split over GPUs leaves free, in sizes of a window's float16 logits: the logits, and 2.5 times as much
-to process them."""
+"""Memory that the split over GPUs leaves free, in sizes of a window's float16 logits: the logits,
+and 2.5 times as much to process them."""
 NOT_GPUS = {"max_seq_len"}
 """Options that do not select GPUs."""
 ATTENTION_NOTES = ("fn", "fn_qc")
-"""Keys of a module's ``dispatch_cache`` for the function that computed its attention (second: quantized cache)."""
+"""Keys of a module's ``dispatch_cache`` for the function that computed its attention (second:
+quantized cache)."""
 SPLITS = {"device", "reserve_per_device", "use_per_device"}
 EXL3_PARTS = set(FORMATS["trellis"][1].split())
 
 
 class ExLlamaV3Options(EngineOptions):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB; ``max_seq_len`` selects longrope factors."""
+    """The ``engine`` object: arguments of ``Model.load``, in GiB; ``max_seq_len`` selects longrope
+    factors.
+    """
 
     max_seq_len: int | None = Field(None, gt=0)
     device: str | None = Field(None, pattern=r"^cuda:\d+$")
@@ -96,7 +102,9 @@ class ExLlamaV3Engine(LogitsEngine):
     def check(cls, model: PlannedModel) -> None:
         longest = cls(model).options.max_seq_len
         if longest is not None and longest < model.max_tokens:
-            raise InputError(f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens")
+            raise InputError(
+                f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens"
+            )
         check_folder(expanded(model.model_dir), model)
         check_overrides(model)
 
@@ -131,16 +139,22 @@ class ExLlamaV3Engine(LogitsEngine):
         config = Config.from_directory(str(folder))
         for file in self.planned.override_tensors:
             config.stc.add_tensor_files(str(file), warn_if_override=False)
-            if str(file) not in config.stc.tensor_files:  # older versions of exllamav3 expect a folder
-                raise ValueError(f"this version does not take {file} as override tensors; {self.capabilities.install}")
+            if (
+                str(file) not in config.stc.tensor_files
+            ):  # older versions of exllamav3 expect a folder
+                raise ValueError(
+                    f"this version does not take {file} as override tensors; {self.capabilities.install}"
+                )
         if self.options.max_seq_len is not None:
             config.override_dynamic_seq_len(self.options.max_seq_len)
         self.model = Model.from_config(config)
         tokens = self.planned.max_tokens
         self.model.load(
-            max_chunk_size=tokens, max_output_size=tokens, max_output_factor=OUTPUT_FACTOR,
+            max_chunk_size=tokens,
+            max_output_size=tokens,
+            max_output_factor=OUTPUT_FACTOR,
             **self.options.model_dump(exclude_none=True, exclude=NOT_GPUS),
-        )  # fmt: skip
+        )
         self._forget_kernels()
 
     def prepare(self, windows: Sequence[Window]) -> None:
@@ -170,7 +184,11 @@ class ExLlamaV3Engine(LogitsEngine):
         module = self.model.modules[self.model.logit_layer_idx]
         kernel = type(module.inner).__name__
         if kernel != "LinearFP16" or module.pre_scale != 1.0:
-            return f"its head is a {kernel}" if module.pre_scale == 1.0 else "its logits are scaled before the soft cap"
+            return (
+                f"its head is a {kernel}"
+                if module.pre_scale == 1.0
+                else "its logits are scaled before the soft cap"
+            )
         if self.entered is None:
             forward, self.entered = module.forward, torch.empty(0)
 
@@ -190,7 +208,11 @@ class ExLlamaV3Engine(LogitsEngine):
 
     def _linears(self) -> list[Any]:
         """Return the model's Linear modules with weights."""
-        return [module for module in self.model if type(module).__name__ == "Linear" and module.inner is not None]
+        return [
+            module
+            for module in self.model
+            if type(module).__name__ == "Linear" and module.inner is not None
+        ]
 
     def provenance(self) -> dict[str, Any]:
         config = CheckpointConfig.read(local_folder(self.planned.model_dir))
@@ -224,10 +246,15 @@ def token_ids_of(window: Window) -> torch.Tensor:
 def attention_of(module: Any) -> set[str]:
     """Return what computed a module's attention: the chosen functions, and graphs that have run.
 
-    Latent attention stores its graphs with the functions.  Only some graphs record whether they have run.
+    Latent attention stores its graphs with the functions.  Only some graphs record whether they
+    have run.
     """
     notes = getattr(module, "dispatch_cache", {})
-    graphs = [each for each in getattr(module, "bc_attn", {}).values() if each and getattr(each, "slot_widths", True)]
+    graphs = [
+        each
+        for each in getattr(module, "bc_attn", {}).values()
+        if each and getattr(each, "slot_widths", True)
+    ]
     graphs += [each for each in notes.values() if each and not callable(each)]
     functions = {notes[name].__name__ for name in ATTENTION_NOTES if name in notes}
     return functions | {type(each).__name__ for each in graphs}
@@ -239,20 +266,26 @@ def layer_of(module: Any) -> Layer:
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
         return Layer(module.key, dtype_name(inner.weight.dtype), "float16", kernel)
-    reconstructed = getattr(inner, "_fused_reconstruct", None) is not None  # set by reconstruct_hgemm's first call
+    reconstructed = (
+        getattr(inner, "_fused_reconstruct", None) is not None
+    )  # set by reconstruct_hgemm's first call
     kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # or gemv, mgemm, in graphs
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 
 def check_folder(folder: Path, model: PlannedModel) -> None:
-    """InputError for a local folder with a format, length or files that exllamav3 would load incorrectly."""
+    """InputError for a local folder with a format, length or files that exllamav3 would load
+    incorrectly.
+    """
     if not folder.is_dir():
         return
     config = CheckpointConfig.read(folder)
     method = config.quantization.get("quant_method")
     others = [file for file in checkpoint.strays(folder) if file not in model.override_tensors]
     if stray := [file for file in others if not file.name.startswith("consolidated")]:
-        raise InputError(f"model_dir: {stray[0]}: {NAME} would load it as well; move it out of the folder")
+        raise InputError(
+            f"model_dir: {stray[0]}: {NAME} would load it as well; move it out of the folder"
+        )
     if method not in (None, METHOD):
         raise InputError(f"model_dir: {NAME} does not read {method} models; it reads {METHOD}")
     if model.options.get("max_seq_len") is None and has_longrope(config.raw):
@@ -263,19 +296,28 @@ def check_folder(folder: Path, model: PlannedModel) -> None:
 
 
 def check_overrides(model: PlannedModel) -> None:
-    """InputError if the engine would mix override tensors with the tensors that they should replace.
+    """InputError if the engine would mix override tensors with the tensors that they should
+    replace.
 
-    For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors, from whichever file.
+    For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors, from
+    whichever file.
     """
     for file in model.override_tensors:
         if file.suffix != ".safetensors":
             raise InputError(f"model_dir: override tensors {file}: must be a .safetensors file")
-    if not all(file.is_file() for file in model.override_tensors) or not Path(model.model_dir).is_dir():
+    if (
+        not all(file.is_file() for file in model.override_tensors)
+        or not Path(model.model_dir).is_dir()
+    ):
         return
     stored = by_module(checkpoint.read_headers(checkpoint.weight_files(Path(model.model_dir))))
     for module, given in by_module(checkpoint.read_headers(model.override_tensors)).items():
         if module not in stored:
-            raise InputError(f"model_dir: override tensors hold {module}, which the model does not have")
+            raise InputError(
+                f"model_dir: override tensors hold {module}, which the model does not have"
+            )
         mixed = stored[module].keys() & EXL3_PARTS - given.keys()
         if mixed and given.keys() & {"weight", *EXL3_PARTS}:
-            raise InputError(f"model_dir: override tensors replace {module}, but not its {', '.join(sorted(mixed))}")
+            raise InputError(
+                f"model_dir: override tensors replace {module}, but not its {', '.join(sorted(mixed))}"
+            )

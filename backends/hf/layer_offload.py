@@ -1,14 +1,16 @@
-"""Run a model that is larger than its device: each decoder layer is copied there and runs for a group of windows.
+"""Run a model that is larger than its device: each decoder layer is copied there and runs for a
+group of windows.
 
-The windows of a group run together, because reading 140 GB for each window would wait for the disk.  For each window,
-the model's own forward runs in a greenlet, which stops before every decoder layer until that layer is on the device.
-Everything between the layers (masks, rotary tables, residuals, soft caps) is the model's own code, so that the logits
-equal those of the whole model bit for bit.
+The windows of a group run together, because reading 140 GB for each window would wait for the disk.
+For each window, the model's own forward runs in a greenlet, which stops before every decoder layer
+until that layer is on the device.  Everything between the layers (masks, rotary tables, residuals,
+soft caps) is the model's own code, so that the logits equal those of the whole model bit for bit.
 
-The layers' weights stay in CPU memory as Transformers loaded them.  If the checkpoint stores them in the model's dtype,
-they are memory-mapped: the system reads a page of the file when it is copied, and drops the page when it needs memory.
-Tensors that Transformers converts while loading (another dtype, experts stored one by one) take CPU memory.  While one
-layer computes, a thread copies the next one, so two layers are on the device.  Embedding, norm and head stay there.
+The layers' weights stay in CPU memory as Transformers loaded them.  If the checkpoint stores them
+in the model's dtype, they are memory-mapped: the system reads a page of the file when it is copied,
+and drops the page when it needs memory.  Tensors that Transformers converts while loading (another
+dtype, experts stored one by one) take CPU memory.  While one layer computes, a thread copies the
+next one, so two layers are on the device.  Embedding, norm and head stay there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ MOST_WINDOWS = 1024
 
 @dataclass
 class WindowForward:
-    """One window's forward pass; ``reached``: the decoder layer that it waits for, or at its end the logits' chunks."""
+    """One window's forward pass; ``reached``: the decoder layer that it waits for, or at its end
+    the logits' chunks.
+    """
 
     window: Window
     greenlet: Any
@@ -48,12 +52,17 @@ class WindowForward:
 class Streamer:
     """Runs a model in CPU memory on ``device``.
 
-    ``forward`` runs the layers for a window, and returns its logits in chunks.  ``group``: number of windows that run
-    together; None: as many windows as have room for their states in half of the device's free memory.
+    ``forward`` runs the layers for a window, and returns its logits in chunks.  ``group``: number
+    of windows that run together; None: as many windows as have room for their states in half of the
+    device's free memory.
     """
 
     def __init__(
-        self, model: Any, forward: Callable[[Window], Iterator[torch.Tensor]], device: torch.device, group: int | None
+        self,
+        model: Any,
+        forward: Callable[[Window], Iterator[torch.Tensor]],
+        device: torch.device,
+        group: int | None,
     ) -> None:
         import torch
 
@@ -81,17 +90,24 @@ class Streamer:
         self.ahead, self.group = list(windows), self.asked
 
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
-        """Return the logits of one window in chunks; the other windows of its group then wait for the last layer."""
-        run = next((each for each in self.forwards if each.window is window), None) or self.start(window)
+        """Return the logits of one window in chunks; the other windows of its group then wait for
+        the last layer.
+        """
+        run = next((each for each in self.forwards if each.window is window), None) or self.start(
+            window
+        )
         while isinstance(layer := run.reached, int):
             self.hold(layer)
             if layer == len(self.hosts) - 1:
-                run.resume()  # one window at a time: the logits of a whole group are larger than the model
+                # one window at a time: the logits of a whole group are larger than the model
+                run.resume()
                 continue
             for each in [each for each in self.forwards if each.reached == layer]:
                 each.resume()
                 if not isinstance(each.reached, int):
-                    raise ModelError("engine.streaming: this model runs its last decoder layer before another layer")
+                    raise ModelError(
+                        "engine.streaming: this model runs its last decoder layer before another layer"
+                    )
         self.forwards.remove(run)
         return layer
 
@@ -104,7 +120,9 @@ class Streamer:
         begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
         chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
         self.windows_left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
-        self.forwards = [WindowForward(each, greenlet.greenlet(partial(self.forward, each))) for each in chosen]
+        self.forwards = [
+            WindowForward(each, greenlet.greenlet(partial(self.forward, each))) for each in chosen
+        ]
         for each in self.forwards:
             each.resume()
         return self.forwards[0]
@@ -116,7 +134,9 @@ class Streamer:
         self.release()
         if layer not in self.coming:
             self.fetch(layer)
-        for (weight, _), copy in zip(self.hosts[layer], self.coming.pop(layer).result(), strict=True):
+        for (weight, _), copy in zip(
+            self.hosts[layer], self.coming.pop(layer).result(), strict=True
+        ):
             weight.data = copy
         self.held = layer
         following = (layer + 1) % len(self.hosts)
@@ -130,7 +150,9 @@ class Streamer:
         self.coming = {layer: self.copier.submit(self.copies, layer)}
 
     def copies(self, layer: int) -> list[torch.Tensor]:
-        """Copy a layer's weights to the device; on CUDA in a separate stream, next to the computation."""
+        """Copy a layer's weights to the device; on CUDA in a separate stream, next to the
+        computation.
+        """
         import torch
 
         with nullcontext() if self.side_stream is None else torch.cuda.stream(self.side_stream):
@@ -151,7 +173,8 @@ class Streamer:
     def fitting(self, tokens: int) -> int:
         """Return how many windows of ``tokens`` fit into half of the free memory.
 
-        A stopped forward holds its embeddings, its state, rotary tables and, in some attentions, a mask [L, L].
+        A stopped forward holds its embeddings, its state, rotary tables and, in some attentions, a
+        mask [L, L].
         """
         import torch
 

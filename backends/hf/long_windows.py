@@ -1,10 +1,12 @@
-"""Logits of a long window in pieces, by the model's own code: the layers run once, the rest runs for each piece.
+"""Logits of a long window in pieces, by the model's own code: the layers run once, the rest runs
+for each piece.
 
-131,072 positions of 128,256 logits would be 33.6 GB in bfloat16.  A model of Transformers has two parts: a base model,
-which returns the final states [1, L, H], and a forward that calls it once and turns states into logits (head, soft cap,
-scale, masks).  The whole forward runs once, with the logits of the last token only, and the base model's output is
-kept.  Then the forward runs again for each piece, with rows of that output instead of the base model.  The last token's
-logits are computed twice, and must agree.
+131,072 positions of 128,256 logits would be 33.6 GB in bfloat16.  A model of Transformers has two
+parts: a base model, which returns the final states [1, L, H], and a forward that calls it once and
+turns states into logits (head, soft cap, scale, masks).  The whole forward runs once, with the
+logits of the last token only, and the base model's output is kept.  Then the forward runs again for
+each piece, with rows of that output instead of the base model.  The last token's logits are
+computed twice, and must agree.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def pieces(model: Any, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
-    """Run the layers for a window [1, L], and yield its logits [n, V], ``rows`` positions at a time.
+    """Run the layers for a window [1, L], and yield its logits [n, V], ``rows`` positions at a
+    time.
 
     ModelError if the last token's logits in a piece differ by more than rounding.
     """
@@ -40,7 +43,9 @@ def pieces(model: Any, token_ids: torch.Tensor, rows: int) -> Iterator[torch.Ten
         own = vars(base).get("forward")  # set by accelerate's hooks
         base.forward = lambda *_, part=part, **__: part
         try:
-            logits: torch.Tensor = model(token_ids[:, begin : begin + rows], use_cache=False).logits[0]
+            logits: torch.Tensor = model(
+                token_ids[:, begin : begin + rows], use_cache=False
+            ).logits[0]
         finally:
             if own is None:
                 del base.forward

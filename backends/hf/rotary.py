@@ -1,8 +1,10 @@
-"""Rotary embeddings that change with the sequences they see: each window starts from the model's original factors.
+"""Rotary embeddings that change with the sequences they see: each window starts from the model's
+original factors.
 
-With ``dynamic`` scaling, Transformers computes other factors for a sequence that is longer than all before it, and uses
-them for later, shorter sequences too.  With ``longrope``, it switches between two sets of factors.  Scores of a window
-would depend on the windows before it, and with ``streaming`` on those that run at the same time.
+With ``dynamic`` scaling, Transformers computes other factors for a sequence that is longer than all
+before it, and uses them for later, shorter sequences too.  With ``longrope``, it switches between
+two sets of factors.  Scores of a window would depend on the windows before it, and with
+``streaming`` on those that run at the same time.
 """
 
 from __future__ import annotations
@@ -18,18 +20,27 @@ def start_from_original_factors(model: Any) -> None:
     """Restore the present factors of every rotary embedding of a model before each of its calls."""
     for module in model.modules():
         if LONGEST_SEEN in vars(module):
-            module.register_forward_pre_hook(partial(restore, numbers_of(module), dict(module._buffers)))
+            module.register_forward_pre_hook(
+                partial(restore, numbers_of(module), dict(module._buffers))
+            )
 
 
 def numbers_of(module: Any) -> dict[str, Any]:
-    """Return the numbers and tensors among a module's own attributes, by name; its buffers are not among them."""
+    """Return the numbers and tensors among a module's own attributes, by name; its buffers are not
+    among them.
+    """
     import torch
 
-    return {name: value for name, value in vars(module).items() if isinstance(value, int | float | torch.Tensor)}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | torch.Tensor)
+    }
 
 
 def restore(numbers: dict[str, Any], buffers: dict[str, Any], module: Any, *_: Any) -> None:
-    """Give a module these attributes and buffers again, and delete numbers and tensors that it has added.
+    """Give a module these attributes and buffers again, and delete numbers and tensors that it has
+    added.
 
     Transformers replaces the tensors and does not change their content.
     """

@@ -1,13 +1,16 @@
-"""Hugging Face Transformers, one window at a time, with the four load functions of ExLlamaV3's compare_q.
+"""Hugging Face Transformers, one window at a time, with the four load functions of ExLlamaV3's
+compare_q.
 
-``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``; ``transformers_auto_bf16``:
-the same in bf16; ``transformers_mm``: fp16, the language model of an image-text model.  Without a GPU the device is the
-CPU.  ``dtype`` in ``engine`` overrides the dtype; one-line calls set it to "auto", the checkpoint's own dtype.
-``streaming`` keeps one decoder layer on the device at a time (``backends/hf/layer_offload.py``); ``noise`` adds the
-noise of the noise floor (``backends/layers/noise.py``).
+``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``;
+``transformers_auto_bf16``: the same in bf16; ``transformers_mm``: fp16, the language model of an
+image-text model.  Without a GPU the device is the CPU.  ``dtype`` in ``engine`` overrides the
+dtype; one-line calls set it to "auto", the checkpoint's own dtype.  ``streaming`` keeps one decoder
+layer on the device at a time (``backends/hf/layer_offload.py``); ``noise`` adds the noise of the
+noise floor (``backends/layers/noise.py``).
 
-Quantized checkpoints run as Transformers runs them; most are decompressed to the dtype.  ``quantization_config`` in
-``engine`` quantizes while loading, or changes how a quantized checkpoint is loaded.
+Quantized checkpoints run as Transformers runs them; most are decompressed to the dtype.
+``quantization_config`` in ``engine`` quantizes while loading, or changes how a quantized checkpoint
+is loaded.
 """
 
 from __future__ import annotations
@@ -43,23 +46,38 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = {
-    "transformers": "float16", "transformers_auto": "float16", "transformers_auto_bf16": "bfloat16",
+    "transformers": "float16",
+    "transformers_auto": "float16",
+    "transformers_auto_bf16": "bfloat16",
     "transformers_mm": "float16",
-}  # fmt: skip
+}
 """load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
-"""Arguments of attention that torch's sdpa does not accept, and the attribute of a layer that holds each one."""
+"""Arguments of attention that torch's sdpa does not accept, and the attribute of a layer that holds
+each one."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
 PACKAGES = {
-    "aqlm": ("aqlm",), "auto-round": ("auto-round",), "awq": ("gptqmodel",), "bitsandbytes": ("bitsandbytes",),
-    "compressed-tensors": ("compressed-tensors",), "eetq": ("kernels",), "fbgemm_fp8": ("fbgemm-gpu",),
-    "fp_quant": ("fp_quant",), "gptq": ("optimum", "gptqmodel"), "higgs": ("flute-kernel", "fast_hadamard_transform"),
-    "nvfp4": ("kernels",), "quanto": ("optimum-quanto",), "quark": ("amd-quark",), "sinq": ("sinq",),
-    "spqr": ("spqr_quant",), "torchao": ("torchao",), "vptq": ("vptq",),
-}  # fmt: skip
+    "aqlm": ("aqlm",),
+    "auto-round": ("auto-round",),
+    "awq": ("gptqmodel",),
+    "bitsandbytes": ("bitsandbytes",),
+    "compressed-tensors": ("compressed-tensors",),
+    "eetq": ("kernels",),
+    "fbgemm_fp8": ("fbgemm-gpu",),
+    "fp_quant": ("fp_quant",),
+    "gptq": ("optimum", "gptqmodel"),
+    "higgs": ("flute-kernel", "fast_hadamard_transform"),
+    "nvfp4": ("kernels",),
+    "quanto": ("optimum-quanto",),
+    "quark": ("amd-quark",),
+    "sinq": ("sinq",),
+    "spqr": ("spqr_quant",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq",),
+}
 """quant_method -> distributions that Transformers needs to load it."""
 OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 """Options that are not passed unchanged to Transformers."""
@@ -85,12 +103,18 @@ class TransformersFolder(HuggingFaceFolder):
 
     def facts(self) -> ModelFacts:
         found = super().facts()
-        return found if "dtype" in self.planned.options else replace(found, dtype=DTYPES[self.planned.load_fn])
+        return (
+            found
+            if "dtype" in self.planned.options
+            else replace(found, dtype=DTYPES[self.planned.load_fn])
+        )
 
     def storage(self) -> Storage:
         on_load = (self.planned.options.get("quantization_config") or {}).get("quant_method")
         if on_load and not self.config.quantization:
-            return Storage(note=f"quantized by {on_load} while loading; the checkpoint does not show the stored size")
+            return Storage(
+                note=f"quantized by {on_load} while loading; the checkpoint does not show the stored size"
+            )
         return super().storage()
 
 
@@ -105,7 +129,10 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         noise=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
-        one_line={load_fn: {"dtype": "auto"} for load_fn in ("transformers", "transformers_auto", "transformers_mm")},
+        one_line={
+            load_fn: {"dtype": "auto"}
+            for load_fn in ("transformers", "transformers_auto", "transformers_mm")
+        },
     )
     files = TransformersFolder
     options_type = TransformersOptions
@@ -115,7 +142,8 @@ class TransformersEngine(LogitsEngine):
         self.checkpoint = TransformersFolder(model)
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
-        self.two_parts = False  # has a base model, and a forward that can compute only some logits (long_windows.py)
+        # has a base model, and a forward that can compute only some logits (long_windows.py)
+        self.two_parts = False
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -162,27 +190,42 @@ class TransformersEngine(LogitsEngine):
         transformers.utils.logging.disable_progress_bar()
         folder, stored = self.checkpoint.folder, self.checkpoint.config.quantization
         is_multimodal = self.planned.load_fn == "transformers_mm"
-        loader = getattr(transformers, f"AutoModelFor{'ImageTextToText' if is_multimodal else 'CausalLM'}")
+        loader = getattr(
+            transformers, f"AutoModelFor{'ImageTextToText' if is_multimodal else 'CausalLM'}"
+        )
         cuda, auto = torch.cuda.is_available(), self.planned.load_fn in DEVICE_MAP_AUTO
         device = torch.device("cuda:0" if cuda else "cpu")
         arguments: dict[str, Any] = {
-            "dtype": DTYPES[self.planned.load_fn], "use_safetensors": True,
-            "device_map": "cpu" if self.options.streaming else "auto" if auto and cuda else str(device),
+            "dtype": DTYPES[self.planned.load_fn],
+            "use_safetensors": True,
+            "device_map": "cpu"
+            if self.options.streaming
+            else "auto"
+            if auto and cuda
+            else str(device),
             **self.options.model_dump(exclude_none=True, exclude=OURS),
-        }  # fmt: skip
+        }
         if self.options.quantization_config:
             arguments["quantization_config"] = transformers_config(self.options.quantization_config)
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
-            raise ModelError(f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}")
+            raise ModelError(
+                f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}"
+            )
         try:
-            self.model, found = loader.from_pretrained(folder, output_loading_info=True, **arguments)
-        except Exception as error:  # any error of Transformers, accelerate or a quantizer fails this model
+            self.model, found = loader.from_pretrained(
+                folder, output_loading_info=True, **arguments
+            )
+        except (
+            Exception
+        ) as error:  # any error of Transformers, accelerate or a quantizer fails this model
             reason = conversion_error(error) or one_line(error)
             raise ModelError(f"Transformers could not load {folder}: {reason}") from error
         check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
         if ignored := ignored_by_attention(self.model):
             if asked := self.options.attn_implementation:
-                raise ModelError(f"{folder}: engine.attn_implementation: {asked} ignores its {ignored}; use eager")
+                raise ModelError(
+                    f"{folder}: engine.attn_implementation: {asked} ignores its {ignored}; use eager"
+                )
             self.model.set_attn_implementation("eager")
         check_resident(folder, self.model, stored)
         self.model.eval()
@@ -194,9 +237,13 @@ class TransformersEngine(LogitsEngine):
         takes = inspect.signature(self.model.forward).parameters
         self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
         if (seed := seed_of(self.planned.options)) is not None:
-            self.noise = Noise(dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed)
+            self.noise = Noise(
+                dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed
+            )
         if self.options.streaming:
-            self.streamer = Streamer(self.model, self._forward, device, self.options.streaming_windows)
+            self.streamer = Streamer(
+                self.model, self._forward, device, self.options.streaming_windows
+            )
 
     def prepare(self, windows: Sequence[Window]) -> None:
         if self.streamer is not None:
@@ -205,11 +252,15 @@ class TransformersEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(window)  # only while a piece is computed
+        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(
+            window
+        )  # only while a piece is computed
         return made
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        yield from self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
+        yield from (
+            self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
+        )
         if self.noise is not None and (missed := self.noise.missed()):
             raise ModelError(missed)
 
@@ -232,7 +283,9 @@ class TransformersEngine(LogitsEngine):
         return long_windows.pieces(self.model, token_ids, rows)
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """Return the output embedding, with soft cap and scale from the config; ``states`` are kept from now on."""
+        """Return the output embedding, with soft cap and scale from the config; ``states`` are kept
+        from now on.
+        """
         import torch
 
         module = self.model.get_output_embeddings()
@@ -245,11 +298,17 @@ class TransformersEngine(LogitsEngine):
             module.register_forward_pre_hook(lambda _, given: setattr(self, "entered", given[0][0]))
         stated = self.model.config.get_text_config().to_dict()
         # MPT's logit_scale may be a word; zeros do not count.
-        numbers = {key: float(value) for key, value in stated.items() if isinstance(value, int | float) and value}
+        numbers = {
+            key: float(value)
+            for key, value in stated.items()
+            if isinstance(value, int | float) and value
+        }
         head = Head(
-            module.weight.shape[0], dtype_name(module.weight.dtype), numbers.get("final_logit_softcapping"),
+            module.weight.shape[0],
+            dtype_name(module.weight.dtype),
+            numbers.get("final_logit_softcapping"),
             numbers.get("logit_scale", 1.0) / numbers.get("logits_scaling", 1.0),
-        )  # fmt: skip
+        )
         return module.weight.detach(), None if module.bias is None else module.bias.detach(), head
 
     def layers(self) -> tuple[Layer, ...]:
@@ -259,12 +318,16 @@ class TransformersEngine(LogitsEngine):
         return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
 
     def dtype_notes(self) -> list[str]:
-        """Return a note if the model ran in another dtype than its config states, and lost digits or range."""
+        """Return a note if the model ran in another dtype than its config states, and lost digits
+        or range.
+        """
         stated = self.checkpoint.config.dtype
         ran = dtype_name(self.model.dtype)
         if stated in (None, ran) or ran == "float32":
             return []
-        chosen = "engine.dtype says" if self.options.dtype else f"load_fn {self.planned.load_fn} does"
+        chosen = (
+            "engine.dtype says" if self.options.dtype else f"load_fn {self.planned.load_fn} does"
+        )
         if self.checkpoint.config.quantization:
             return [f"its config says {stated}, and it ran in {ran}, as {chosen}"]
         return [f"stored in {stated}, and ran in {ran}, as {chosen}"]
@@ -294,10 +357,14 @@ class TransformersEngine(LogitsEngine):
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
-    """InputError if ``streaming`` is incompatible with the other options, the checkpoint or the installed packages."""
+    """InputError if ``streaming`` is incompatible with the other options, the checkpoint or the
+    installed packages.
+    """
     for name in ("device_map", "max_memory", "offload_folder", "quantization_config"):
         if getattr(options, name) is not None:
-            raise InputError(f"engine.streaming: cannot be combined with {name}; remove one of them")
+            raise InputError(
+                f"engine.streaming: cannot be combined with {name}; remove one of them"
+            )
     if stored:
         raise InputError(
             f"engine.streaming: streams unquantized checkpoints only, this one is quantized with "
@@ -318,7 +385,8 @@ def check_packages(where: str, config: dict[str, Any]) -> None:
 
 
 def ignored_by_attention(model: Any) -> str:
-    """Return arguments of a model's attention that torch's sdpa ignores, such as a soft cap; "" if there are none.
+    """Return arguments of a model's attention that torch's sdpa ignores, such as a soft cap; "" if
+    there are none.
 
     Transformers chooses sdpa for Gemma 2 nevertheless.
     """
@@ -327,17 +395,21 @@ def ignored_by_attention(model: Any) -> str:
     for module in {type(each): each for each in model.modules()}.values():
         with suppress(OSError, TypeError):  # a class without source
             given = GIVEN_TO_ATTENTION.findall(inspect.getsource(type(module).forward))
-            if found := next((name for name in given if getattr(module, name, None) is not None), ""):
+            if found := next(
+                (name for name in given if getattr(module, name, None) is not None), ""
+            ):
                 return str(found)
     return ""
 
 
 def check_causal(folder: Path, model: Any) -> None:
-    """ModelError if a token changes the logits before it, as in encoders, which see the tokens that they would predict.
+    """ModelError if a token changes the logits before it, as in encoders, which see the tokens that
+    they would predict.
 
-    One forward pass runs two texts of eight tokens that differ only in a token in the middle.  If attention works in
-    both directions, the log-probabilities before that token change on average about as much as those after it.  If
-    attention is causal, the change before the token is 0, or a rounding of kernels that mix tokens, such as experts'.
+    One forward pass runs two texts of eight tokens that differ only in a token in the middle.  If
+    attention works in both directions, the log-probabilities before that token change on average
+    about as much as those after it.  If attention is causal, the change before the token is 0, or a
+    rounding of kernels that mix tokens, such as experts'.
     """
     import torch
 
@@ -356,38 +428,45 @@ def check_causal(folder: Path, model: Any) -> None:
 
 
 def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:
-    """ModelError for weights that Transformers initialized at random or loaded without scales, with only a warning.
+    """ModelError for weights that Transformers initialized at random or loaded without scales, with
+    only a warning.
 
-    ``found``: loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model while loading, so that
-    the checkpoint needs no scales.
+    ``found``: loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model
+    while loading, so that the checkpoint needs no scales.
     """
     for name in sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
         if on_load and WEIGHT_SCALE.search(name):
             continue
         raise ModelError(f"{folder}: Transformers found no {name} that fits, and made one up")
     for name in sorted(filter(WEIGHT_SCALE.search, found["unexpected_keys"])):
-        raise ModelError(f"{folder}: Transformers left {name} out; it does not run this model's quantization")
+        raise ModelError(
+            f"{folder}: Transformers left {name} out; it does not run this model's quantization"
+        )
 
 
 def conversion_error(error: Exception) -> str:
     """Return why Transformers could not convert stored tensors; "" for another error.
 
-    Its error only points to a report, which it logs as a warning.  The report's entries are in a variable of the
-    function that raised the error.
+    Its error only points to a report, which it logs as a warning.  The report's entries are in a
+    variable of the function that raised the error.
     """
     trace = error.__traceback__
     while trace is not None:
         entries = getattr(trace.tb_frame.f_locals.get("loading_info"), "conversion_errors", None)
         if entries:
             name, entry = next(iter(entries.items()))
-            reason = entry.rpartition("\nError")[0] or entry  # a traceback, and then which operation it was
+            reason = (
+                entry.rpartition("\nError")[0] or entry
+            )  # a traceback, and then which operation it was
             return f"{name} could not be converted: {one_line(reason.strip().splitlines()[-1])}{and_more([*entries])}"
         trace = trace.tb_next
     return ""
 
 
 def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
-    """ModelError for a quantized model with weights on disk: Transformers computes it wrong (unquantized: right)."""
+    """ModelError for a quantized model with weights on disk: Transformers computes it wrong
+    (unquantized: right).
+    """
     on_disk = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
     if stored and on_disk:
         raise ModelError(
@@ -397,7 +476,9 @@ def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
 
 
 def transformers_config(given: dict[str, Any]) -> Any:
-    """Return Transformers' object for a ``quantization_config``; InputError for a key that it does not have."""
+    """Return Transformers' object for a ``quantization_config``; InputError for a key that it does
+    not have.
+    """
     from transformers.quantizers.auto import AutoQuantizationConfig
 
     try:
@@ -406,5 +487,7 @@ def transformers_config(given: dict[str, Any]) -> Any:
         raise InputError(f"engine.quantization_config: {one_line(error)}") from error
     known = {*inspect.signature(type(config).__init__).parameters, "quant_method"}
     prefix = "quantization_config."
-    check_names((prefix + name for name in given), (prefix + name for name in known), type(config).__name__)
+    check_names(
+        (prefix + name for name in given), (prefix + name for name in known), type(config).__name__
+    )
     return config

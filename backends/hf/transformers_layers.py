@@ -1,8 +1,9 @@
 """Report how the linear layers of a model in Transformers ran.
 
-Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the weights are those of the
-checkpoint, but the activations may differ from its scheme.  compressed-tensors rounds activations in the layer's
-forward.  To measure this, one vector is passed to the layer and compared with the input of torch's product.
+Most quantized checkpoints are decompressed to the model's dtype and multiplied by torch: the
+weights are those of the checkpoint, but the activations may differ from its scheme.
+compressed-tensors rounds activations in the layer's forward.  To measure this, one vector is passed
+to the layer and compared with the input of torch's product.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ..layers.schemes import UNKNOWN, Scheme, args_text, declared
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
-"""Endings of the names of a quantized module's tensors; gpt-oss has ``experts.gate_up_proj_scales``."""
+"""Endings of the names of a quantized module's tensors; gpt-oss has
+``experts.gate_up_proj_scales``."""
 
 
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
@@ -37,24 +39,42 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
     stored = {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
     stated, head, sizes = declared(quantization), model.get_output_embeddings(), {}
     for name, module in model.named_modules():
-        sizes[name] = sum(each.nbytes for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        sizes[name] = sum(
+            each.nbytes
+            for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        )
     outside = outside_text_model(sizes, None)
     for name, module in model.named_modules():
-        if module is not head and (name in outside or any(map(OTHER_TOWERS.fullmatch, name.split(".")))):
+        if module is not head and (
+            name in outside or any(map(OTHER_TOWERS.fullmatch, name.split(".")))
+        ):
             continue
         if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
             dequantized = name_from_layers(name) in stored
-            yield linear_layer(name, module, stated.of(name), dtype_name(model.dtype), dequantized=dequantized)
-        elif type(module).__name__.endswith("Experts"):  # all experts of a layer, with one or two weight tensors
+            yield linear_layer(
+                name, module, stated.of(name), dtype_name(model.dtype), dequantized=dequantized
+            )
+        elif type(module).__name__.endswith(
+            "Experts"
+        ):  # all experts of a layer, with one or two weight tensors
             dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
             kernel = f"{type(module).__name__} {getattr(model.config, '_experts_implementation', None) or ''}".strip()
-            yield product(name, next(module.parameters(), None), stated.of(name), kernel, dequantized=dequantized)
+            yield product(
+                name,
+                next(module.parameters(), None),
+                stated.of(name),
+                kernel,
+                dequantized=dequantized,
+            )
 
 
-def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool) -> Layer:
+def linear_layer(
+    name: str, module: Any, scheme: Scheme | None, dtype: str, *, dequantized: bool
+) -> Layer:
     """Return how a linear layer ran.
 
-    A class of a quantizer (bitsandbytes, gptqmodel, FP8) runs the scheme of the config, unless its weights are floats.
+    A class of a quantizer (bitsandbytes, gptqmodel, FP8) runs the scheme of the config, unless its
+    weights are floats.
     """
     kernel = type(module).__name__
     own = getattr(module, "quantization_scheme", None)
@@ -67,16 +87,26 @@ def linear_layer(name: str, module: Any, scheme: Scheme | None, dtype: str, *, d
         return product(name, weight, scheme, "torch linear", dequantized=dequantized)
     if scheme is None:
         return Layer(name, UNKNOWN, UNKNOWN, kernel)
-    if type(weight) is torch.nn.Parameter and weight.dtype.is_floating_point and weight.element_size() > 1:
+    if (
+        type(weight) is torch.nn.Parameter
+        and weight.dtype.is_floating_point
+        and weight.element_size() > 1
+    ):
         return product(name, weight, scheme, kernel, dequantized=dequantized)
     return Layer(name, scheme.weights, scheme.activations or dtype, kernel)
 
 
-def product(name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool) -> Layer:
-    """Return a layer that multiplies a float ``weight`` in its dtype; for other weights, activations are unknown."""
+def product(
+    name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool
+) -> Layer:
+    """Return a layer that multiplies a float ``weight`` in its dtype; for other weights,
+    activations are unknown.
+    """
     scheme = scheme or Scheme(UNKNOWN)
     if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
-        return Layer(name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN))
+        return Layer(
+            name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN)
+        )
     dtype = dtype_name(weight.dtype)
     if not dequantized:
         return Layer(name, dtype, dtype, kernel)
@@ -91,14 +121,17 @@ class ProductInputs(TorchFunctionMode):
         super().__init__()
         self.tensors: list[torch.Tensor] = []
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.nn.functional.linear:
             self.tensors.append(args[0])
         return function(*args, **(kwargs or {}))
 
 
 def measured_activations(module: Any, asked: str, dtype: str) -> str:
-    """Return the activations of a compressed-tensors layer: ``asked`` if product and layer have different inputs.
+    """Return the activations of a compressed-tensors layer: ``asked`` if product and layer have
+    different inputs.
 
     "unknown" if accelerate has moved the weights off the device.
     """

@@ -1,19 +1,21 @@
 """Compare the weights that Transformers has dequantized with the numbers in the checkpoint's files.
 
-Transformers decompresses most quantized checkpoints while it loads them.  Transformers 5.19 makes mistakes without a
-warning: it ignores the global scale of NVFP4 experts, and reads all experts by the scheme of one group of the config.
+Transformers decompresses most quantized checkpoints while it loads them.  Transformers 5.19 makes
+mistakes without a warning: it ignores the global scale of NVFP4 experts, and reads all experts by
+the scheme of one group of the config.
 
-From every kind of quantized module (one name without its numbers, one stored format, one declared scheme) up to
-``PER_KIND`` modules are compared, and from each module some rows.  ``backends/checkpoint/dequantize.py`` reads these
-rows from the files.
+From every kind of quantized module (one name without its numbers, one stored format, one declared
+scheme) up to ``PER_KIND`` modules are compared, and from each module some rows.
+``backends/checkpoint/dequantize.py`` reads these rows from the files.
 
-Transformers places a stored matrix differently in each model family.  Some families have one tensor for the gate and up
-projections of all experts, one below the other or in alternating rows.  Some exchange inputs and outputs.  Therefore a
-row counts as right if it is anywhere in the loaded matrix, as a row or as a column.  Two rows of a model are never so
-alike by chance.
+Transformers places a stored matrix differently in each model family.  Some families have one tensor
+for the gate and up projections of all experts, one below the other or in alternating rows.  Some
+exchange inputs and outputs.  Therefore a row counts as right if it is anywhere in the loaded
+matrix, as a row or as a column.  Two rows of a model are never so alike by chance.
 
-A module is left out if it is not a plain matrix of floats in the loaded model.  The module's own class then computes
-with the stored numbers (bitsandbytes, gptqmodel, FP8 kernels).  These classes do not run on a CPU.
+A module is left out if it is not a plain matrix of floats in the loaded model.  The module's own
+class then computes with the stored numbers (bitsandbytes, gptqmodel, FP8 kernels).  These classes
+do not run on a CPU.
 """
 
 from __future__ import annotations
@@ -41,11 +43,12 @@ PER_KIND = 16
 ROWS = 8
 """Number of rows of a module that are compared, spread over all of them."""
 TOLERANCE = 2.0**-7
-"""Largest length of the difference of two rows that counts as rounding, relative to the stored row's length.
+"""Largest length of the difference of two rows that counts as rounding, relative to the stored
+row's length.
 
-Libraries dequantize in bfloat16, in runs of every dtype: two roundings of a product change a row by 0.002 of its
-length.  If an int8 zero point is wrong by one step, the row changes by about 0.02.  Every other fault changes the row
-by more.
+Libraries dequantize in bfloat16, in runs of every dtype: two roundings of a product change a row by
+0.002 of its length.  If an int8 zero point is wrong by one step, the row changes by about 0.02.
+Every other fault changes the row by more.
 """
 PARALLEL = 0.999
 """Smallest cosine of two rows that differ only by a factor."""
@@ -56,7 +59,9 @@ SCALE_OR_BIAS = re.compile("scale|bias")
 
 
 class Sample(NamedTuple):
-    """A quantized module; ``expert``: index of its matrix in a tensor of several, stored or loaded; else None."""
+    """A quantized module; ``expert``: index of its matrix in a tensor of several, stored or loaded;
+    else None.
+    """
 
     module: str
     parts: Parts
@@ -64,7 +69,9 @@ class Sample(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Largest difference between stored and loaded rows, largest stored number, and the probable cause ("" if none)."""
+    """Largest difference between stored and loaded rows, largest stored number, and the probable
+    cause ("" if none).
+    """
 
     largest: float
     stored: float
@@ -72,7 +79,8 @@ class Difference(NamedTuple):
 
 
 def check_weights(checkpoint: Checkpoint, model: Any) -> None:
-    """ModelError if a module's loaded weights differ from its files, or if routed experts cannot be read.
+    """ModelError if a module's loaded weights differ from its files, or if routed experts cannot be
+    read.
 
     ``model``: an object of Transformers with all its weights in memory.
     """
@@ -88,7 +96,9 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
                 raise UnreadError("its place in the loaded model is not known")
             difference = compared(checkpoint, sample, weight)
         except UnreadError as error:
-            if not (is_routed(checkpoint, sample.module) and has_plain_experts(tensors, sample.module)):
+            if not (
+                is_routed(checkpoint, sample.module) and has_plain_experts(tensors, sample.module)
+            ):
                 continue
             raise ModelError(
                 f"{checkpoint.folder}: {sample.module}: quantized experts, which Transformers dequantizes; their "
@@ -103,7 +113,9 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
 
 
 def sampled(checkpoint: Checkpoint) -> Iterator[Sample]:
-    """Yield some modules of every kind, including the first and last; for stacked experts, the first and last."""
+    """Yield some modules of every kind, including the first and last; for stacked experts, the
+    first and last.
+    """
     stated = declared(checkpoint.config.quantization)
     kinds: dict[Any, list[str]] = {}
     for module, parts in checkpoint.quantized.items():
@@ -128,8 +140,11 @@ def numbers_in(name: str) -> list[int]:
     return [int(number) for number in NUMBER.findall(name)]
 
 
-def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) -> Mapping[str, set[str]]:
-    """Module of a sample -> the names of its weights in the loaded model, except modules that Transformers cannot map.
+def loaded_names(
+    checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]
+) -> Mapping[str, set[str]]:
+    """Module of a sample -> the names of its weights in the loaded model, except modules that
+    Transformers cannot map.
 
     Transformers cuts some stored matrices into several, as HRM's gate, query, key and value.
     """
@@ -140,13 +155,19 @@ def loaded_names(checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]) 
     try:
         for name, target in new_names(model, weights).items():
             places[names[name]] = {target, *split(model, {name: target})}
-    except Exception:  # Transformers' rules raise anything; modules that it cannot map are left out or refused
+    except (
+        Exception
+    ):  # Transformers' rules raise anything; modules that it cannot map are left out or refused
         return {}
     return places
 
 
-def loaded_weight(tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> torch.Tensor | None:
-    """Return the tensor of these names; several matrices below each other, in any order.  None if there is none."""
+def loaded_weight(
+    tensors: Mapping[str, torch.Tensor], names: Collection[str]
+) -> torch.Tensor | None:
+    """Return the tensor of these names; several matrices below each other, in any order.  None if
+    there is none.
+    """
     import torch
 
     weights = [tensors[name] for name in names if name in tensors]
@@ -172,7 +193,9 @@ def is_routed(checkpoint: Checkpoint, module: str) -> bool:
 
 
 def has_plain_experts(tensors: Mapping[str, Any], module: str) -> bool:
-    """True if the layer of a module has experts that are plain floats in the loaded model, by their tensors' names."""
+    """True if the layer of a module has experts that are plain floats in the loaded model, by their
+    tensors' names.
+    """
     layer = IN_LAYER.search(f"{module}.")
     within = layer[0] if layer else ""
     for name, tensor in tensors.items():
@@ -183,14 +206,18 @@ def has_plain_experts(tensors: Mapping[str, Any], module: str) -> bool:
 
 
 def compared(checkpoint: Checkpoint, sample: Sample, weight: torch.Tensor) -> Difference | None:
-    """Return the difference between the stored and the loaded rows of a module; None if it is rounding."""
+    """Return the difference between the stored and the loaded rows of a module; None if it is
+    rounding.
+    """
     import torch
 
     module, parts, expert = sample
     count = dequantize.row_count(parts)
     rows = np.unique(np.linspace(0, count - 1, ROWS).round().astype(np.intp))
     in_stack = expert if dequantize.is_stack(parts) else None
-    wanted = dequantize.rows_of(parts, checkpoint.config, bits_of(checkpoint, module), rows, in_stack)
+    wanted = dequantize.rows_of(
+        parts, checkpoint.config, bits_of(checkpoint, module), rows, in_stack
+    )
     stored = torch.from_numpy(wanted).to(weight.device)
     matrix = loaded_matrix(weight, expert)
     if tuple(matrix.shape) == (count, stored.shape[1]):
@@ -200,7 +227,9 @@ def compared(checkpoint: Checkpoint, sample: Sample, weight: torch.Tensor) -> Di
     columns = stored.shape[1]
     arrangements = [each for each in (matrix, matrix.T) if each.shape[1] == columns]
     if not arrangements:
-        raise UnreadError(f"their shape in the loaded model, {list(weight.shape)}, fits no stored row of {columns}")
+        raise UnreadError(
+            f"their shape in the loaded model, {list(weight.shape)}, fits no stored row of {columns}"
+        )
     for arranged in arrangements:
         nearest = nearest_rows(stored, arranged.float())
         if not are_wrong(stored, nearest, weight.dtype).any():
@@ -218,15 +247,23 @@ def loaded_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
 
 
 def bits_of(checkpoint: Checkpoint, module: str) -> int | None:
-    """Return the bits of a module's integers: the number that the config declares, or that the shapes imply."""
+    """Return the bits of a module's integers: the number that the config declares, or that the
+    shapes imply.
+    """
     scheme = declared(checkpoint.config.quantization).of(module)
-    words = scheme.weights if scheme else layout_of(checkpoint.quantized[module], checkpoint.config).words
+    words = (
+        scheme.weights
+        if scheme
+        else layout_of(checkpoint.quantized[module], checkpoint.config).words
+    )
     found = re.fullmatch(r"u?int(\d)", number_format(words))
     return int(found[1]) if found else None
 
 
 def are_wrong(stored: torch.Tensor, loaded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return for each row True if it differs by more than rounding; ``dtype``: of the loaded weights."""
+    """Return for each row True if it differs by more than rounding; ``dtype``: of the loaded
+    weights.
+    """
     import torch
 
     info = torch.finfo(dtype)
@@ -245,21 +282,32 @@ def nearest_rows(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def most_alike(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return for each stored row the matrix row of the most similar direction; lengths differ if a scale is missing."""
+    """Return for each stored row the matrix row of the most similar direction; lengths differ if a
+    scale is missing.
+    """
     import torch
 
-    cosines = torch.nn.functional.normalize(stored, dim=1) @ torch.nn.functional.normalize(matrix, dim=1).T
+    cosines = (
+        torch.nn.functional.normalize(stored, dim=1)
+        @ torch.nn.functional.normalize(matrix, dim=1).T
+    )
     return matrix[cosines.nan_to_num(-1.0).argmax(1)]
 
 
-def described(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor) -> Difference:
+def described(
+    checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor
+) -> Difference:
     """Return how the loaded rows differ from the stored ones, and why."""
     largest = float((stored - loaded).abs().max())
     return Difference(largest, float(stored.abs().max()), cause(checkpoint, sample, stored, loaded))
 
 
-def cause(checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor) -> str:
-    """Return the probable reason for a difference, to be added to a message; "" if no reason is found."""
+def cause(
+    checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor
+) -> str:
+    """Return the probable reason for a difference, to be added to a message; "" if no reason is
+    found.
+    """
     import torch
 
     cosines = torch.nn.functional.cosine_similarity(stored, loaded, dim=1)

@@ -1,6 +1,7 @@
 """Names of layers and tensors: module and part, head or layer, which layers engines fuse, prefixes.
 
-Bits per weight, the doctor and the schemes of layers share this one table of names.  Nothing here reads a file.
+Bits per weight, the doctor and the schemes of layers share this one table of names.  Nothing here
+reads a file.
 """
 
 from __future__ import annotations
@@ -10,19 +11,33 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, TypeVar
 
 Role = Literal["layer", "head", "embedding", ""]
-"""The part of the model whose size includes a module's bits; "" for modules outside the text model's weights."""
+"""The part of the model whose size includes a module's bits; "" for modules outside the text
+model's weights."""
 T = TypeVar("T")
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
-"""Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ..."""
+"""Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ...
+"""
 EXPERT_PARTS = {
-    None: "weight", "blocks": "weight_packed", "scales": "weight_scale", "scale": "weight_scale",
+    None: "weight",
+    "blocks": "weight_packed",
+    "scales": "weight_scale",
+    "scale": "weight_scale",
     "scale_inv": "weight_scale_inv",
-}  # fmt: skip
+}
 EMBEDDINGS = {
-    "embed_tokens", "wte", "word_embeddings", "word_embedding", "tok_embeddings", "token_embedding", "token_embeddings",
-    "tokens_embed", "embed_in", "embeddings", "embedding",
-}  # fmt: skip
+    "embed_tokens",
+    "wte",
+    "word_embeddings",
+    "word_embedding",
+    "tok_embeddings",
+    "token_embedding",
+    "token_embeddings",
+    "tokens_embed",
+    "embed_in",
+    "embeddings",
+    "embedding",
+}
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
 """Names of heads, or of modules that enclose one, as in Phi."""
@@ -39,18 +54,26 @@ OTHER_TOWERS = re.compile(
 """Steps in the names of modules outside the text model that its root may contain."""
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
-"""Names inside a decoder layer; these are never heads: OLMo calls its head and a matrix of each block ff_out."""
+"""Names inside a decoder layer; these are never heads: OLMo calls its head and a matrix of each
+block ff_out."""
 FUSED_AS = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-    "in_proj_ba": ("in_proj_b", "in_proj_a"), "fused_wqa_wkv": ("wq_a", "wkv"),
-}  # fmt: skip
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "fused_wqa_wkv": ("wq_a", "wkv"),
+}
 """Names that engines give to fused layers -> the names that checkpoints have for their parts."""
 FUSED = (
     *(parts for name, parts in FUSED_AS.items() if name != "fused_wqa_wkv"),
-    ("w1", "w3"), ("wq", "wk", "wv"), ("query", "key", "value"), ("c_fc_0", "c_fc_1"),
-)  # fmt: skip
-"""Layers with the same input that are fused, from packed_modules_mapping of vLLM's language models, 0.26 to 0.33."""
+    ("w1", "w3"),
+    ("wq", "wk", "wv"),
+    ("query", "key", "value"),
+    ("c_fc_0", "c_fc_1"),
+)
+"""Layers with the same input that are fused, from packed_modules_mapping of vLLM's language models,
+0.26 to 0.33."""
 QUANTIZER = re.compile(r"(weight|bias|input|output)_quantizer")
 """Modules with the numbers that ModelOpt used while it quantized a layer."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
@@ -82,14 +105,24 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def role_of(module: str, hidden_layers: int | None) -> Role:
-    """The role of a module by its name; ``hidden_layers``: the config's number of decoder layers, if known.
+    """The role of a module by its name; ``hidden_layers``: the config's number of decoder layers,
+    if known.
 
     Modules for multi-token prediction are named ``mtp*``, or have a number beyond the last layer's.
     """
     steps, number = module.split("."), LAYER_NUMBER.search(f"{module}.")
     drafts = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
-    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != ["attention", "gate"]  # RWKV's gate is a layer
-    if drafts or routes or is_outside(module) or module == CLASSIFIER or steps[-1] in OTHER_EMBEDDINGS:
+    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != [
+        "attention",
+        "gate",
+    ]  # RWKV's gate is a layer
+    if (
+        drafts
+        or routes
+        or is_outside(module)
+        or module == CLASSIFIER
+        or steps[-1] in OTHER_EMBEDDINGS
+    ):
         return ""
     if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
         return "embedding"
@@ -103,53 +136,78 @@ def is_outside(module: str) -> bool:
 
 
 def is_left_by_quantizer(module: str) -> bool:
-    """True for the name of a quantizer below a layer: ``model.layers.0.mlp.up_proj.weight_quantizer``."""
+    """True for the name of a quantizer below a layer:
+    ``model.layers.0.mlp.up_proj.weight_quantizer``.
+    """
     return bool(QUANTIZER.fullmatch(module.rpartition(".")[2]))
 
 
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
     """The modules outside the text model, except heads; empty if the text model is not found.
 
-    The root of the text model is the longest prefix of the largest embedding's name that has numbered blocks below it.
-    The model's blocks are the blocks with the fewest steps below the root: in Kimi-Audio ``model.layers``, not
-    ``model.encoder.layers``.  ``sizes``: module -> its bytes.
+    The root of the text model is the longest prefix of the largest embedding's name that has
+    numbered blocks below it.  The model's blocks are the blocks with the fewest steps below the
+    root: in Kimi-Audio ``model.layers``, not ``model.encoder.layers``.  ``sizes``: module -> its
+    bytes.
     """
     roles = {name: role_of(name, hidden_layers) for name in sizes}
     embeddings = [name for name, role in roles.items() if role == "embedding"]
     before = max(embeddings, key=sizes.__getitem__).split(".")[:-1] if embeddings else [""]
-    above = {name: match.string[: match.end()].split(".")[:-3] for name, role in roles.items()
-             if role == "layer" and (match := IN_LAYER.search(f"{name}."))}  # fmt: skip
+    above = {
+        name: match.string[: match.end()].split(".")[:-3]
+        for name, role in roles.items()
+        if role == "layer" and (match := IN_LAYER.search(f"{name}."))
+    }
     roots = (before[:count] for count in range(len(before), 0, -1)) if before else [before]
-    root = next((steps for steps in roots if any(path[: len(steps)] == steps for path in above.values())), None)
+    root = next(
+        (steps for steps in roots if any(path[: len(steps)] == steps for path in above.values())),
+        None,
+    )
     if root is None:
         return set()
-    depths = {name: len(set(steps) - OUTER) for name, steps in above.items() if steps[: len(root)] == root}
+    depths = {
+        name: len(set(steps) - OUTER) for name, steps in above.items() if steps[: len(root)] == root
+    }
     depth = min(depths.values())
-    outside = {name for name, role in roles.items() if role != "head"
-               and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)}  # fmt: skip
+    outside = {
+        name
+        for name, role in roles.items()
+        if role != "head"
+        and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)
+    }
     kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
-    return outside if 4 * kept >= every else set()  # BLT has its embedding in the small byte encoder
+    return (
+        outside if 4 * kept >= every else set()
+    )  # BLT has its embedding in the small byte encoder
 
 
 def bare(layer: str) -> str:
-    """A layer's name without prefixes of engines and checkpoints, and without vLLM's inner module of experts."""
+    """A layer's name without prefixes of engines and checkpoints, and without vLLM's inner module
+    of experts.
+    """
     return OWNERS.sub("", layer).removesuffix(".routed_experts")
 
 
 def spellings(layer: str) -> list[str]:
-    """Possible spellings of a bare name in configs; for a layer with all experts, the names of the first expert."""
+    """Possible spellings of a bare name in configs; for a layer with all experts, the names of the
+    first expert.
+    """
     inside = [f"{layer}.0.{part}" for part in EXPERT_LAYERS] if layer.endswith("experts") else []
     return [prefix + name for name in (layer, *inside) for prefix in PREFIXES]
 
 
 def parts_of(path: str) -> list[str]:
-    """The checkpoint's paths of an engine's layer: the paths of its parts if it is fused, else its own path."""
+    """The checkpoint's paths of an engine's layer: the paths of its parts if it is fused, else its
+    own path.
+    """
     parent, _, name = path.rpartition(".")
     return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))] if parent else [path]
 
 
 def fused_layers(paths: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix, in the order of FUSED."""
+    """Groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix, in the
+    order of FUSED.
+    """
     for path in paths:
         parent = path.rpartition(".")[0]
         for names in FUSED:

@@ -1,7 +1,8 @@
-"""Compare a model that is being scored with a reference store, with both models' logits on one device.
+"""Compare a model that is being scored with a reference store, with both models' logits on one
+device.
 
-``ReferenceWindows`` reads windows ahead of their use.  ``Comparison`` turns stored rows into the reference's logits,
-for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
+``ReferenceWindows`` reads windows ahead of their use.  ``Comparison`` turns stored rows into the
+reference's logits, for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ if TYPE_CHECKING:
 AHEAD_BYTES = 512 << 20
 """Bytes of windows to read ahead: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
 PIECE_BYTES = 64 << 20
-"""Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16, so that most windows are one piece."""
+"""Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16, so that most windows are
+one piece."""
 CHUNK_ELEMENTS = 1 << 26
-"""Logits of the reference that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16."""
+"""Logits of the reference that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16.
+"""
 COMPARED_ENTRIES = 1 << 13
 """Vocabulary entries of two heads that are compared at a time."""
 FEW_ROWS = 64
-"""With fewer rows per window on average, rows of several windows are joined on the host and copied to the GPU once."""
+"""With fewer rows per window on average, rows of several windows are joined on the host and copied
+to the GPU once."""
 HeadKey = tuple[Path, tuple[str, ...], int, int]
-"""Identity of a head: the store's path, the checksums of the head's files, the vocabulary entries [first, last)."""
+"""Identity of a head: the store's path, the checksums of the head's files, the vocabulary entries
+[first, last)."""
 
 
 class StoredRows(NamedTuple):
@@ -59,10 +64,12 @@ class Piece(NamedTuple):
 
 
 class ReferenceWindows:
-    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in the order of their use.
+    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in the
+    order of their use.
 
-    ``windows``: the digests of the windows that will be scored, by their indices and in the order of scoring; nothing
-    else of the store is read.  ``pin``: read into pinned memory; a GPU copies from it without waiting.
+    ``windows``: the digests of the windows that will be scored, by their indices and in the order
+    of scoring; nothing else of the store is read.  ``pin``: read into pinned memory; a GPU copies
+    from it without waiting.
     """
 
     def __init__(self, store: Reader, windows: Mapping[int, str], *, pin: bool) -> None:
@@ -93,10 +100,11 @@ class ReferenceWindows:
         return tensor.pin_memory() if self.pin else tensor, n_rows
 
     def get(self, rows: StoredRows) -> torch.Tensor:
-        """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces before them.
+        """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces
+        before them.
 
-        ModelError unless the store has one row per scored position of the window: with another warm-up, every position
-        would be shifted.
+        ModelError unless the store has one row per scored position of the window: with another
+        warm-up, every position would be shifted.
         """
         import torch
 
@@ -105,7 +113,9 @@ class ReferenceWindows:
         self.forget(rows.window, first)
         found = [self.piece(Piece(rows.window, number)) for number in range(first, last + 1)]
         if (stored := found[0][1]) != rows.n_scored:
-            raise ModelError(f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}")
+            raise ModelError(
+                f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}"
+            )
         tensor = found[0][0] if first == last else torch.cat([each for each, _ in found])
         return tensor[rows.begin - first * size : rows.end - first * size]
 
@@ -151,14 +161,18 @@ def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
     return store.path, tuple(store.heads.values()), *shard
 
 
-def load_head(store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None) -> LoadedHead:
+def load_head(
+    store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None
+) -> LoadedHead:
     """Return the head of a store of states, on a device.
 
-    ``own``: the model's own head [last - first, H] on that device, if it has a head without bias.  Its memory is used
-    if it holds the same numbers.
+    ``own``: the model's own head [last - first, H] on that device, if it has a head without bias.
+    Its memory is used if it holds the same numbers.
     """
     if own is not None and is_same_weight(store, own, *shard):
-        return LoadedHead(head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True)
+        return LoadedHead(
+            head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True
+        )
     weight, bias = store.weight(*shard, device)
     return LoadedHead(head_key(store, shard), weight, bias, f"a copy, {weight.nbytes >> 20} MiB")
 
@@ -179,10 +193,11 @@ def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -
 
 
 class Comparison:
-    """Logits of a reference store on a device, over the vocabulary entries [first, last) of ``shard``.
+    """Logits of a reference store on a device, over the vocabulary entries [first, last) of
+    ``shard``.
 
-    ``windows``: the digests of the windows that will be scored, by their indices.  ``head``: the store's head, if it is
-    loaded already.  ``close`` ends the reading thread.
+    ``windows``: the digests of the windows that will be scored, by their indices.  ``head``: the
+    store's head, if it is loaded already.  ``close`` ends the reading thread.
     """
 
     def __init__(
@@ -202,12 +217,16 @@ class Comparison:
         self.windows = ReferenceWindows(store, windows, pin=device.type == "cuda")
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
-        """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows of a window."""
+        """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows
+        of a window.
+        """
         part = self.windows.get(rows)
         return part if self.head is not None else part[:, slice(*self.shard)]
 
     def on_device(self, parts: Sequence[StoredRows]) -> torch.Tensor:
-        """Return stored rows of different windows, one after the other, on the device, without waiting for the copy."""
+        """Return stored rows of different windows, one after the other, on the device, without
+        waiting for the copy.
+        """
         import torch
 
         stored = [self.on_host(part) for part in parts]
@@ -223,7 +242,9 @@ class Comparison:
         return out
 
     def logits(self, parts: Sequence[StoredRows]) -> torch.Tensor:
-        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the other."""
+        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the
+        other.
+        """
         stored = self.on_device(parts)
         if self.head is None:
             return stored
@@ -232,9 +253,11 @@ class Comparison:
     def statistics(
         self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.integer[Any]]
     ) -> NDArray[np.float32]:
-        """Return partial statistics [n, F] of rows of a window from their logits [n, V], cut to the shard (0, V').
+        """Return partial statistics [n, F] of rows of a window from their logits [n, V], cut to the
+        shard (0, V').
 
-        ``targets``: integers [n].  The reference's logits are computed in pieces of at most ``CHUNK_ELEMENTS``.
+        ``targets``: integers [n].  The reference's logits are computed in pieces of at most
+        ``CHUNK_ELEMENTS``.
         """
         import torch
 
@@ -246,7 +269,9 @@ class Comparison:
         for begin in range(0, n_rows, step):
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
-            token_statistics.partial(logits[begin:end], ids[begin:end], out[begin:end], reference=reference)
+            token_statistics.partial(
+                logits[begin:end], ids[begin:end], out[begin:end], reference=reference
+            )
         return out.cpu().numpy()  # waits until the GPU has copied the window
 
     def drop(self, window: int) -> None:

@@ -1,4 +1,6 @@
-"""The head of a model, which turns final hidden states into logits; check if it can recompute the model's logits."""
+"""The head of a model, which turns final hidden states into logits; check if it can recompute the
+model's logits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 
 @dataclass(frozen=True)
 class Head:
-    """A head without its weight: the product, ``soft_cap`` c (z -> c tanh(z / c)), ``scale`` s (z -> s z)."""
+    """A head without its weight: the product, ``soft_cap`` c (z -> c tanh(z / c)), ``scale`` s (z
+    -> s z).
+    """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
@@ -29,10 +33,14 @@ class Head:
     scale: float = 1.0
 
 
-def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in their dtype.
+def head_logits(
+    head: Head, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in
+    their dtype.
 
-    Product, bias, soft cap and scale are each rounded, in the order of the engines that record states.
+    Product, bias, soft cap and scale are each rounded, in the order of the engines that record
+    states.
     """
     import torch
 
@@ -45,17 +53,21 @@ def head_logits(head: Head, states: torch.Tensor, weight: torch.Tensor, bias: to
 def spacing(dtype: str) -> float:
     """Return how much two computations of one logit may differ by rounding, relative to the logit.
 
-    bfloat16 and float16: the distance of two neighbouring numbers; unknown dtypes count as bfloat16.  float32: two
-    orders of addition, with room.  If the tolerance is too small, logits are recorded although states would be enough.
-    If it is too large, wrong scores are accepted.
+    bfloat16 and float16: the distance of two neighbouring numbers; unknown dtypes count as
+    bfloat16.  float32: two orders of addition, with room.  If the tolerance is too small, logits
+    are recorded although states would be enough.  If it is too large, wrong scores are accepted.
     """
     return SPACINGS.get(dtype, SPACINGS["bfloat16"])
 
 
-def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor) -> float | str:
-    """Return the largest |head(states) - logits| of states [n, H] and the engine's own logits [n, V].
+def head_difference(
+    head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor
+) -> float | str:
+    """Return the largest |head(states) - logits| of states [n, H] and the engine's own logits [n,
+    V].
 
-    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or a note on different shapes.
+    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or a note on
+    different shapes.
     """
     if isinstance(head, str):
         return head
@@ -68,10 +80,11 @@ def head_difference(head: RecomputableHead | str, states: torch.Tensor, logits: 
 
 
 def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
-    """Return why logits must be recorded instead of states; empty if the head recomputes logits up to rounding.
+    """Return why logits must be recorded instead of states; empty if the head recomputes logits up
+    to rounding.
 
-    ``difference``: from ``head_difference``; ``largest``: the largest |logit|; ``dtype``: of the logits.
-    Four spacings are allowed: both sides round the product and, with a soft cap, the cap.
+    ``difference``: from ``head_difference``; ``largest``: the largest |logit|; ``dtype``: of the
+    logits.  Four spacings are allowed: both sides round the product and, with a soft cap, the cap.
     """
     if isinstance(difference, str):
         return difference
@@ -81,7 +94,9 @@ def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest |a - b|; infinite if only one is masked or NaN, so that no comparison passes by accident."""
+    """Largest |a - b|; infinite if only one is masked or NaN, so that no comparison passes by
+    accident.
+    """
     import torch
 
     a, b = a.float(), b.float()

@@ -1,4 +1,5 @@
-"""A reference pack: a folder with all data of a reference that comparisons need, without the reference's model.
+"""A reference pack: a folder with all data of a reference that comparisons need, without the
+reference's model.
 
     pack.json           the manifest, written last, with its own checksum
     README.md           a dataset card
@@ -7,9 +8,9 @@
     scores.safetensors  the reference's own scores of every scored token, as its engine computed them, by window
     tokenizer/          the files of the tokenizer
 
-A pack is untrusted data.  Nothing in it is executed or unpickled, file names cannot point outside the folder,
-safetensors checks shapes before it allocates, and ``verified`` reads every byte before anything is used.
-``compare-q pack`` creates packs, and nothing changes them afterwards.
+A pack is untrusted data.  Nothing in it is executed or unpickled, file names cannot point outside
+the folder, safetensors checks shapes before it allocates, and ``verified`` reads every byte before
+anything is used.  ``compare-q pack`` creates packs, and nothing changes them afterwards.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ TOKENS, SCORES, CARD = "tokens.safetensors", "scores.safetensors", "README.md"
 COMPARED = ("logprob", "top1_logprob", "entropy")
 """Scores of ``SCORES``, each float32 [N], in nats.
 
-``digests`` uint8 [W, 16] of the file are the digests of its windows, and ``ends`` int64 [W] where their scores end.
+``digests`` uint8 [W, 16] of the file are the digests of its windows, and ``ends`` int64 [W] where
+their scores end.
 """
 DIGEST_BYTES = 16
 LONGEST_NAME = 40
@@ -90,14 +92,18 @@ class Manifest(BaseModel):
     text: Facts = Field(description="data spec of the text")
     text_digest: str = Field(description="digest of the windows")
     vocabulary: str = Field(description="digest of the tokenizer's vocabulary")
-    windows: list[WindowDigest] = Field(description="digests of the windows, in the order of the text")
+    windows: list[WindowDigest] = Field(
+        description="digests of the windows, in the order of the text"
+    )
     scored_tokens: NonNegativeInt
     engine: str = Field(description="engine, package and version that made it")
     provenance: Facts = Field(description="what ran: versions, hardware, options, kernels")
     storage: Sizes = Field(description="bits per weight and sizes of the reference")
     ppl: float = Field(description="perplexity of the reference")
     ppl_stderr: float | None = None
-    floor_kld: float | None = Field(None, description="KLD of the same weights with other roundings, nats per token")
+    floor_kld: float | None = Field(
+        None, description="KLD of the same weights with other roundings, nats per token"
+    )
     floor_kld_stderr: float | None = None
     model_license: str | None = Field(None, description="None: not known")
     text_license: str | None = None
@@ -122,8 +128,12 @@ def is_pack(folder: Path) -> bool:
     return is_folder(folder) and (folder / MANIFEST).is_file()
 
 
-def resolve(name: str, revision: str | None = None, watch: hub.Watch = hub.SILENT, *, download: bool = True) -> Path:
-    """Return the folder of a pack, which is downloaded if it is a data set on the hub; InputError with the reason."""
+def resolve(
+    name: str, revision: str | None = None, watch: hub.Watch = hub.SILENT, *, download: bool = True
+) -> Path:
+    """Return the folder of a pack, which is downloaded if it is a data set on the hub; InputError
+    with the reason.
+    """
     folder = expanded(name)
     if is_folder(folder) or not hub.is_hub_id(name):
         if not is_pack(folder):
@@ -147,15 +157,21 @@ def read(folder: Path) -> Manifest:
         why = describe(error, Manifest.model_fields)
         raise InputError(f"{file}: is not a manifest of a reference pack: {why}") from None
     except ValueError as error:
-        raise InputError(f"{file}: is not a manifest of a reference pack: {one_line(error)}") from None
+        raise InputError(
+            f"{file}: is not a manifest of a reference pack: {one_line(error)}"
+        ) from None
     advice = "update compare_q"
     if content.get("format") == 1:
         advice = "record it again with this compare_q (compare-q pack), in another folder"
-    raise InputError(f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; {advice}")
+    raise InputError(
+        f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; {advice}"
+    )
 
 
 def verified(folder: Path) -> Manifest:
-    """Return the manifest, after every byte of a pack was read; InputError names the first damaged file."""
+    """Return the manifest, after every byte of a pack was read; InputError names the first damaged
+    file.
+    """
     manifest, states = read(folder), []
     for name in manifest.files:
         try:
@@ -173,7 +189,12 @@ def _verify(folder: Path, manifest: str, states: tuple[tuple[str, int, str], ...
     """Read every byte; files with unchanged sizes and times are read only once per process."""
     found = Manifest.model_validate_json(manifest)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong = list(filter(None, pool.map(lambda pair: problem_of(folder / pair[0], pair[1]), found.files.items())))
+        wrong = list(
+            filter(
+                None,
+                pool.map(lambda pair: problem_of(folder / pair[0], pair[1]), found.files.items()),
+            )
+        )
     if wrong:
         raise InputError(wrong[0])
     check_store(folder, found)
@@ -191,11 +212,17 @@ def problem_of(file: Path, expected: File) -> str:
         return str(error)
     except OSError as error:
         return f"{file}: cannot be read: {error.strerror}"
-    return "" if digest == expected.sha256 else f"{file}: damaged: it has not the checksum in {MANIFEST}"
+    return (
+        ""
+        if digest == expected.sha256
+        else f"{file}: damaged: it has not the checksum in {MANIFEST}"
+    )
 
 
 def check_store(folder: Path, manifest: Manifest) -> None:
-    """InputError unless the store of a pack matches the manifest, and its files have the form of the store."""
+    """InputError unless the store of a pack matches the manifest, and its files have the form of
+    the store.
+    """
     opened = Reader(folder / STATES)
     listed = {f"{STATES}/{name}" for name in opened.manifest.files}
     lacking = sorted(listed - manifest.files.keys())
@@ -208,11 +235,11 @@ def check_store(folder: Path, manifest: Manifest) -> None:
     elif written != expected:
         problem = "its files are not of one form, or have other shapes than its manifest says"
     elif absent:
-        problem = (
-            f"lacks {len(absent):,} of the {len(manifest.windows):,} windows in {MANIFEST}, {absent[0]} among them"
-        )
+        problem = f"lacks {len(absent):,} of the {len(manifest.windows):,} windows in {MANIFEST}, {absent[0]} among them"
     elif opened.windows.keys() != set(manifest.windows):
-        problem = f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(set(manifest.windows)):,}"
+        problem = (
+            f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(set(manifest.windows)):,}"
+        )
     if problem:
         raise InputError(f"{folder}: {STATES}: {problem}")
 
@@ -223,20 +250,28 @@ def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
     try:
         with safe_open(file, "np") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            names = opened.keys()
+            tensors = {name: opened.get_tensor(name) for name in names}
+            return tensors, opened.metadata() or {}
     except Exception as error:  # safetensors raises its own error class
         raise InputError(f"{file}: damaged: {one_line(error)}") from None
 
 
-def write_scores(folder: Path, windows: Sequence[str], ends: Sequence[int], columns: Mapping[str, Any]) -> None:
-    """Write the engine's own scores of the windows with these digests, which users reproduce from the pack's states.
+def write_scores(
+    folder: Path, windows: Sequence[str], ends: Sequence[int], columns: Mapping[str, Any]
+) -> None:
+    """Write the engine's own scores of the windows with these digests, which users reproduce from
+    the pack's states.
 
-    ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``: where the scores of each window end.
+    ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``: where the scores of each window
+    end.
     """
     import numpy as np
     from safetensors.numpy import save_file
 
-    digests = np.frombuffer(bytes.fromhex("".join(windows)), np.uint8).reshape(len(windows), DIGEST_BYTES)
+    digests = np.frombuffer(bytes.fromhex("".join(windows)), np.uint8).reshape(
+        len(windows), DIGEST_BYTES
+    )
     scores = {name: columns[name] for name in COMPARED}
     save_file({"ends": np.array(ends, np.int64), "digests": digests, **scores}, folder / SCORES)
 
@@ -276,8 +311,14 @@ def check_array(arrays: Mapping[str, Any], name: str, kind: str, dimensions: int
 def data_keys(folder: Path) -> dict[str, Any]:
     """Return the keys of a data spec for the text of a pack."""
     manifest = read(folder)
-    keys = {key: value for key, value in manifest.text.items() if key != "trust_remote_code"}  # the user's to give
-    return {**keys, "tokenizer_dir": str(folder.absolute() / TOKENIZER), "pack": str(folder.absolute())}
+    keys = {
+        key: value for key, value in manifest.text.items() if key != "trust_remote_code"
+    }  # the user's to give
+    return {
+        **keys,
+        "tokenizer_dir": str(folder.absolute() / TOKENIZER),
+        "pack": str(folder.absolute()),
+    }
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, File]]:
@@ -286,7 +327,10 @@ def entries_of(folder: Path) -> Iterator[tuple[str, File]]:
         if file.is_file():
             with file.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            yield file.relative_to(folder).as_posix(), File(bytes=file.stat().st_size, sha256=digest)
+            yield (
+                file.relative_to(folder).as_posix(),
+                File(bytes=file.stat().st_size, sha256=digest),
+            )
 
 
 def write_manifest(folder: Path, **facts: Any) -> Manifest:
@@ -298,11 +342,17 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
 
 def title_of_text(manifest: Manifest) -> str:
     """Return the name of a pack's text."""
-    return str(manifest.text.get("dataset_display_name") or manifest.text.get("path") or manifest.text.get("dataset"))
+    return str(
+        manifest.text.get("dataset_display_name")
+        or manifest.text.get("path")
+        or manifest.text.get("dataset")
+    )
 
 
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and bytes of its store."""
+    """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and
+    bytes of its store.
+    """
     floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
     count = amount(len(manifest.windows), "window")
     scored = amount(manifest.scored_tokens, "scored token")
@@ -313,11 +363,21 @@ def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[
         contents += f"; {bytes_in_words(whole)} with tokens, scores and tokenizer"
     return [
         ("reference", f"{manifest.model}{revision}"),
-        ("engine", f"{manifest.engine}, on {manifest.provenance.get('where') or 'unknown hardware'}"),
+        (
+            "engine",
+            f"{manifest.engine}, on {manifest.provenance.get('where') or 'unknown hardware'}",
+        ),
         ("text", f"{opened['text']}: {count}, {scored}"),
-        ("perplexity", f"{manifest.ppl:.6g}" + (f" ± {manifest.ppl_stderr:.2g}" if manifest.ppl_stderr else "")),
+        (
+            "perplexity",
+            f"{manifest.ppl:.6g}"
+            + (f" ± {manifest.ppl_stderr:.2g}" if manifest.ppl_stderr else ""),
+        ),
         ("noise floor", floor),
         ("contents", contents),
-        ("licenses", f"model {manifest.model_license or 'not known'}, text {manifest.text_license or 'not known'}"),
+        (
+            "licenses",
+            f"model {manifest.model_license or 'not known'}, text {manifest.text_license or 'not known'}",
+        ),
         ("made", manifest.created),
     ]

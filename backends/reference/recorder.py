@@ -1,10 +1,11 @@
 """Record a model as a reference: states or logits of every window, and the head once.
 
-All engines use this recorder; each of vLLM's ranks records its share.  Several processes may write into one folder,
-after ``begin`` of ``backends/reference/store.py``.
+All engines use this recorder; each of vLLM's ranks records its share.  Several processes may write
+into one folder, after ``begin`` of ``backends/reference/store.py``.
 
-Tensors are written in pieces.  The safetensors library would first create the file in memory, with three copies under
-the GIL, while scoring waits.  The files are byte for byte equal to the library's.
+Tensors are written in pieces.  The safetensors library would first create the file in memory, with
+three copies under the GIL, while scoring waits.  The files are byte for byte equal to the
+library's.
 """
 
 from __future__ import annotations
@@ -33,14 +34,21 @@ PIECE_BYTES = 16 << 20
 
 
 class Recorder:
-    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits, not states.
+    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits,
+    not states.
 
-    ``windows``: the digests of the windows, by their indices; their files are named by the digests.  ``key``: of the
-    reference; each file has it, since a file may be moved into the folder of another reference.
+    ``windows``: the digests of the windows, by their indices; their files are named by the digests.
+    ``key``: of the reference; each file has it, since a file may be moved into the folder of
+    another reference.
     """
 
     def __init__(
-        self, folder: Path, key: str, windows: Mapping[int, str], contents: Contents, reason: str = ""
+        self,
+        folder: Path,
+        key: str,
+        windows: Mapping[int, str],
+        contents: Contents,
+        reason: str = "",
     ) -> None:
         self.folder = folder
         self.key = key
@@ -58,12 +66,18 @@ class Recorder:
         logits: torch.Tensor,
         states: Callable[[], torch.Tensor],
     ) -> Recorder:
-        """Return a recorder of states if the head recomputes the first window's logits from them, else of logits.
+        """Return a recorder of states if the head recomputes the first window's logits from them,
+        else of logits.
 
-        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if ``head`` is not a reason.
+        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if ``head`` is not a
+        reason.
         """
         sample = logits[:SAMPLED_ROWS]
-        difference = head if isinstance(head, str) else head_difference(head, states()[:SAMPLED_ROWS], sample)
+        difference = (
+            head
+            if isinstance(head, str)
+            else head_difference(head, states()[:SAMPLED_ROWS], sample)
+        )
         reason = head_mismatch(difference, largest_finite(sample), dtype_name(sample.dtype))
         return cls(folder, key, windows, "logits" if reason else "states", reason)
 
@@ -72,7 +86,9 @@ class Recorder:
         return states() if self.contents == "states" else logits
 
     def write(self, window: int, kept: torch.Tensor) -> None:
-        """Write the ``chosen`` rows of a whole window, bit for bit; thread-safe for different windows."""
+        """Write the ``chosen`` rows of a whole window, bit for bit; thread-safe for different
+        windows.
+        """
         self.write_pieces(window, len(kept), iter([kept]))
 
     def write_pieces(self, window: int, n_rows: int, kept: Iterator[torch.Tensor]) -> None:
@@ -80,12 +96,18 @@ class Recorder:
         first = next(kept)
         like = first.new_empty((n_rows, first.shape[1]), device="meta")
         metadata = storage.facts_line({"key": self.key, "reason": self.reason})
-        rows = chain([header([(self.contents, like)], metadata)], raw(first), chain.from_iterable(map(raw, kept)))
+        rows = chain(
+            [header([(self.contents, like)], metadata)],
+            raw(first),
+            chain.from_iterable(map(raw, kept)),
+        )
         with storage.keeping("the reference", self.folder):
             storage.keep(self.folder, f"row.{self.windows[window]}", rows)
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
-        """Write the head, whose entries begin at ``first``; RuntimeError if ``head`` is only a reason."""
+        """Write the head, whose entries begin at ``first``; RuntimeError if ``head`` is only a
+        reason.
+        """
         if isinstance(head, str):
             raise RuntimeError(head)
         weight, bias, what_it_does = head
@@ -96,7 +118,9 @@ class Recorder:
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:
-    """Yield the bytes of a safetensors file of tensors on any device: the header, then every tensor."""
+    """Yield the bytes of a safetensors file of tensors on any device: the header, then every
+    tensor.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     yield header(ordered, metadata)
     for _, tensor in ordered:
@@ -104,7 +128,9 @@ def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Ite
 
 
 def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) -> bytes:
-    """Return eight bytes with the length of the JSON, and the JSON, padded with blanks to a multiple of eight."""
+    """Return eight bytes with the length of the JSON, and the JSON, padded with blanks to a
+    multiple of eight.
+    """
     names = {ours: theirs for theirs, ours in DTYPES.items()}
     fields: dict[str, Any] = {"__metadata__": metadata}
     end = 0
@@ -118,9 +144,11 @@ def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) ->
 
 
 def raw(tensor: torch.Tensor) -> Iterator[Any]:
-    """Yield the bytes of a tensor, some rows at a time; from a GPU in a separate stream, next to later computations.
+    """Yield the bytes of a tensor, some rows at a time; from a GPU in a separate stream, next to
+    later computations.
 
-    That stream must wait for the one that computes the tensor, or else it may copy memory that is not written yet.
+    That stream must wait for the one that computes the tensor, or else it may copy memory that is
+    not written yet.
     """
     import torch
 

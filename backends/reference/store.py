@@ -1,26 +1,33 @@
-"""A reference store: the final hidden states of every scored position, and the head once, in a folder.
+"""A reference store: the final hidden states of every scored position, and the head once, in a
+folder.
 
 The names of its files contain their checksums (``backends/common/storage.py``):
 
-- ``row.<window>.<digest>.safetensors``: the ``states`` [T, H] of a window in the model's dtype, taken where they enter
-  the head; or, if the head cannot be recomputed, its ``logits`` [T, V] in the engine's dtype.  ``<window>`` is the
-  digest of the window's tokens and scored positions (``Window.digest``);
-- ``head.000000.<digest>.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n, ``bias`` [n] if it
-  has one, and in its metadata soft cap and scale; one file per tensor-parallel rank, named by its first entry;
-- ``reference.json``, the manifest, written last: model, engine and hardware (``identity``), contents ("states" or
-  "logits"), soft cap and scale of the head, and the size of each file of the store.
+- ``row.<window>.<digest>.safetensors``: the ``states`` [T, H] of a window in the model's dtype,
+  taken where they enter the head; or, if the head cannot be recomputed, its ``logits`` [T, V] in
+  the engine's dtype.  ``<window>`` is the digest of the window's tokens and scored positions
+  (``Window.digest``);
+- ``head.000000.<digest>.safetensors``: the head's ``weight`` [n, H] of vocabulary entries 0 to n,
+  ``bias`` [n] if it has one, and in its metadata soft cap and scale; one file per tensor-parallel
+  rank, named by its first entry;
+- ``reference.json``, the manifest, written last: model, engine and hardware (``identity``),
+  contents ("states" or "logits"), soft cap and scale of the head, and the size of each file of the
+  store.
 
-A store knows nothing of texts: it holds the windows of any text that its model has scored, and grows by others.
+A store knows nothing of texts: it holds the windows of any text that its model has scored, and
+grows by others.
 
-For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes per token, 16-bit logits 256,512, and float32
-logits 513,024.  Logits are recomputed as the engine computed them: product in the model's dtype, bias, soft cap, scale.
-Nothing is rounded; float16 instead of float32 would cost up to 3.3e-4 nats per token.
+For a vocabulary of 128,256 and H = 4,096, 16-bit states take 8,192 bytes per token, 16-bit logits
+256,512, and float32 logits 513,024.  Logits are recomputed as the engine computed them: product in
+the model's dtype, bias, soft cap, scale.  Nothing is rounded; float16 instead of float32 would cost
+up to 3.3e-4 nats per token.
 
-A store is created and extended in its final place.  ``begin`` writes its identity to ``unfinished.json``; processes
-write files (``backends/reference/recorder.py``); after a kill, ``recorded`` returns the windows that are complete;
-``seal`` writes the manifest.  A kill at any moment leaves the old store intact, because its manifest lists only
-old files.  Two runs may record different windows at once: ``begin``, ``seal``, ``forget`` and ``discard`` are called
-with the store's lock (``eval/run/claims.py``), and no run holds it while windows are scored.
+A store is created and extended in its final place.  ``begin`` writes its identity to
+``unfinished.json``; processes write files (``backends/reference/recorder.py``); after a kill,
+``recorded`` returns the windows that are complete; ``seal`` writes the manifest.  A kill at any
+moment leaves the old store intact, because its manifest lists only old files.  Two runs may record
+different windows at once: ``begin``, ``seal``, ``forget`` and ``discard`` are called with the
+store's lock (``eval/run/claims.py``), and no run holds it while windows are scored.
 """
 
 from __future__ import annotations
@@ -49,25 +56,29 @@ if TYPE_CHECKING:
 VERSION = 4
 """Version of the layout; others are not read.
 
-1: one file per window, one or more files for the head, and a manifest that names them; compare_q 0.1 wrote it.
-2: the manifest carries its own checksum, and a store can grow.
-3: file names contain checksums, and a store is created in its final place; compare_q 0.3 wrote it.
-4: windows are named by their digests instead of their numbers in one text.
+1: one file per window, one or more files for the head, and a manifest that names them; compare_q
+0.1 wrote it.  2: the manifest carries its own checksum, and a store can grow.  3: file names
+contain checksums, and a store is created in its final place; compare_q 0.3 wrote it.  4: windows
+are named by their digests instead of their numbers in one text.
 """
 MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
 WINDOW = re.compile(r"row\.([0-9a-f]{32}|\d{6,9})")
-"""File name of a window, by its digest; by a number in older stores, whose files are deleted like these."""
+"""File name of a window, by its digest; by a number in older stores, whose files are deleted like
+these."""
 OLDER_WINDOW = re.compile(r"row\.\d{6,9}")
 HEAD = re.compile(r"head\.(\d{6,9})")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
 CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
 AGAIN = "run with -cc, or give another path, so that it is made again"
-FileName = Annotated[str, Field(pattern=r"^(row\.[0-9a-f]{32}|head\.\d{6,9})\.[0-9a-f]{40}\.safetensors$")]
+FileName = Annotated[
+    str, Field(pattern=r"^(row\.[0-9a-f]{32}|head\.\d{6,9})\.[0-9a-f]{40}\.safetensors$")
+]
 
 
 class Manifest(BaseModel):
-    """A store's identity, contents, why it holds logits (``reason``), head, and the size of its files by name.
+    """A store's identity, contents, why it holds logits (``reason``), head, and the size of its
+    files by name.
 
     ``made``: compare_q created the folder, and may delete it when it is empty.
     """
@@ -104,7 +115,9 @@ def windows_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def heads_among(names: Iterable[str]) -> dict[int, str]:
-    """Return the names of a head's files among ``names``, by the number of their first entry, in order."""
+    """Return the names of a head's files among ``names``, by the number of their first entry, in
+    order.
+    """
     files = {}
     for name in names:
         match = HEAD.fullmatch(storage.what_of(name))
@@ -126,19 +139,23 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{error}; {AGAIN}") from None
     except (OSError, ValueError) as error:  # of pydantic too
         raise InputError(f"{file}: not a reference store: {one_line(error)}; {AGAIN}") from None
-    raise InputError(f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; {AGAIN}")
+    raise InputError(
+        f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; {AGAIN}"
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace a manifest, completely or not at all."""
-    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1))
+    storage.write_whole(
+        folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1)
+    )
 
 
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``windows``: the files of its windows, by the windows' digests; ``heads``: the files of its head, by their first
-    entry; ``stored_bytes``: of all windows and the head.
+    ``windows``: the files of its windows, by the windows' digests; ``heads``: the files of its
+    head, by their first entry; ``stored_bytes``: of all windows and the head.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -154,7 +171,8 @@ class Reader:
         self.heads_digest = "".join(self.heads.values())
 
     def recording(self, window: str) -> str:
-        """Return 16 hexadecimal digits that identify the stored numbers of a window and the head; empty without it.
+        """Return 16 hexadecimal digits that identify the stored numbers of a window and the head;
+        empty without it.
 
         Scores that were compared with other numbers of the same window have another recording.
         """
@@ -163,7 +181,9 @@ class Reader:
             return ""
         return hashlib.sha256(f"{name} {self.heads_digest}".encode()).hexdigest()[:16]
 
-    def verify(self, windows: Collection[str] | None = None, advance: Callable[[], None] = lambda: None) -> None:
+    def verify(
+        self, windows: Collection[str] | None = None, advance: Callable[[], None] = lambda: None
+    ) -> None:
         """Check every byte of the head and of the ``windows`` (digests; None: all).
 
         ``advance`` is called after each file.
@@ -192,7 +212,9 @@ class Reader:
             return int(rows.get_shape()[0])
 
     def window(self, window: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a window, on the CPU."""
+        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a
+        window, on the CPU.
+        """
         with self._opened(window) as rows:
             tensor: torch.Tensor = rows[begin:end]
             return tensor
@@ -206,10 +228,16 @@ class Reader:
         try:
             with safe_open(file, "pt") as opened:
                 yield opened.get_slice(self.contents)
-        except Exception as error:  # safetensors raises its own error class for missing and for damaged files
-            raise InputError(f"{file}: this window of the reference cannot be read: {one_line(error)}") from None
+        except (
+            Exception
+        ) as error:  # safetensors raises its own error class for missing and for damaged files
+            raise InputError(
+                f"{file}: this window of the reference cannot be read: {one_line(error)}"
+            ) from None
 
-    def weight(self, first: int, last: int, device: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def weight(
+        self, first: int, last: int, device: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the head's weight [last - first, H] and bias on a device."""
         import torch
         from safetensors import safe_open
@@ -224,7 +252,9 @@ class Reader:
                     weights.append(piece[low:high])
                     biases += [file.get_tensor("bias")[low:high]] if "bias" in file.keys() else []  # noqa: SIM118
         if not weights or sum(map(len, weights)) != last - first:
-            raise InputError(f"{self.path}: the reference's head lacks entries between {first} and {last}; {AGAIN}")
+            raise InputError(
+                f"{self.path}: the reference's head lacks entries between {first} and {last}; {AGAIN}"
+            )
         # A single piece is not copied: copying 1 GB of a head took longer than comparing it.
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return weight.to(device), torch.cat(biases).to(device) if biases else None
@@ -252,9 +282,15 @@ def reader_of_version(path: Path, _version: tuple[int, int, int]) -> Reader:
 def problem_of(file: Path) -> str:
     """Read every byte of a file of a store, and return what is wrong with it; empty if nothing is."""
     if not storage.is_regular(file):
-        return f"{file}: {'is not a file' if os.path.lexists(file) else 'missing from the reference'}"
+        return (
+            f"{file}: {'is not a file' if os.path.lexists(file) else 'missing from the reference'}"
+        )
     try:
-        return "" if storage.is_whole(file) else f"{file}: damaged: its checksum is not the one in its name"
+        return (
+            ""
+            if storage.is_whole(file)
+            else f"{file}: damaged: its checksum is not the one in its name"
+        )
     except OSError as error:
         return f"{file}: cannot be read: {error.strerror}"
 
@@ -273,20 +309,26 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
 
 
 def is_older(folder: Path) -> bool:
-    """Return True if a folder has a store of an older layout, also one that a killed run has not finished."""
+    """Return True if a folder has a store of an older layout, also one that a killed run has not
+    finished.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
         return bool(storage.load((folder / MANIFEST).read_bytes())["version"] < VERSION)
     return any(OLDER_WINDOW.fullmatch(storage.what_of(file.name)) for file in own_files(folder))
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """Return the key of a reference, 40 hexadecimal digits: the SHA-256 of its identity as canonical JSON."""
+    """Return the key of a reference, 40 hexadecimal digits: the SHA-256 of its identity as
+    canonical JSON.
+    """
     content = json.dumps(["reference", unlabelled(identity)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
 def key_in(folder: Path) -> str:
-    """Return the key of the reference whose store is in a folder, or is being made there; empty if there is none."""
+    """Return the key of the reference whose store is in a folder, or is being made there; empty if
+    there is none.
+    """
     with suppress(InputError):
         return key_of(read_manifest(folder).identity)
     unfinished = unfinished_in(folder)
@@ -296,12 +338,14 @@ def key_in(folder: Path) -> str:
 def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     """Prepare a folder for writers of the reference with this identity.
 
-    Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError if the folder holds
-    the store of another reference, or a user's file.
+    Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError
+    if the folder holds the store of another reference, or a user's file.
     """
     storage.sweep(folder)
     if manifest_in(folder, identity) is not None:
-        storage.delete([folder / UNFINISHED])  # left by a run that was killed after writing the manifest
+        storage.delete(
+            [folder / UNFINISHED]
+        )  # left by a run that was killed after writing the manifest
         return
     made = not os.path.lexists(folder)
     try:
@@ -316,7 +360,9 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def unfinished_in(folder: Path) -> dict[str, Any]:
-    """Return ``identity`` and ``made`` in ``unfinished.json``; empty if it does not exist or is damaged."""
+    """Return ``identity`` and ``made`` in ``unfinished.json``; empty if it does not exist or is
+    damaged.
+    """
     with suppress(OSError, ValueError):
         content = storage.load((folder / UNFINISHED).read_bytes())
         if content.keys() == {"identity", "made"}:
@@ -327,8 +373,9 @@ def unfinished_in(folder: Path) -> dict[str, Any]:
 def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) -> None:
     """Add the writers' files to the store in a folder, or create a store from these files.
 
-    Windows of the store are not replaced.  ModelError if one of the ``windows`` (digests), or the head, is missing, or
-    if the store has another head or other contents; InputError if it belongs to another reference.
+    Windows of the store are not replaced.  ModelError if one of the ``windows`` (digests), or the
+    head, is missing, or if the store has another head or other contents; InputError if it belongs
+    to another reference.
     """
     old = manifest_in(folder, identity)
     listed = old.files if old else {}
@@ -337,7 +384,9 @@ def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) ->
     missing = [window for window in windows if window not in by_window]
     if missing:
         count = f"{len(missing):,} of {len(windows):,} windows"
-        raise ModelError(f"{count} of the reference were not kept, window {missing[0]} among them; {CANNOT}")
+        raise ModelError(
+            f"{count} of the reference were not kept, window {missing[0]} among them; {CANNOT}"
+        )
     if not new:
         return
     written = written_in(folder, new)
@@ -356,21 +405,27 @@ def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) ->
     for name in sorted([*by_window.values(), *heads.values()]):
         files[name] = (folder / name).stat().st_size if name in new else listed[name]
     made = old.made if old else unfinished_in(folder).get("made", False)
-    manifest = Manifest(identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files)
+    manifest = Manifest(
+        identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files
+    )
     write_manifest(folder, manifest)
     storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:
-    """Delete the windows with these digests; the whole store, if no other window is left in it or its head is damaged.
+    """Delete the windows with these digests; the whole store, if no other window is left in it or
+    its head is damaged.
 
-    The manifest is written before files are deleted, so that a kill between the two leaves a store that is whole.
+    The manifest is written before files are deleted, so that a kill between the two leaves a store
+    that is whole.
     """
     manifest = None
     with suppress(InputError):  # a damaged manifest
         manifest = manifest_in(folder)
     others = set(manifest.windows if manifest else ()) - set(windows)
-    damaged = manifest is not None and any(problem_of(folder / name) for name in manifest.heads.values())
+    damaged = manifest is not None and any(
+        problem_of(folder / name) for name in manifest.heads.values()
+    )
     if manifest is None or not others or damaged:
         discard(folder)
         return
@@ -387,8 +442,8 @@ def forget(folder: Path, windows: Collection[str]) -> None:
 def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head | None] | None:
     """Return (contents, why they are logits, head) of the writers' files, from their headers.
 
-    The head is None as long as a part of it is missing.  None if the files' forms differ, or one is damaged.  A window
-    may exist twice, written by two runs.
+    The head is None as long as a part of it is missing.  None if the files' forms differ, or one is
+    damaged.  A window may exist twice, written by two runs.
     """
     forms: set[tuple[str, str, int, str]] = set()
     heads: set[Head] = set()
@@ -420,7 +475,9 @@ def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head 
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Return the windows' and head's files that the manifest does not list, without files of other references."""
+    """Return the windows' and head's files that the manifest does not list, without files of other
+    references.
+    """
     key = key_in(folder)
     names = []
     for file in own_files(folder):
@@ -440,9 +497,10 @@ def is_foreign(file: Path, key: str) -> bool:
 def recorded(folder: Path, windows: Collection[str]) -> frozenset[str]:
     """Return those of the ``windows`` (digests) that need not be recorded again.
 
-    They are in the store, or complete files of an earlier run that was killed.  Every byte of the latter is read;
-    damaged files are deleted, and all of them if their forms differ.  One of them is left out until the head is written
-    too: the run that records it also writes the head, which is then compared with the store's head.
+    They are in the store, or complete files of an earlier run that was killed.  Every byte of the
+    latter is read; damaged files are deleted, and all of them if their forms differ.  One of them
+    is left out until the head is written too: the run that records it also writes the head, which
+    is then compared with the store's head.
     """
     manifest = manifest_in(folder)
     new = []
@@ -464,8 +522,14 @@ def recorded(folder: Path, windows: Collection[str]) -> frozenset[str]:
 
 
 def own_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that have names of a store, the manifest first; none if the folder is a link."""
-    files = [] if folder.is_symlink() else [file for file in storage.files_in(folder) if is_own(file.name)]
+    """Return the files in a folder that have names of a store, the manifest first; none if the
+    folder is a link.
+    """
+    files = (
+        []
+        if folder.is_symlink()
+        else [file for file in storage.files_in(folder) if is_own(file.name)]
+    )
     return sorted(files, key=lambda file: bool(storage.what_of(file.name)))
 
 
@@ -476,18 +540,23 @@ def is_own(name: str) -> bool:
 
 
 def is_free(folder: Path) -> bool:
-    """Return True if a store may be made at a path: it does not exist, or holds only files of killed runs."""
+    """Return True if a store may be made at a path: it does not exist, or holds only files of
+    killed runs.
+    """
     with suppress(OSError):
         return all(is_own(name) or storage.TEMPORARY.fullmatch(name) for name in os.listdir(folder))
     return not os.path.lexists(folder)
 
 
 def discard(folder: Path) -> None:
-    """Delete the store's files in a folder, and the folder if compare_q created it and it is empty then.
+    """Delete the store's files in a folder, and the folder if compare_q created it and it is empty
+    then.
 
     InputError, without deleting, if the folder or its manifest is a link.
     """
-    if folder.is_symlink() or (os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)):
+    if folder.is_symlink() or (
+        os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)
+    ):
         raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links")
     made = unfinished_in(folder).get("made", False)
     with suppress(InputError):
@@ -504,7 +573,8 @@ def discard(folder: Path) -> None:
 def abandon(folder: Path, windows: Collection[str]) -> int:
     """Delete those of the ``windows`` (digests) that were recorded since the last ``seal``.
 
-    Return the bytes of an average one, 0 if there are none.  Windows that another run is recording are kept.
+    Return the bytes of an average one, 0 if there are none.  Windows that another run is recording
+    are kept.
     """
     new = windows_among(unlisted(folder, manifest_in(folder)))
     files = [folder / name for window, name in new.items() if window in windows]

@@ -1,19 +1,22 @@
-"""Token scores on disk: one file per group of windows committed together, so that a killed run loses little.
+"""Token scores on disk: one file per group of windows committed together, so that a killed run
+loses little.
 
-A folder holds the scores of one model in one engine, alone and compared with any reference, for windows of any text.
-A window is found by its digest (``Window.digest``).  Files are added and deleted, and never changed
-(``backends/common/storage.py``):
+A folder holds the scores of one model in one engine, alone and compared with any reference, for
+windows of any text.  A window is found by its digest (``Window.digest``).  Files are added and
+deleted, and never changed (``backends/common/storage.py``):
 
-- segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined, each float32 [N] or
-  bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's key.  The header has the key (the folder's
-  name), the session that made it, the seconds that its windows took, and for each window its digest, its number of
-  scored positions and its recording;
+- segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined,
+  each float32 [N] or bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's
+  key.  The header has the key (the folder's name), the session that made it, the seconds that its
+  windows took, and for each window its digest, its number of scored positions and its recording;
 - records, ``record.<session>.json``: metadata of one session, and the key.
 
-A window's **recording** identifies the reference's numbers that it was compared with (``Reader.recording``).  If the
-reference has other numbers of this window now, the scores are not used.  If it no longer has the window, they are.
+A window's **recording** identifies the reference's numbers that it was compared with
+(``Reader.recording``).  If the reference has other numbers of this window now, the scores are not
+used.  If it no longer has the window, they are.
 
-Files that name another key, or do not name a key, are misplaced or older.  They are ignored and kept.
+Files that name another key, or do not name a key, are misplaced or older.  They are ignored and
+kept.
 
 This module needs numpy and safetensors, but not torch.
 """
@@ -44,17 +47,24 @@ RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ALONE = "alone"
 """Tag of scores without a reference."""
 VERSION = 4
-"""Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the scores; 3 (compare_q
-0.3) numbered the windows of one text."""
+"""Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the
+scores; 3 (compare_q 0.3) numbered the windows of one text."""
 COLUMNS = {
-    "logprob": np.float32, "entropy": np.float32, "top1_logprob": np.float32, "top1": np.bool_,
-    "ref_logprob": np.float32, "ref_top1_logprob": np.float32, "kld": np.float32, "same_top": np.bool_,
-}  # fmt: skip
+    "logprob": np.float32,
+    "entropy": np.float32,
+    "top1_logprob": np.float32,
+    "top1": np.bool_,
+    "ref_logprob": np.float32,
+    "ref_top1_logprob": np.float32,
+    "kld": np.float32,
+    "same_top": np.bool_,
+}
 """The fields of ``TokenScores`` and their dtypes."""
 
 
 MOST_HEADERS = 10_000
-"""Number of segments whose headers a process keeps, because a run looks up its scores several times."""
+"""Number of segments whose headers a process keeps, because a run looks up its scores several
+times."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,9 @@ class Entry:
 
     window: str  # its digest
     n_scored: int  # number of its scored positions
-    recording: str  # of the reference's numbers that it was compared with; empty without a reference
+    recording: (
+        str  # of the reference's numbers that it was compared with; empty without a reference
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,9 @@ class Segment:
         if tag != self.tag:
             return frozenset()
         return frozenset(
-            entry.window for entry in self.windows if recordings.get(entry.window, entry.recording) == entry.recording
+            entry.window
+            for entry in self.windows
+            if recordings.get(entry.window, entry.recording) == entry.recording
         )
 
 
@@ -110,11 +124,13 @@ def commit(
     seconds: float,
     recordings: Mapping[str, str] = MappingProxyType({}),
 ) -> Path | None:
-    """Write the scores of windows that took ``seconds`` together, and return the file; None without windows.
+    """Write the scores of windows that took ``seconds`` together, and return the file; None without
+    windows.
 
-    With ``ALONE``, columns that depend on a reference are left out.  ``recordings``: of the reference's windows that
-    were compared, by their digests.  ModelError if positions of a window have no score, or windows have different
-    columns; InputError if the file cannot be written (nothing is left of it).
+    With ``ALONE``, columns that depend on a reference are left out.  ``recordings``: of the
+    reference's windows that were compared, by their digests.  ModelError if positions of a window
+    have no score, or windows have different columns; InputError if the file cannot be written
+    (nothing is left of it).
     """
     if not scored:
         return None
@@ -134,7 +150,9 @@ def write_segment(
     entries: Sequence[Entry],
     columns: Mapping[str, NDArray[Any]],
 ) -> Path:
-    """Write a segment with the columns [N] of the windows of ``entries``, and return the file; InputError."""
+    """Write a segment with the columns [N] of the windows of ``entries``, and return the file;
+    InputError.
+    """
     facts = {
         "version": VERSION,
         "key": folder.name,
@@ -172,8 +190,11 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
     return {name: np.concatenate(parts) for name, parts in given.items()}
 
 
-def committed(folder: Path, tag: str, recordings: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:
-    """Return the digests of windows with all columns of a tag, by the segments' headers; ``load`` checks the content.
+def committed(
+    folder: Path, tag: str, recordings: Mapping[str, str] = MappingProxyType({})
+) -> frozenset[str]:
+    """Return the digests of windows with all columns of a tag, by the segments' headers; ``load``
+    checks the content.
 
     ``recordings``: of the windows that the reference has now, by the windows' digests.
     """
@@ -184,7 +205,9 @@ def committed(folder: Path, tag: str, recordings: Mapping[str, str] = MappingPro
 
 
 def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]:
-    """Return which recordings of the reference these windows were compared with under a tag, by their digests."""
+    """Return which recordings of the reference these windows were compared with under a tag, by
+    their digests.
+    """
     by_window = defaultdict[str, set[str]](set)
     for segment in segments_in(folder):
         if segment.tag == tag:
@@ -210,7 +233,9 @@ def segment_files(folder: Path) -> list[Path]:
 
 
 def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Return the scores with only the columns of a tag: with ``ALONE``, the first line of ``COLUMNS``."""
+    """Return the scores with only the columns of a tag: with ``ALONE``, the first line of
+    ``COLUMNS``.
+    """
     if tag != ALONE:
         return scores
     columns_of_reference: dict[str, Any] = dict.fromkeys(list(COLUMNS)[4:])
@@ -218,13 +243,16 @@ def asked_for(scores: TokenScores, tag: str) -> TokenScores:
 
 
 def load(
-    folder: Path, tag: str, windows: Sequence[Window], recordings: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    tag: str,
+    windows: Sequence[Window],
+    recordings: Mapping[str, str] = MappingProxyType({}),
 ) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    ``recordings``: of the windows that the reference has now, by the windows' digests.  Other columns are left out.  A
-    partly used segment counts its share of the seconds.  If several segments have a window, these have priority, in
-    this order:
+    ``recordings``: of the windows that the reference has now, by the windows' digests.  Other
+    columns are left out.  A partly used segment counts its share of the seconds.  If several
+    segments have a window, these have priority, in this order:
 
     - segments of sessions with a record, which states what ran;
     - segments of the tag with most of the windows, so that few sessions are mixed;
@@ -253,7 +281,14 @@ def load(
         segment, wanted = pair
         first = min(place[window] for window in wanted)
         is_killed = segment.session not in recorded
-        return is_killed, -len(covered[segment.tag]), segment.tag != tag, segment.tag, first, segment.file.name
+        return (
+            is_killed,
+            -len(covered[segment.tag]),
+            segment.tag != tag,
+            segment.tag,
+            first,
+            segment.file.name,
+        )
 
     scores: dict[str, TokenScores] = {}
     sessions = defaultdict[str, float](float)
@@ -274,7 +309,9 @@ def load(
         n_scored = sum(entry.n_scored for entry in segment.windows)
         sessions[segment.session] += segment.seconds * n_new / n_scored
         used.append(segment.file)
-    records, damaged_records = read_records(folder)  # after the segments, since a record precedes its last segment
+    records, damaged_records = read_records(
+        folder
+    )  # after the segments, since a record precedes its last segment
     return Loaded(scores, dict(sessions), records, tuple(used), (*damaged_records, *damaged))
 
 
@@ -286,7 +323,9 @@ def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
         return None
 
 
-def parts_of(segment: Segment, columns: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Entry, dict[str, NDArray[Any]]]]:
+def parts_of(
+    segment: Segment, columns: Mapping[str, NDArray[Any]]
+) -> Iterator[tuple[Entry, dict[str, NDArray[Any]]]]:
     """Yield each window of a segment with its part of the columns, by name."""
     begin = 0
     for entry in segment.windows:
@@ -296,7 +335,8 @@ def parts_of(segment: Segment, columns: Mapping[str, NDArray[Any]]) -> Iterator[
 
 
 def segment_in(file: Path) -> Segment | None:
-    """Return a segment from its header; None if the header is damaged or does not match the file's name.
+    """Return a segment from its header; None if the header is damaged or does not match the file's
+    name.
 
     A segment of another version has no key, so that it belongs to no folder.
     """
@@ -322,7 +362,12 @@ def read_segment(file: Path) -> Segment | None:
         for window, n_scored, recording in facts["windows"]:
             entries.append(Entry(str(window), int(n_scored), str(recording)))
         segment = Segment(
-            file, str(facts["key"]), str(facts["tag"]), str(facts["session"]), float(facts["seconds"]), tuple(entries)
+            file,
+            str(facts["key"]),
+            str(facts["tag"]),
+            str(facts["session"]),
+            float(facts["seconds"]),
+            tuple(entries),
         )
         if segment.tag == storage.what_of(file.name):
             return segment
@@ -330,17 +375,22 @@ def read_segment(file: Path) -> Segment | None:
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:
-    """Delete the scores of the windows with these digests, damaged files, and records that no segment needs now.
+    """Delete the scores of the windows with these digests, damaged files, and records that no
+    segment needs now.
 
     InputError, without deleting, if the folder is a link.
     """
     rewrite(folder, lambda _, entry: entry.window in windows)
 
 
-def forget_outdated(folder: Path, tag: str, windows: Collection[str], recordings: Mapping[str, str]) -> None:
-    """Delete the scores of a tag of these windows that were compared with other numbers than the reference has now.
+def forget_outdated(
+    folder: Path, tag: str, windows: Collection[str], recordings: Mapping[str, str]
+) -> None:
+    """Delete the scores of a tag of these windows that were compared with other numbers than the
+    reference has now.
 
-    They are about to be scored again.  Who reads the folder then finds one recording of each window.
+    They are about to be scored again.  Who reads the folder then finds one recording of each
+    window.
     """
 
     def is_outdated(segment: Segment, entry: Entry) -> bool:
@@ -353,13 +403,15 @@ def forget_outdated(folder: Path, tag: str, windows: Collection[str], recordings
 def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> None:
     """Delete the scores of some windows, damaged files, and records that no segment needs now.
 
-    Scores of other windows in the same segments are written again before the segments are deleted.  Files of another
-    key or version are kept.  InputError, without deleting, if the folder is a link.
+    Scores of other windows in the same segments are written again before the segments are deleted.
+    Files of another key or version are kept.  InputError, without deleting, if the folder is a
+    link.
     """
     if folder.is_symlink():
         raise InputError(f"{folder}: is a link; compare_q deletes nothing through links")
     sessions = set()  # those that still have segments
-    forgotten = set()  # those that had some: a session that has only its record is about to commit its first segment
+    # those that had some: a session that has only its record is about to commit its first segment
+    forgotten = set()
     for file in segment_files(folder):
         segment = segment_in(file)
         if segment is not None and segment.key != folder.name:
@@ -368,7 +420,11 @@ def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> Non
         if segment is None or columns is None:  # damaged
             storage.delete([file])
             continue
-        others = [(entry, part) for entry, part in parts_of(segment, columns) if not is_forgotten(segment, entry)]
+        others = [
+            (entry, part)
+            for entry, part in parts_of(segment, columns)
+            if not is_forgotten(segment, entry)
+        ]
         if others:
             sessions.add(segment.session)
         if len(others) < len(segment.windows):
@@ -378,10 +434,14 @@ def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> Non
             forgotten.add(segment.session)
     own_records, damaged = read_records(folder)
     storage.delete(damaged)
-    storage.delete(folder / f"record.{session}.json" for session in own_records.keys() & (forgotten - sessions))
+    storage.delete(
+        folder / f"record.{session}.json" for session in own_records.keys() & (forgotten - sessions)
+    )
 
 
-def write_part(folder: Path, segment: Segment, parts: Sequence[tuple[Entry, Mapping[str, NDArray[Any]]]]) -> None:
+def write_part(
+    folder: Path, segment: Segment, parts: Sequence[tuple[Entry, Mapping[str, NDArray[Any]]]]
+) -> None:
     """Write some windows of a segment into a new segment, with their share of its seconds."""
     entries = [entry for entry, _ in parts]
     names = parts[0][1].keys()
@@ -392,9 +452,13 @@ def write_part(folder: Path, segment: Segment, parts: Sequence[tuple[Entry, Mapp
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
-    """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be written."""
+    """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be
+    written.
+    """
     with writing(folder):
-        content = storage.dump({"session": session, "key": folder.name, "record": redacted(dict(record))})
+        content = storage.dump(
+            {"session": session, "key": folder.name, "record": redacted(dict(record))}
+        )
         storage.write_whole(folder / f"record.{session}.json", content)
         storage.sweep(folder)  # incomplete files of a killed worker
 
@@ -421,7 +485,9 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def foreign(folder: Path) -> int:
-    """Return the number of segments in a folder that belong to another key, or are of another version."""
+    """Return the number of segments in a folder that belong to another key, or are of another
+    version.
+    """
     segments = [segment_in(file) for file in segment_files(folder)]
     return sum(segment is not None and segment.key != folder.name for segment in segments)
 
@@ -435,12 +501,16 @@ def is_older(folder: Path) -> bool:
 
 
 def own_segments(folder: Path) -> list[Path]:
-    """Return the segments of a folder, also damaged ones and those of older versions; empty if it is a link."""
+    """Return the segments of a folder, also damaged ones and those of older versions; empty if it
+    is a link.
+    """
     return [file for file in own_files(folder) if not RECORD.fullmatch(file.name)]
 
 
 def own_files(folder: Path) -> list[Path]:
-    """Return the segments and records of a folder, including damaged ones; empty if the folder is a link."""
+    """Return the segments and records of a folder, including damaged ones; empty if the folder is a
+    link.
+    """
     if folder.is_symlink():
         return []
     files = storage.files_in(folder)

@@ -1,24 +1,28 @@
-"""Logits -> log-probability, entropy and KL divergence of every token, exactly, over the whole vocabulary.
+"""Logits -> log-probability, entropy and KL divergence of every token, exactly, over the whole
+vocabulary.
 
 For one position with logits z and a reference's logits r over the same V tokens, in nats:
 
     logprob   ln q[target],  ln q = log_softmax(z)      entropy   -sum q ln q
     kld       sum p (ln p - ln q),  p = softmax(r)      top1_logprob   max ln q
 
-The softmax runs over the vocabulary without padding in float32; nothing is added or clamped.  A tensor-parallel rank
-reduces its slice of the vocabulary to one row of partial statistics per position (``partial``), and the rows of all
-ranks are merged in float64 (``scores``).  With m = max z and s = sum exp(z - m):
+The softmax runs over the vocabulary without padding in float32; nothing is added or clamped.  A
+tensor-parallel rank reduces its slice of the vocabulary to one row of partial statistics per
+position (``partial``), and the rows of all ranks are merged in float64 (``scores``).  With m = max
+z and s = sum exp(z - m):
 
     logZ = m + ln s      entropy = ln s - u / s,  u = sum exp(z - m) (z - m)
     kld = d / s_r - (logZ_r - logZ),  d = sum exp(r - m_r) (r - z)
 
-These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r - z, which is exactly
-0 for equal logits, so that a model against itself has a KLD of exactly 0.  For close logits it is exact and small, and
-the roundings of its products are small too.  The remaining error is about 1e-7 of the mean of |r - z| and of the sums,
-of either sign (at most 7e-7 nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
+These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r -
+z, which is exactly 0 for equal logits, so that a model against itself has a KLD of exactly 0.  For
+close logits it is exact and small, and the roundings of its products are small too.  The remaining
+error is about 1e-7 of the mean of |r - z| and of the sums, of either sign (at most 7e-7 nats per
+token against float64).  A KLD near 0 may be -1e-7, and is not changed.
 
-Not finite: a token with logit -inf has probability 0, and a term of probability 0 contributes 0.  A token that the
-reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A logit NaN or +inf makes logprob NaN.
+Not finite: a token with logit -inf has probability 0, and a term of probability 0 contributes 0.  A
+token that the reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A
+logit NaN or +inf makes logprob NaN.
 """
 
 from __future__ import annotations
@@ -40,17 +44,18 @@ if TYPE_CHECKING:
     import torch
 
 CPU_ELEMENTS = 1 << 19
-"""Logits at a time on a CPU (10 rows of 49,152).  Their float32 temporaries fit the processor's cache, which makes this
-4 times as fast as 64 rows."""
+"""Logits at a time on a CPU (10 rows of 49,152).  Their float32 temporaries fit the processor's
+cache, which makes this 4 times as fast as 64 rows."""
 DEVICE_ELEMENTS = 1 << 24
-"""Logits at a time on a device without Triton: 64 MiB of float32 need few kernel launches and little memory."""
+"""Logits at a time on a device without Triton: 64 MiB of float32 need few kernel launches and
+little memory."""
 
 
 class Column(IntEnum):
     """Columns of a row of partial statistics, float32, over one slice of the vocabulary.
 
-    Without a reference, a row ends after TOP; the second half has the same columns for the reference's logits r.
-    Token ids are exact in float32 up to 16,777,216.
+    Without a reference, a row ends after TOP; the second half has the same columns for the
+    reference's logits r.  Token ids are exact in float32 up to 16,777,216.
     """
 
     MAX = 0  # m = max z
@@ -71,15 +76,21 @@ def width(has_reference: bool) -> int:
 
 
 def partial(
-    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, *, first: int = 0,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    first: int = 0,
     reference: torch.Tensor | None = None,
-) -> None:  # fmt: skip
-    """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as a whole.
+) -> None:
+    """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as
+    a whole.
 
-    ``logits`` [n, V_local], any float dtype, also a column slice of a wider tensor; ``targets`` int64 [n], global
-    token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column 0; ``reference`` like ``logits``, of
-    any float dtype.  All tensors are on one device; on CUDA one kernel reads z and r once, if Triton is installed.
-    ValueError if the shapes or dtypes do not fit.
+    ``logits`` [n, V_local], any float dtype, also a column slice of a wider tensor; ``targets``
+    int64 [n], global token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column
+    0; ``reference`` like ``logits``, of any float dtype.  All tensors are on one device; on CUDA
+    one kernel reads z and r once, if Triton is installed.  ValueError if the shapes or dtypes do
+    not fit.
     """
     import torch
 
@@ -87,7 +98,9 @@ def partial(
     given = [(tuple(each.shape), each.dtype) for each in (targets, out)]
     fits = given == [((rows,), torch.int64), ((rows, width(reference is not None)), torch.float32)]
     if not fits or (reference is not None and reference.shape != logits.shape):
-        raise ValueError(f"targets and out are {given} for logits {(rows, columns)} and a reference of their shape")
+        raise ValueError(
+            f"targets and out are {given} for logits {(rows, columns)} and a reference of their shape"
+        )
     fused = triton_kernels() if logits.is_cuda and columns > 0 else None
     (fused.partial_statistics if fused else torch_partial)(logits, targets, out, first, reference)
 
@@ -103,7 +116,11 @@ def triton_kernels() -> Any:
 
 
 def torch_partial(
-    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    out: torch.Tensor,
+    first: int,
+    reference: torch.Tensor | None,
 ) -> None:
     """``partial`` in torch operations."""
     import torch
@@ -121,17 +138,26 @@ def torch_partial(
             z = logits[part].float()
             r = None if reference is None else reference[part].float()
             _fill(z, r, targets[part] - first, first, out[part], careful=not on_cpu)
-            # The careful way costs three more passes.  A GPU always takes it: reading a result would stop its queue.
+            # The careful way costs three more passes.  A GPU always takes it: reading a result
+            # would stop its queue.
             if on_cpu and bool(out[part, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
                 _fill(z, r, targets[part] - first, first, out[part], careful=True)
 
 
 def _fill(
-    z: torch.Tensor, r: torch.Tensor | None, local: torch.Tensor, first: int, out: torch.Tensor, careful: bool
+    z: torch.Tensor,
+    r: torch.Tensor | None,
+    local: torch.Tensor,
+    first: int,
+    out: torch.Tensor,
+    careful: bool,
 ) -> None:
-    """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf gives a NaN in SHIFTED or GAP."""
+    """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf gives a NaN in
+    SHIFTED or GAP.
+    """
     weight, shifted = _side(z, local, first, out[:, : Column.REF_MAX])
-    # einsum and bmm are not used: a float32 dot product on a CPU loses three digits that a product and then a sum keep.
+    # einsum and bmm are not used: a float32 dot product on a CPU loses three digits that a product
+    # and then a sum keep.
     if careful:
         shifted.masked_fill_(weight == 0, 0.0)
     out[:, Column.SHIFTED] = shifted.mul_(weight).sum(-1)
@@ -144,8 +170,12 @@ def _fill(
     out[:, Column.GAP] = terms.sum(-1)
 
 
-def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write maximum, sum, target and top of x [n, V] into out [n, 5]; returns exp(x - max) and x - max, new [n, V]."""
+def _side(
+    x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write maximum, sum, target and top of x [n, V] into out [n, 5]; returns exp(x - max) and x -
+    max, new [n, V].
+    """
     top = argmax(x)[:, None]
     peak = x.gather(1, top)
     shifted = x - peak.masked_fill(peak == -math.inf, 0.0)
@@ -162,8 +192,9 @@ def _side(x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor) -
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """Column of the first largest value, int64 [n]; NaN counts as the largest.
 
-    torch.max(dim) does not define the order of equal values on CUDA; torch.argmax does.  On a CPU numpy's argmax keeps
-    the order too, in a sixth of the time (8 rows of 49,152: 0.017 ms against 0.107 ms; exp takes 0.12 ms).
+    torch.max(dim) does not define the order of equal values on CUDA; torch.argmax does.  On a CPU
+    numpy's argmax keeps the order too, in a sixth of the time (8 rows of 49,152: 0.017 ms against
+    0.107 ms; exp takes 0.12 ms).
     """
     import torch
 
@@ -173,7 +204,8 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
 def _merge(side: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     """One softmax over all shards, float64, of MAX, SUM, TARGET and TOP of every shard, [R, T, 5].
 
-    Returns the weights [R, T] that scale the shards' sums, and [T]: S, logZ, logprob, top1_logprob, id of the top.
+    Returns the weights [R, T] that scale the shards' sums, and [T]: S, logZ, logprob, top1_logprob,
+    id of the top.
     """
     peaks = side[..., Column.MAX]
     peak = peaks.max(0)
@@ -181,48 +213,73 @@ def _merge(side: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     total = (weight * side[..., Column.SUM]).sum(0)
     log_total = peak + np.log(total)
     top = np.where(peaks == peak, side[..., Column.TOP], np.inf).min(0)
-    return weight, total, log_total, side[..., Column.TARGET].max(0) - log_total, peak - log_total, top
+    return (
+        weight,
+        total,
+        log_total,
+        side[..., Column.TARGET].max(0) - log_total,
+        peak - log_total,
+        top,
+    )
 
 
-def scores(window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]) -> TokenScores:
+def scores(
+    window: int, targets: NDArray[Any], shards: Sequence[NDArray[np.float32]]
+) -> TokenScores:
     """Put the vocabulary's shards together, in float64, and score every position.
 
-    ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one per tensor-parallel rank, as
-    ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are False if a log-probability that they use is
-    not finite.  Among equally probable tokens, the lowest id is the top one.  ValueError if shapes do not fit.
+    ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one per
+    tensor-parallel rank, as ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are
+    False if a log-probability that they use is not finite.  Among equally probable tokens, the
+    lowest id is the top one.  ValueError if shapes do not fit.
     """
     shapes = {shard.shape for shard in shards}
     if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):
-        raise ValueError(f"window {window}: shards of shapes {sorted(shapes)} for {len(targets)} tokens")
+        raise ValueError(
+            f"window {window}: shards of shapes {sorted(shapes)} for {len(targets)} tokens"
+        )
     stacked = np.stack(shards).astype(np.float64)
     side, ref_side = stacked[..., : Column.REF_MAX], stacked[..., Column.REF_MAX :]
     with np.errstate(invalid="ignore", divide="ignore"):
         weight, total, log_total, logprob, top_logprob, top = _merge(side)
         peaks = side[..., Column.MAX]
-        move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))  # an empty shard: 0 * -inf would be NaN
+        move = np.where(
+            peaks == -np.inf, 0.0, peaks - peaks.max(0)
+        )  # an empty shard: 0 * -inf would be NaN
         moved = (weight * (side[..., Column.SHIFTED] + move * side[..., Column.SUM])).sum(0)
         finite = np.isfinite(logprob)
         found = TokenScores(
-            window, logprob=logprob.astype(np.float32), entropy=(np.log(total) - moved / total).astype(np.float32),
-            top1_logprob=top_logprob.astype(np.float32), top1=(top == targets) & finite,
-        )  # fmt: skip
+            window,
+            logprob=logprob.astype(np.float32),
+            entropy=(np.log(total) - moved / total).astype(np.float32),
+            top1_logprob=top_logprob.astype(np.float32),
+            top1=(top == targets) & finite,
+        )
         if ref_side.shape[-1] == 0:
             return found
         weight, total, ref_log_total, logprob, top_logprob, ref_top = _merge(ref_side)
         gaps = ref_side[..., Column.GAP - Column.REF_MAX]
-        gap = np.where(gaps == np.inf, np.inf, weight * gaps).sum(0)  # inf also where the weight underflows
+        gap = np.where(gaps == np.inf, np.inf, weight * gaps).sum(
+            0
+        )  # inf also where the weight underflows
         return replace(
-            found, ref_logprob=logprob.astype(np.float32), ref_top1_logprob=top_logprob.astype(np.float32),
+            found,
+            ref_logprob=logprob.astype(np.float32),
+            ref_top1_logprob=top_logprob.astype(np.float32),
             kld=(gap / total - (ref_log_total - log_total)).astype(np.float32),
             same_top=(top == ref_top) & finite & np.isfinite(ref_log_total),
-        )  # fmt: skip
+        )
 
 
 def check_targets(window: int, targets: NDArray[Any], entries: int) -> None:
-    """ModelError if a target has no logit: it is outside the ``entries`` vocabulary entries that are scored."""
+    """ModelError if a target has no logit: it is outside the ``entries`` vocabulary entries that
+    are scored.
+    """
     outside = targets[(targets < 0) | (targets >= entries)]
     if len(outside):
-        raise ModelError(f"window {window}: token {int(outside[0])} is outside the {entries} logits")
+        raise ModelError(
+            f"window {window}: token {int(outside[0])} is outside the {entries} logits"
+        )
 
 
 def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
@@ -234,7 +291,8 @@ def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torc
 
 
 def of_rows(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> NDArray[np.float32]:
-    """Partial statistics [n, 5] from whole logits [n, V], any float dtype, any device; ``targets`` integers [n].
+    """Partial statistics [n, 5] from whole logits [n, V], any float dtype, any device; ``targets``
+    integers [n].
 
     ModelError if a target is outside the vocabulary.
     """

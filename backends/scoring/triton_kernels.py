@@ -1,10 +1,11 @@
-"""``partial`` of ``backends/scoring/token_statistics.py`` in one Triton kernel, which reads every logit once.
+"""``partial`` of ``backends/scoring/token_statistics.py`` in one Triton kernel, which reads every
+logit once.
 
-One program reduces one row.  Each of its LANES
-reads GROUP neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most once per
-group, so that a logit costs one exponential and about nine other instructions, and the loop has no reduction across
-lanes.  At the end the lanes are merged like shards.  Exponents are kept in bits (units of ln 2) until the end, because
-a power of two is the cheaper exponential.
+One program reduces one row.  Each of its LANES reads GROUP neighbouring logits at a time, with its
+own running maximum and sums.  The maximum changes at most once per group, so that a logit costs one
+exponential and about nine other instructions, and the loop has no reduction across lanes.  At the
+end the lanes are merged like shards.  Exponents are kept in bits (units of ln 2) until the end,
+because a power of two is the cheaper exponential.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import triton
 import triton.language as tl
 
 LANES, GROUP, WARPS = 256, 16, 8
-"""The best or second-best of 7 triples.  On an H200 the kernel reaches 0.91 of the bandwidth of a copy for 768 rows
-without a reference, and 0.75 for 384 rows with a reference."""
+"""The best or second-best of 7 triples.  On an H200 the kernel reaches 0.91 of the bandwidth of a
+copy for 768 rows without a reference, and 0.75 for 384 rows with a reference."""
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 EXCLUDED = tl.constexpr(-1e30)
-"""Lower logits are replaced by this value.  Its exponential is 0, and their product is 0; with -inf it would be NaN."""
+"""Lower logits are replaced by this value.  Its exponential is 0, and their product is 0; with -inf
+it would be NaN."""
 
 START = tl.constexpr(-5e29)
-"""Maximum of a lane before its first value.  If all tokens of the lane are excluded, the sums stay 0."""
+"""Maximum of a lane before its first value.  If all tokens of the lane are excluded, the sums stay
+0."""
 
 WIDE = tl.constexpr(1e29)
 """A wider gap between two logits means that one is EXCLUDED."""
@@ -36,23 +39,43 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def partial_statistics(
-    logits: torch.Tensor, targets: torch.Tensor, out: torch.Tensor, first: int, reference: torch.Tensor | None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    out: torch.Tensor,
+    first: int,
+    reference: torch.Tensor | None,
 ) -> None:
     """``statistics.partial`` for at least one column; rows may have any stride and alignment."""
     rows, columns = logits.shape
     z, r = _dense(logits), _dense(logits if reference is None else reference)
     if rows == 0:
         return
-    # Triton launches on the current device; without a GPU (Triton's interpreter) the context does nothing.
+    # Triton launches on the current device; without a GPU (Triton's interpreter) the context does
+    # nothing.
     with torch.cuda.device(logits.device if logits.is_cuda else -1):
         _statistics[(rows,)](
-            z, r, targets.contiguous(), out, columns, first, z.stride(0), r.stride(0), out.stride(0), out.stride(1),
-            has_reference=reference is not None, lanes=LANES, group=GROUP, num_warps=WARPS, enable_fp_fusion=True,
-        )  # fmt: skip
+            z,
+            r,
+            targets.contiguous(),
+            out,
+            columns,
+            first,
+            z.stride(0),
+            r.stride(0),
+            out.stride(0),
+            out.stride(1),
+            has_reference=reference is not None,
+            lanes=LANES,
+            group=GROUP,
+            num_warps=WARPS,
+            enable_fp_fusion=True,
+        )
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with neighbouring columns adjacent in memory; only a tensor in another layout is copied."""
+    """Return the tensor with neighbouring columns adjacent in memory; only a tensor in another
+    layout is copied.
+    """
     return x if x.stride(1) == 1 else x.contiguous()
 
 
@@ -65,7 +88,9 @@ def _load(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
 
 @_jit
 def _tile(row: tl.tensor, at: tl.tensor, columns: tl.tensor) -> tl.tensor:
-    """The next logits of every lane, [lanes, group / 2, 2], in two loads of group / 2 logits, the first at ``at``."""
+    """The next logits of every lane, [lanes, group / 2, 2], in two loads of group / 2 logits, the
+    first at ``at``.
+    """
     return tl.join(_load(row, at, columns), _load(row, at + at.shape[1], columns))
 
 
@@ -83,14 +108,19 @@ def _most(x: tl.tensor) -> tl.tensor:
 
 @_jit
 def _bits(peak: tl.tensor) -> tl.tensor:
-    """A maximum in bits, rounded up to an integer, so that sums can be rescaled from one maximum to another exactly."""
+    """A maximum in bits, rounded up to an integer, so that sums can be rescaled from one maximum to
+    another exactly.
+    """
     return tl.ceil(peak * LOG2_E)
 
 
 @_jit
-def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Lanes' maxima and their next logits -> (new maxima; new maxima in bits; old maxima minus new maxima, in bits; two
-    to the power of this difference; True for each maximum that is new)."""
+def _move(
+    peak: tl.tensor, x: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Lanes' maxima and their next logits -> (new maxima; new maxima in bits; old maxima minus new
+    maxima, in bits; two to the power of this difference; True for each maximum that is new).
+    """
     top = _most(x)
     higher = top > peak  # False for NaN
     moved = tl.where(higher, top, peak)
@@ -101,8 +131,9 @@ def _move(peak: tl.tensor, x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tenso
 
 @_jit
 def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Lanes' maxima and sums -> (the row's maximum; its sum; each lane's maximum minus the row's, in bits; two to the
-    power of that difference)."""
+    """Lanes' maxima and sums -> (the row's maximum; its sum; each lane's maximum minus the row's,
+    in bits; two to the power of that difference).
+    """
     peak = tl.max(peaks, 0)
     # fma rounds once, and only the difference, which is small: its product is exact.
     move = tl.where(peak <= START, START, tl.fma(-peak, LOG2_E, _bits(peaks)))
@@ -112,9 +143,16 @@ def _total(peaks: tl.tensor, sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.
 
 @_jit
 def _first_top(
-    row: tl.tensor, columns: tl.tensor, peaks: tl.tensor, peak: tl.tensor, groups: tl.tensor, group: tl.constexpr
+    row: tl.tensor,
+    columns: tl.tensor,
+    peaks: tl.tensor,
+    peak: tl.tensor,
+    groups: tl.tensor,
+    group: tl.constexpr,
 ) -> tl.tensor:
-    """The first column that holds the row's maximum; ``groups``: first column of the group with each lane's maximum."""
+    """The first column that holds the row's maximum; ``groups``: first column of the group with
+    each lane's maximum.
+    """
     begin = tl.min(tl.where(peaks == peak, groups, 2147483647), 0)
     at = begin + tl.arange(0, group)
     found = tl.min(tl.where(tl.maximum(_load(row, at, columns), START) == peak, at, 2147483647), 0)
@@ -135,9 +173,14 @@ def _excludes(z: tl.tensor, r: tl.tensor, columns: tl.tensor, step: tl.constexpr
 
 @_jit
 def _store(
-    out: tl.tensor, stride: tl.tensor,
-    peak: tl.tensor, total: tl.tensor, moment: tl.tensor, target: tl.tensor, top: tl.tensor,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    stride: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    moment: tl.tensor,
+    target: tl.tensor,
+    top: tl.tensor,
+) -> None:
     """Store one model's half of an output row, in the order of ``statistics.Column``."""
     tl.store(out, tl.where(total == 0, float("-inf"), peak))
     tl.store(out + stride, total)
@@ -148,11 +191,23 @@ def _store(
 
 @_jit
 def _statistics(
-    z: tl.tensor, r: tl.tensor, targets: tl.tensor, out: tl.tensor, columns: tl.tensor, first: tl.tensor,
-    z_stride: tl.tensor, r_stride: tl.tensor, out_stride: tl.tensor, out_column: tl.tensor,
-    has_reference: tl.constexpr, lanes: tl.constexpr, group: tl.constexpr,
-) -> None:  # fmt: skip
-    """Partial statistics of row ``program_id``; names as in ``backends/scoring/token_statistics.py``, u in bits."""
+    z: tl.tensor,
+    r: tl.tensor,
+    targets: tl.tensor,
+    out: tl.tensor,
+    columns: tl.tensor,
+    first: tl.tensor,
+    z_stride: tl.tensor,
+    r_stride: tl.tensor,
+    out_stride: tl.tensor,
+    out_column: tl.tensor,
+    has_reference: tl.constexpr,
+    lanes: tl.constexpr,
+    group: tl.constexpr,
+) -> None:
+    """Partial statistics of row ``program_id``; names as in
+    ``backends/scoring/token_statistics.py``, u in bits.
+    """
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2**31 at 16,744 rows of 128,256
     z += row * z_stride
     r += row * r_stride
@@ -187,12 +242,29 @@ def _statistics(
     target = tl.load(z + local, mask=here, other=float("-inf")).to(tl.float32)
     peak, total, move, scale = _total(m, s)
     moment = LN_2 * tl.sum((u + s * move) * scale, 0)
-    _store(out, out_column, peak, total, moment, target, first + _first_top(z, columns, m, peak, groups, group))
+    _store(
+        out,
+        out_column,
+        peak,
+        total,
+        moment,
+        target,
+        first + _first_top(z, columns, m, peak, groups, group),
+    )
     if has_reference:
         target = tl.load(r + local, mask=here, other=float("-inf")).to(tl.float32)
         peak, total, _, scale = _total(rm, rs)
         gaps = tl.sum(d * scale, 0)
-        if tl.max(widest, 0) > WIDE:  # rare; a very low finite logit makes such a gap too, but is not excluded
+        if (
+            tl.max(widest, 0) > WIDE
+        ):  # rare; a very low finite logit makes such a gap too, but is not excluded
             gaps = tl.where(_excludes(z, r, columns, lanes * 4), float("inf"), gaps)
-        _store(out + 5 * out_column, out_column, peak, total, gaps, target,
-               first + _first_top(r, columns, rm, peak, rgroups, group))  # fmt: skip
+        _store(
+            out + 5 * out_column,
+            out_column,
+            peak,
+            total,
+            gaps,
+            target,
+            first + _first_top(r, columns, rm, peak, rgroups, group),
+        )

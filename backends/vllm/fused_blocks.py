@@ -1,10 +1,11 @@
 """Find layers whose FP8 blocks end inside the matrix that vLLM fuses them into.
 
-vLLM fuses q, k and v into one matrix, and computes each row's block from its number in this matrix.  If q has 576 rows
-and a block has 128, the first 64 rows of k get the last scale of q, and the scales of k and v are put on wrong rows: a
-KLD of 0.57, and 0.026 for the same weights with correct scales (vLLM 0.32, on CPUs).  vLLM does not warn if
-``quant_method`` is ``fp8`` (``MergedColumnParallelLinear._maybe_allow_fp8_block_shape_mismatch``).  With
-compressed-tensors, vLLM refuses the model with an error that does not name the layer.  vLLM itself checks experts.
+vLLM fuses q, k and v into one matrix, and computes each row's block from its number in this matrix.
+If q has 576 rows and a block has 128, the first 64 rows of k get the last scale of q, and the
+scales of k and v are put on wrong rows: a KLD of 0.57, and 0.026 for the same weights with correct
+scales (vLLM 0.32, on CPUs).  vLLM does not warn if ``quant_method`` is ``fp8``
+(``MergedColumnParallelLinear._maybe_allow_fp8_block_shape_mismatch``).  With compressed-tensors,
+vLLM refuses the model with an error that does not name the layer.  vLLM itself checks experts.
 
 The last part may end inside a block, unless ranks divide it: each rank then begins a new block.
 """
@@ -27,11 +28,14 @@ WRONG_ROWS = (
 WHOLE_ON_EACH_RANK = {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv"}
 """Parts of latent attention, which each rank computes whole."""
 KEYS_AND_VALUES = {"k_proj", "v_proj", "wk", "wv", "key", "value"}
-"""Parts that are divided by heads; if there are fewer heads than ranks, several ranks have the same head."""
+"""Parts that are divided by heads; if there are fewer heads than ranks, several ranks have the same
+head."""
 
 
 def misplaced_scales(checkpoint: Checkpoint, ranks: int) -> Iterator[str]:
-    """Yield a clause per fused group whose scales vLLM would put on wrong rows; ``ranks``: tensor parallel size."""
+    """Yield a clause per fused group whose scales vLLM would put on wrong rows; ``ranks``: tensor
+    parallel size.
+    """
     heights = block_heights(checkpoint)
     for group in fused_groups(heights):
         parts = [(path, rows) for path in group for rows in parts_of(path, checkpoint)]
@@ -48,7 +52,9 @@ def misplaced_scales(checkpoint: Checkpoint, ranks: int) -> Iterator[str]:
 
 
 def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
-    """Module -> rows of an FP8 block, for modules of the text model that have blocks and are not routed experts."""
+    """Module -> rows of an FP8 block, for modules of the text model that have blocks and are not
+    routed experts.
+    """
     stated, heights = declared(checkpoint.config.quantization), dict[str, int]()
     for module, parts in checkpoint.quantized.items():
         if ROUTED.match(module) or is_outside(module) or not checkpoint.role(module):
@@ -63,7 +69,9 @@ def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def fused_groups(modules: dict[str, int]) -> Iterator[tuple[str, ...]]:
-    """Yield groups of modules that vLLM fuses, also DeepSeek-V4's wq_a and wkv, in the order of the fused matrix."""
+    """Yield groups of modules that vLLM fuses, also DeepSeek-V4's wq_a and wkv, in the order of the
+    fused matrix.
+    """
     yield from fused_layers(modules)
     first, second = FUSED_AS["fused_wqa_wkv"]
     for path in modules:
@@ -73,7 +81,9 @@ def fused_groups(modules: dict[str, int]) -> Iterator[tuple[str, ...]]:
 
 
 def parts_of(path: str, checkpoint: Checkpoint) -> list[int]:
-    """Return the rows of each part of a stored matrix: one part, or q, k and v of a delta net's ``in_proj_qkv``."""
+    """Return the rows of each part of a stored matrix: one part, or q, k and v of a delta net's
+    ``in_proj_qkv``.
+    """
     parts = checkpoint.quantized[path]
     rows = parts[main_part(parts) or ""].shape[-2]
     if path.rpartition(".")[2] == "in_proj_qkv":

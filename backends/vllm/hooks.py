@@ -1,15 +1,19 @@
-"""Hooks in an unmodified vLLM: final hidden states of each step, and the window positions of their rows.
+"""Hooks in an unmodified vLLM: final hidden states of each step, and the window positions of their
+rows.
 
-Both generations of vLLM's model runner call one method on every step with the final hidden states of all scheduled
-tokens, whether or not a request wants prompt log-probabilities (read in 0.26, 0.32 and 0.33; run in 0.26 and 0.32):
+Both generations of vLLM's model runner call one method on every step with the final hidden states
+of all scheduled tokens, whether or not a request wants prompt log-probabilities (read in 0.26, 0.32
+and 0.33; run in 0.26 and 0.32):
 
 - V1: ``model_runner._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)``
-- V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states, input_batch, ...)``, and
-  ``add_request(req_id, req_idx, sampling_params)`` of the same object, again after a preemption
+- V2: ``model_runner.prompt_logprobs_worker.compute_prompt_logprobs(logits_fn, hidden_states,
+  input_batch, ...)``, and ``add_request(req_id, req_idx, sampling_params)`` of the same object,
+  again after a preemption
 
-``attach`` replaces these methods on the instance after checking their signatures; the replacements call the originals.
-A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under ``TAG``; its id cannot be used, because
-vLLM replaces the id of a queued request.  ``Steps`` counts the steps of decode.
+``attach`` replaces these methods on the instance after checking their signatures; the replacements
+call the originals.  A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under
+``TAG``; its id cannot be used, because vLLM replaces the id of a queued request.  ``Steps`` counts
+the steps of decode.
 """
 
 from __future__ import annotations
@@ -31,13 +35,22 @@ if TYPE_CHECKING:
 
 TAG = "compare_q"
 V1_STEP = ("hidden_states", "num_scheduled_tokens")
-V2_STEP = ("logits_fn", "hidden_states", "input_batch", "all_token_ids", "num_computed_tokens", "prompt_lens")
+V2_STEP = (
+    "logits_fn",
+    "hidden_states",
+    "input_batch",
+    "all_token_ids",
+    "num_computed_tokens",
+    "prompt_lens",
+)
 V2_ADD = ("req_id", "req_idx", "sampling_params")
 UNKNOWN = "unknown"
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ..."""
+    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions
+    ``start``, ...
+    """
 
     tag: Any  # of the request
     start: int
@@ -67,9 +80,11 @@ Tokens = Callable[[Sequence[ScoredRows]], "torch.Tensor"]
 
 
 Current = Callable[[], Any]
-"""Returns the object whose ``step(hidden_states, requests, tokens)`` currently receives the steps, or None.
+"""Returns the object whose ``step(hidden_states, requests, tokens)`` currently receives the steps,
+or None.
 
-``hidden_states`` [N, H] are of all rows of a step; ``requests``: ``RequestRows`` of tagged requests; ``Tokens``."""
+``hidden_states`` [N, H] are of all rows of a step; ``requests``: ``RequestRows`` of tagged
+requests; ``Tokens``."""
 
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
@@ -83,7 +98,8 @@ def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> No
 
 
 def attach(runner: Any, current: Current) -> str:
-    """Call ``step`` of the ``current`` object in every step with tagged requests; return the generation.
+    """Call ``step`` of the ``current`` object in every step with tagged requests; return the
+    generation.
 
     RuntimeError for an unknown model runner.
     """
@@ -95,7 +111,9 @@ def attach(runner: Any, current: Current) -> str:
         return "V1"
     if hasattr(runner, "prompt_logprobs_worker"):
         return "V2 (an earlier pipeline stage)"
-    raise RuntimeError(f"the model runner {type(runner).__name__} is not one of vLLM {OLDEST} to {NEWEST}")
+    raise RuntimeError(
+        f"the model runner {type(runner).__name__} is not one of vLLM {OLDEST} to {NEWEST}"
+    )
 
 
 def attach_v1(runner: Any, current: Current) -> None:
@@ -103,12 +121,19 @@ def attach_v1(runner: Any, current: Current) -> None:
     original = runner._get_prompt_logprobs_dict
     check_signature(original, V1_STEP)
 
-    def step(hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+    def step(
+        hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any
+    ) -> Any:
         def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            found = [np.asarray(part.prompt[part.token : part.token + part.n_rows], np.int64) for part in parts]
+            found = [
+                np.asarray(part.prompt[part.token : part.token + part.n_rows], np.int64)
+                for part in parts
+            ]
             return sent(np.concatenate(found), hidden_states.device)
 
-        if (scorer := current()) is not None and (requests := requests_v1(runner, num_scheduled_tokens)):
+        if (scorer := current()) is not None and (
+            requests := requests_v1(runner, num_scheduled_tokens)
+        ):
             scorer.step(hidden_states, requests, tokens)
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
@@ -123,8 +148,12 @@ def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Reque
         tag = tag_of(getattr(request, "sampling_params", None))
         if tag is not None and (prompt := request.prompt_token_ids) is not None:
             begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-            rows = min(scheduled, len(prompt) - request.num_computed_tokens)  # tokens after the prompt are not scored
-            found.append(RequestRows(tag, request.num_computed_tokens, begin, rows, len(prompt), prompt))
+            rows = min(
+                scheduled, len(prompt) - request.num_computed_tokens
+            )  # tokens after the prompt are not scored
+            found.append(
+                RequestRows(tag, request.num_computed_tokens, begin, rows, len(prompt), prompt)
+            )
     return [request for request in found if request.n_rows > 0]
 
 
@@ -138,7 +167,9 @@ def attach_v2(worker: Any, current: Current) -> None:
     check_signature(compute, V2_STEP)
     tags: dict[str, Any] = {}
 
-    def add_request(req_id: str, req_idx: int, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_request(
+        req_id: str, req_idx: int, sampling_params: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         tag = tag_of(sampling_params)
         if tag is not None:
             tags[req_id] = tag
@@ -149,22 +180,45 @@ def attach_v2(worker: Any, current: Current) -> None:
         return remove(req_id, *args, **kwargs)
 
     def step(
-        logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
-        prompt_lens: Any, *args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        logits_fn: Any,
+        hidden_states: Any,
+        input_batch: Any,
+        all_token_ids: Any,
+        num_computed_tokens: Any,
+        prompt_lens: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            states, begins, counts = np.array([(part.prompt, part.token, part.n_rows) for part in parts], np.int64).T
-            index = sent(np.stack([np.repeat(states, counts), ranges(begins, counts)]), all_token_ids.device)
+            states, begins, counts = np.array(
+                [(part.prompt, part.token, part.n_rows) for part in parts], np.int64
+            ).T
+            index = sent(
+                np.stack([np.repeat(states, counts), ranges(begins, counts)]), all_token_ids.device
+            )
             gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
             return gathered
 
-        if (scorer := current()) is not None and (requests := requests_v2(tags, input_batch, prompt_lens)):
+        if (scorer := current()) is not None and (
+            requests := requests_v2(tags, input_batch, prompt_lens)
+        ):
             scorer.step(hidden_states, requests, tokens)
         return compute(
-            logits_fn, hidden_states, input_batch, all_token_ids, num_computed_tokens, prompt_lens, *args, **kwargs
+            logits_fn,
+            hidden_states,
+            input_batch,
+            all_token_ids,
+            num_computed_tokens,
+            prompt_lens,
+            *args,
+            **kwargs,
         )
 
-    worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = add_request, remove_request, step
+    worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = (
+        add_request,
+        remove_request,
+        step,
+    )
 
 
 def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[RequestRows]:
@@ -176,7 +230,9 @@ def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Requ
         if request_id in tags:
             length = int(prompt_lens[states[i]])
             rows = min(begins[i + 1] - begins[i], length - starts[i])
-            found.append(RequestRows(tags[request_id], starts[i], begins[i], rows, length, states[i]))
+            found.append(
+                RequestRows(tags[request_id], starts[i], begins[i], rows, length, states[i])
+            )
     return [request for request in found if request.n_rows > 0]
 
 
@@ -193,14 +249,18 @@ def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
 
 
 def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
-    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return the hook's handle.
+    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return
+    the hook's handle.
 
-    Tokens come from the runner, because models that take images and later stages of a pipeline do not receive them.
+    Tokens come from the runner, because models that take images and later stages of a pipeline do
+    not receive them.
     """
     buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
 
     def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
-        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[0]  # M-RoPE has three rows
+        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[
+            0
+        ]  # M-RoPE has three rows
         ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
         begin(ids[: len(positions)], positions)
 
@@ -210,7 +270,8 @@ def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], N
 def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
     """Return the scored rows of the requests, in their order in the hidden states.
 
-    The row at position p of a window predicts token p + 1, so scored rows are one before the positions in ``spans``.
+    The row at position p of a window predicts token p + 1, so scored rows are one before the
+    positions in ``spans``.
     """
     parts = []
     for request in requests:
@@ -220,7 +281,9 @@ def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
             begin = max(request.start, first - 1)
             end = min(request.start + request.n_rows, last - 1)
             if begin < end:
-                rows = StoredRows(window, n_scored, before + begin - first + 1, before + end - first + 1)
+                rows = StoredRows(
+                    window, n_scored, before + begin - first + 1, before + end - first + 1
+                )
                 row = request.begin + begin - request.start
                 parts.append(ScoredRows(rows, row, end - begin, request.prompt, begin + 1))
             before += last - first
@@ -228,7 +291,9 @@ def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
 
 
 def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the GPU."""
+    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the
+    GPU.
+    """
     import torch
 
     tensor = torch.from_numpy(array)
@@ -248,13 +313,15 @@ def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch
 class Graphs:
     """The kind of graph that a model runner chose last ("FULL", "PIECEWISE", "NONE", "unknown").
 
-    V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``, whose answer has
-    ``cg_mode``.
+    V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``,
+    whose answer has ``cg_mode``.
     """
 
     def __init__(self, runner: Any) -> None:
         self.last = UNKNOWN
-        chooser: Any = getattr(runner, "cudagraph_manager", None) or getattr(runner, "cudagraph_dispatcher", None)
+        chooser: Any = getattr(runner, "cudagraph_manager", None) or getattr(
+            runner, "cudagraph_dispatcher", None
+        )
         dispatch: Any = getattr(chooser, "dispatch", None)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -269,7 +336,9 @@ class Graphs:
 
 @dataclass
 class Steps:
-    """Counts of the decode steps of a scoring run; each step has the next ``step`` tokens, or the last tokens."""
+    """Counts of the decode steps of a scoring run; each step has the next ``step`` tokens, or the
+    last tokens.
+    """
 
     step: int
     graph: Graphs
@@ -278,13 +347,17 @@ class Steps:
     widest: int = 0  # most windows in a step
 
     def count(self, requests: Sequence[RequestRows]) -> str:
-        """Count a step of these windows; return an error if a window has the wrong tokens, else an empty string."""
+        """Count a step of these windows; return an error if a window has the wrong tokens, else an
+        empty string.
+        """
         self.graphs[self.graph.last] += 1
         self.widest = max(self.widest, len(requests))
         wrong = ""
         for request in requests:
             self.sizes[request.n_rows] += 1
-            if request.start % self.step or request.n_rows != min(self.step, request.length - request.start):
+            if request.start % self.step or request.n_rows != min(
+                self.step, request.length - request.start
+            ):
                 wrong = (
                     f"vLLM computed {request.n_rows} tokens of window {request.tag[0]} at position {request.start} in "
                     f"one step, and not {self.step}"
@@ -294,11 +367,17 @@ class Steps:
     def report(self) -> dict[str, Any]:
         """Return the counts for results.json, with text as keys."""
         sizes = {str(size): self.sizes[size] for size in sorted(self.sizes)}
-        return {"tokens_a_step": sizes, "windows_a_step": self.widest, "graphs": dict(self.graphs.most_common())}
+        return {
+            "tokens_a_step": sizes,
+            "windows_a_step": self.widest,
+            "graphs": dict(self.graphs.most_common()),
+        }
 
 
 def check_decodes(model: Any) -> None:
-    """Raise RuntimeError for layers that keep a state: 0.32 computes some of a prompt's steps by kernels of prefill."""
+    """Raise RuntimeError for layers that keep a state: 0.32 computes some of a prompt's steps by
+    kernels of prefill.
+    """
     for name, module in model.named_modules():
         if any(base.__name__ == "MambaBase" for base in type(module).__mro__):
             raise RuntimeError(

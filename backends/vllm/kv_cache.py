@@ -14,9 +14,13 @@ from ..checkpoint.checkpoint_config import CheckpointConfig
 BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
 """Upper bounds of vLLM's own max_num_batched_tokens."""
 CHOOSES_CACHE = (
-    "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override", "long_prefill_token_threshold",
-)  # fmt: skip
-"""Options that set the size of the KV cache, or let a step hold all windows; without them, the windows set the size."""
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+    "num_gpu_blocks_override",
+    "long_prefill_token_threshold",
+)
+"""Options that set the size of the KV cache, or let a step hold all windows; without them, the
+windows set the size."""
 LEAST_FREE = 0.01
 BLOCK = 256
 """Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
@@ -24,14 +28,16 @@ ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 """Values of ``kv_cache_dtype`` that store each number in 8 bits, and nothing else."""
 LEAST_BYTES = 256 << 20
 UNKNOWN_BYTES = 4 << 30
-"""Smallest KV cache on a CPU if the bytes of a token are unknown, or if only a lower bound is known."""
+"""Smallest KV cache on a CPU if the bytes of a token are unknown, or if only a lower bound is
+known."""
 
 
 def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if the spec decides it.
+    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if
+    the spec decides it.
 
-    On a GPU, the size is also left to vLLM if the bytes of a token are unknown.  ``gpu_memory_utilization`` is
-    otherwise only the memory that must be free when vLLM starts.
+    On a GPU, the size is also left to vLLM if the bytes of a token are unknown.
+    ``gpu_memory_utilization`` is otherwise only the memory that must be free when vLLM starts.
     """
     stated = CheckpointConfig(config)
     numbers = numbers_per_token(stated)
@@ -44,7 +50,9 @@ def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -
 
 
 def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None) -> int:
-    """Return the size of the KV cache on a CPU, with ``numbers`` per token, if their number is known."""
+    """Return the size of the KV cache on a CPU, with ``numbers`` per token, if their number is
+    known.
+    """
     if numbers is not None:
         return cache_bytes(model, numbers, BATCHED_TOKENS_CPU)
     latent = latent_numbers_per_token(config)
@@ -52,10 +60,11 @@ def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None
 
 
 def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
-    """Return the bytes of a KV cache with ``numbers`` per token; a step has at most ``most_batched`` tokens.
+    """Return the bytes of a KV cache with ``numbers`` per token; a step has at most
+    ``most_batched`` tokens.
 
-    A window that is longer than a step takes several steps, and only the next window may begin in the last step.
-    Therefore one window and two steps are enough.
+    A window that is longer than a step takes several steps, and only the next window may begin in
+    the last step.  Therefore one window and two steps are enough.
     """
     longest = model.max_tokens + 1
     batched: int = model.options.get("max_num_batched_tokens", most_batched)
@@ -66,14 +75,17 @@ def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
 
 
 def number_bytes(options: Mapping[str, Any]) -> int:
-    """Return the bytes of one number in the KV cache, or an upper bound for formats with scales or fewer than 8 bits.
+    """Return the bytes of one number in the KV cache, or an upper bound for formats with scales or
+    fewer than 8 bits.
 
-    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint requires fewer.  vLLM
-    runs a model in float32 only if the spec requests float32.
+    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint
+    requires fewer.  vLLM runs a model in float32 only if the spec requests float32.
     """
     dtype = options.get("kv_cache_dtype") or "auto"
     model_bytes = 4 if options.get("dtype") in ("float", "float32") else 2
-    if dtype == "auto" or options.get("kv_cache_dtype_skip_layers"):  # the skipped layers have the model's dtype
+    if dtype == "auto" or options.get(
+        "kv_cache_dtype_skip_layers"
+    ):  # the skipped layers have the model's dtype
         return model_bytes
     return 1 if dtype in ONE_BYTE else 2
 
@@ -81,7 +93,8 @@ def number_bytes(options: Mapping[str, Any]) -> int:
 def numbers_per_token(config: CheckpointConfig) -> int | None:
     """Return an upper bound of the numbers that the KV cache holds per token; None if unknown.
 
-    In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers count as the larger.
+    In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers
+    count as the larger.
     """
     numbers = config.kv_numbers
     if numbers is None:
@@ -91,14 +104,18 @@ def numbers_per_token(config: CheckpointConfig) -> int | None:
         or size_of(config, "num_key_value_heads")
         or size_of(config, "num_attention_heads")
     )
-    return max(numbers, 2 * size_of(config, "num_hidden_layers") * heads * size_of(config, "global_head_dim"))
+    return max(
+        numbers,
+        2 * size_of(config, "num_hidden_layers") * heads * size_of(config, "global_head_dim"),
+    )
 
 
 def latent_numbers_per_token(config: CheckpointConfig) -> int:
-    """Return the size of latent attention's vector and its rotary part, for all layers; 0 without these.
+    """Return the size of latent attention's vector and its rotary part, for all layers; 0 without
+    these.
 
-    This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).  For others, vLLM caches keys and
-    values instead of the vector (MiniCPM3).
+    This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).  For others, vLLM
+    caches keys and values instead of the vector (MiniCPM3).
     """
     rank = size_of(config, "kv_lora_rank")
     rotary = size_of(config, "qk_rope_head_dim") if rank else 0

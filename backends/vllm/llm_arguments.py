@@ -1,4 +1,5 @@
-"""The ``engine`` object of a ``vllm_score`` spec: checks, and conversion to the arguments of ``LLM(...)``.
+"""The ``engine`` object of a ``vllm_score`` spec: checks, and conversion to the arguments of
+``LLM(...)``.
 
 vLLM is not imported here: the names of its arguments come from ``compat.py``.
 """
@@ -24,30 +25,48 @@ from ..layers.schemes import ROUTED, declared, number_format
 from . import compat
 from .kv_cache import BATCHED_TOKENS_GPU, cache_arguments
 
-SET_BY_COMPARE_Q = ("model", "revision", "skip_tokenizer_init", "worker_extension_cls", "hf_config_path")
+SET_BY_COMPARE_Q = (
+    "model",
+    "revision",
+    "skip_tokenizer_init",
+    "worker_extension_cls",
+    "hf_config_path",
+)
 TRIMS = "swa_bounded_replay"
-"""vLLM's option (from 0.32 on, default true) that skips DeepSeek-V4.1's last layers for most prompt tokens of requests
-without ``prompt_logprobs``."""
-DRAFTS = "drafted tokens share the states that are scored, and have corrupted them (vllm issue 53488)"
+"""vLLM's option (from 0.32 on, default true) that skips DeepSeek-V4.1's last layers for most prompt
+tokens of requests without ``prompt_logprobs``."""
+DRAFTS = (
+    "drafted tokens share the states that are scored, and have corrupted them (vllm issue 53488)"
+)
 BREAKS_STATES = {
     "kv_sharing_fast_prefill": "vLLM then computes no final states for prompt tokens, and its own prompt_logprobs are "
     "wrong as well",
     TRIMS: "vLLM then leaves out states of prompt tokens; compare_q sets it to false",
-    "speculative_config": DRAFTS, "spec_method": DRAFTS, "spec_model": DRAFTS, "spec_tokens": DRAFTS,
-}  # fmt: skip
-"""Options that make states of prompt tokens wrong or missing in vLLM -> reason; false or null turns them off."""
+    "speculative_config": DRAFTS,
+    "spec_method": DRAFTS,
+    "spec_model": DRAFTS,
+    "spec_tokens": DRAFTS,
+}
+"""Options that make states of prompt tokens wrong or missing in vLLM -> reason; false or null turns
+them off."""
 OWN_OPTIONS = set(noise.OPTIONS)
 """Options of the ``engine`` object that belong to compare_q, not vLLM."""
 PICKLED = ("pt", "npcache")
 LOSES_CHUNKS = ("turboquant", "ultraquant")
-"""Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step of prefill holds the rest of a window and a
-whole window of the same length, vLLM forgets the first window's earlier tokens (mean KLD 0.24 instead of 0.0007)."""
+"""Caches with a bug in vLLM (0.26 to 0.32, its issue 46460): if a step of prefill holds the rest of
+a window and a whole window of the same length, vLLM forgets the first window's earlier tokens (mean
+KLD 0.24 instead of 0.0007)."""
 SET_IN_DECODE = {
-    "long_prefill_token_threshold": "step", "max_num_seqs": "batch", "enable_prefix_caching": "",
-    "long_prefill_token_threshold_adaptive": "", "enable_chunked_prefill": "", "max_num_partial_prefills": "",
+    "long_prefill_token_threshold": "step",
+    "max_num_seqs": "batch",
+    "enable_prefix_caching": "",
+    "long_prefill_token_threshold_adaptive": "",
+    "enable_chunked_prefill": "",
+    "max_num_partial_prefills": "",
     "max_long_partial_prefills": "",
-}  # fmt: skip
-"""Options that compare_q sets in decode because they decide a step's tokens -> the spec's key that replaces them."""
+}
+"""Options that compare_q sets in decode because they decide a step's tokens -> the spec's key that
+replaces them."""
 
 
 class CheckedOptions(BaseModel):
@@ -61,14 +80,20 @@ class CheckedOptions(BaseModel):
 
 
 def check_options(model: PlannedModel) -> None:
-    """Raise InputError for the first option that vLLM does not have, or that would cause wrong scores."""
+    """Raise InputError for the first option that vLLM does not have, or that would cause wrong
+    scores.
+    """
     options = model.options
     if ours := [name for name in SET_BY_COMPARE_Q if name in options]:
-        raise InputError(f"engine.{ours[0]}: set by compare_q; use model_dir and revision of the spec")
+        raise InputError(
+            f"engine.{ours[0]}: set by compare_q; use model_dir and revision of the spec"
+        )
     for name in ("quantization", "load_format"):
         compat.check_plugin(f"engine.{name}", str(options.get(name)))
     if options.get("load_format") in PICKLED:
-        raise InputError(f"engine.load_format: {options['load_format']} loads pickled weights; leave it out")
+        raise InputError(
+            f"engine.load_format: {options['load_format']} loads pickled weights; leave it out"
+        )
     check_names(options, compat.arguments() | OWN_OPTIONS, "the installed vLLM")
     for name in compat.ALLOWED:
         given, known = options.get(name), compat.allowed_values(name)
@@ -76,7 +101,9 @@ def check_options(model: PlannedModel) -> None:
             spelled = given.upper() if name == "attention_backend" else given  # as vLLM reads it
             if spelled not in known and given.lower() != "auto":
                 hint = nearest(spelled, known) or f"; it has {', '.join(sorted(known))}"
-                raise InputError(f"engine.{name}: the installed vLLM has no {printable(given)!r}{hint}")
+                raise InputError(
+                    f"engine.{name}: the installed vLLM has no {printable(given)!r}{hint}"
+                )
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
             raise InputError(f"engine.{name}: {reason}; leave it out")
@@ -92,48 +119,69 @@ def check_options(model: PlannedModel) -> None:
         )
     longest = options.get("max_model_len")
     if longest is not None and longest <= model.max_tokens:
-        raise InputError(f"engine.max_model_len: {longest} is too short for windows of {model.max_tokens} tokens + 1")
+        raise InputError(
+            f"engine.max_model_len: {longest} is too short for windows of {model.max_tokens} tokens + 1"
+        )
 
 
 def check_steps(decode: Decode, options: Mapping[str, Any]) -> None:
-    """Raise InputError if, with these options, a step could not hold ``step`` tokens of each of ``batch`` windows."""
+    """Raise InputError if, with these options, a step could not hold ``step`` tokens of each of
+    ``batch`` windows.
+    """
     for name, key in SET_IN_DECODE.items():
         if options.get(name) is not None:
             instead = f'give "{key}" beside "phase" in its place' if key else "leave it out"
             raise InputError(f'engine.{name}: set by compare_q with "phase": "decode"; {instead}')
     tokens, batched = decode.step * decode.batch, options.get("max_num_batched_tokens")
     if batched is not None and batched < tokens:
-        raise InputError(f"engine.max_num_batched_tokens: {batched} holds no step of {tokens} tokens (step x batch)")
+        raise InputError(
+            f"engine.max_num_batched_tokens: {batched} holds no step of {tokens} tokens (step x batch)"
+        )
 
 
 def check_checkpoint(model: PlannedModel, folder: Path) -> None:
     """Raise InputError if vLLM would misread a local model."""
-    config, stray, options = CheckpointConfig.read(folder), safetensors_files.strays(folder), model.options
+    config, stray, options = (
+        CheckpointConfig.read(folder),
+        safetensors_files.strays(folder),
+        model.options,
+    )
     if stray and not (folder / "model.safetensors.index.json").is_file():
-        raise InputError(f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder")
+        raise InputError(
+            f"model_dir: {stray[0]}: vLLM would load it as well; move it out of the folder"
+        )
     if options.get("quantization_config") and not options.get("quantization"):
-        raise InputError("engine.quantization_config: vLLM ignores it without engine.quantization; give both")
+        raise InputError(
+            "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
+        )
     compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
     nvfp4 = contents.nvfp4_layers(folder)
     contents.check_scales(folder, nvfp4)
     check_kernels(folder, config.quantization, options, nvfp4)
     if "speculators_config" in config.raw:
-        raise InputError(f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place")
+        raise InputError(
+            f"model_dir: {folder}: drafts tokens for another model, which vLLM would load in its place"
+        )
     if stray and options.get("load_format") in ("auto", "mistral"):
-        raise InputError(f"engine.load_format: may load {stray[0]} instead of the model's other files; leave it out")
+        raise InputError(
+            f"engine.load_format: may load {stray[0]} instead of the model's other files; leave it out"
+        )
     check_length(model, config)
 
 
 def check_kernels(
     folder: Path, quantization: Mapping[str, Any], options: Mapping[str, Any], nvfp4: Iterable[str]
 ) -> None:
-    """Raise InputError if vLLM has no kernel on this CPU for a layer; vLLM itself may fail only in its first step.
+    """Raise InputError if vLLM has no kernel on this CPU for a layer; vLLM itself may fail only in
+    its first step.
 
     ``nvfp4``: names of the checkpoint's NVFP4 layers.
     """
     experts = [name for name in nvfp4 if ROUTED.match(name)]
     if experts and compat.computes_on_cpu():
-        raise InputError(f"model_dir: {experts[0]}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU")
+        raise InputError(
+            f"model_dir: {experts[0]}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
+        )
     if kernel := missing_kernel(quantization, options):
         raise InputError(
             f'model_dir: {folder}: vLLM has no kernel for {kernel}; use "load_fn": "transformers_auto_bf16"'
@@ -141,9 +189,11 @@ def check_kernels(
 
 
 def missing_kernel(quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return a weight-only format of a checkpoint that vLLM has no kernel for on this CPU; "" if vLLM has all kernels.
+    """Return a weight-only format of a checkpoint that vLLM has no kernel for on this CPU; "" if
+    vLLM has all kernels.
 
-    For NVFP4 vLLM has only kernels for GPUs.  Its int4 kernel needs AVX-512, and does not compute in float32.
+    For NVFP4 vLLM has only kernels for GPUs.  Its int4 kernel needs AVX-512, and does not compute
+    in float32.
     """
     if not compat.computes_on_cpu():
         return ""
@@ -159,13 +209,18 @@ def missing_kernel(quantization: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
-    """Raise InputError if results depend on ``max_model_len``; the spec must then state the value used in serving."""
+    """Raise InputError if results depend on ``max_model_len``; the spec must then state the value
+    used in serving.
+    """
     if model.options.get("max_model_len") is not None:
         return
     for raw in (config.raw, model.options.get("hf_overrides")):
         each = CheckpointConfig(raw if isinstance(raw, dict) else {})
-        # Above 32,768 tokens vLLM scales Llama 4's queries of all positions, unless generation_config.json forbids it.
-        scales = "attention depends" if str(each.text.get("model_type")).startswith("llama4") else ""
+        # Above 32,768 tokens vLLM scales Llama 4's queries of all positions, unless
+        # generation_config.json forbids it.
+        scales = (
+            "attention depends" if str(each.text.get("model_type")).startswith("llama4") else ""
+        )
         if depends := "longrope factors depend" if has_longrope(each.raw) else scales:
             raise InputError(
                 f"engine.max_model_len: missing; this model's {depends} on it in vLLM, so set it to what you serve with"
@@ -173,10 +228,12 @@ def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
 
 
 def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Return the arguments of ``LLM(...)`` except the model: compare_q's defaults, then the spec's options.
+    """Return the arguments of ``LLM(...)`` except the model: compare_q's defaults, then the spec's
+    options.
 
-    In decode, the arguments decide a step's tokens, and keep a GPU's compiled graphs on, as in serving.  In
-    prefill with caches of ``LOSES_CHUNKS``, a window only begins in a step that holds all of it.
+    In decode, the arguments decide a step's tokens, and keep a GPU's compiled graphs on, as in
+    serving.  In prefill with caches of ``LOSES_CHUNKS``, a window only begins in a step that holds
+    all of it.
     """
     defaults: dict[str, Any] = {
         "max_model_len": model.max_tokens + 1,
@@ -194,14 +251,19 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
         }
     elif loses_chunks(model):
         longest = model.options.get("max_model_len", model.max_tokens + 1)
-        defaults |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest)}
+        defaults |= {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(BATCHED_TOKENS_GPU, longest),
+        }
     chosen = {name: value for name, value in model.options.items() if name not in OWN_OPTIONS}
     return defaults | cache_arguments(model, config, cpu=cpu) | chosen
 
 
 def loses_chunks(model: PlannedModel) -> bool:
     """Return True if vLLM wrongly scores windows that are split over two steps of prefill."""
-    return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(LOSES_CHUNKS)
+    return model.decode is None and str(model.options.get("kv_cache_dtype")).startswith(
+        LOSES_CHUNKS
+    )
 
 
 def ranks(options: Mapping[str, Any]) -> int:
@@ -211,9 +273,13 @@ def ranks(options: Mapping[str, Any]) -> int:
 
 
 def quantized_on_load(options: Mapping[str, Any], *, quantized: bool) -> str:
-    """Return the option that makes vLLM quantize while loading a checkpoint (``quantized`` or not); empty: none."""
+    """Return the option that makes vLLM quantize while loading a checkpoint (``quantized`` or not);
+    empty: none.
+    """
     overrides = options.get("hf_overrides")
-    if options.get("quantization_config") or (isinstance(overrides, dict) and "quantization_config" in overrides):
+    if options.get("quantization_config") or (
+        isinstance(overrides, dict) and "quantization_config" in overrides
+    ):
         return "quantization_config"
     if options.get("load_format") == "bitsandbytes":
         return "load_format"

@@ -1,8 +1,9 @@
 """Logits in vLLM's worker: gathered logits, one rank's logits, and the head that computes them.
 
-Under tensor parallelism ``gathered`` collects [n, V] on every call, as vLLM does when it serves.  ``local`` is the same
-call without the gather: each rank keeps the logits of its vocabulary entries, without padding.  Some models edit
-gathered logits after the LogitsProcessor.  The probe compares both, and uses ``local`` only if they are equal.
+Under tensor parallelism ``gathered`` collects [n, V] on every call, as vLLM does when it serves.
+``local`` is the same call without the gather: each rank keeps the logits of its vocabulary entries,
+without padding.  Some models edit gathered logits after the LogitsProcessor.  The probe compares
+both, and uses ``local`` only if they are equal.
 """
 
 from __future__ import annotations
@@ -24,20 +25,24 @@ if TYPE_CHECKING:
 UNLIMITED = 1 << 60
 CALL = ("lm_head", "hidden_states", "embedding_bias")
 GATHER = ("logits",)
-"""The first parameters of a LogitsProcessor, and of its method that collects the logits of all ranks."""
+"""The first parameters of a LogitsProcessor, and of its method that collects the logits of all
+ranks."""
 
 
 class LogitsSource:
     """The model's ``compute_logits``, and the last arguments of its LogitsProcessor.
 
-    ``reference_head``: head of the last reference that the model was compared with, kept for the next scoring run.
+    ``reference_head``: head of the last reference that the model was compared with, kept for the
+    next scoring run.
     """
 
     def __init__(self, model: Any) -> None:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
         self.model = model
-        self.processors = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+        self.processors = [
+            module for module in model.modules() if isinstance(module, LogitsProcessor)
+        ]
         self.processor: Any = None
         self.lm_head: Any = None
         self.states: Any = None
@@ -50,7 +55,9 @@ class LogitsSource:
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep the arguments of the LogitsProcessor; if other states are set, append them to its states."""
+        """Keep the arguments of the LogitsProcessor; if other states are set, append them to its
+        states.
+        """
         given = dict(zip(CALL, args, strict=False)) | kwargs
         self.processor, self.lm_head = processor, given["lm_head"]
         self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
@@ -60,7 +67,9 @@ class LogitsSource:
 
     @property
     def shard(self) -> tuple[int, int] | None:
-        """Vocabulary entries [first, last) of this rank's logits; None before the first call, or if unknown."""
+        """Vocabulary entries [first, last) of this rank's logits; None before the first call, or if
+        unknown.
+        """
         indices = getattr(self.lm_head, "shard_indices", None)
         if indices is None or self.processor is None or self.processor.logits_as_input:
             return None
@@ -68,16 +77,21 @@ class LogitsSource:
         return min(indices.org_vocab_start_index, last), last
 
     def gathered(self, hidden_states: Any) -> Any:
-        """Return logits [n, V]; None on ranks that do not receive them from vLLM.  Every rank must call this method."""
+        """Return logits [n, V]; None on ranks that do not receive them from vLLM.  Every rank must
+        call this method.
+        """
         return self.model.compute_logits(hidden_states)
 
     def local(self, hidden_states: Any) -> Any:
-        """Return logits [n, last - first] of this rank's ``shard``; wrong for a model that edits gathered logits."""
+        """Return logits [n, last - first] of this rank's ``shard``; wrong for a model that edits
+        gathered logits.
+        """
         with ungathered(self.processors):
             return self._unpadded(self.model.compute_logits(hidden_states))
 
     def local_beside(self, hidden_states: Any, beside: Any) -> tuple[Any, Any]:
-        """Return ``local`` of hidden states [n, H], and the logits of states [n, H] that enter the same head.
+        """Return ``local`` of hidden states [n, H], and the logits of states [n, H] that enter the
+        same head.
 
         One product of 2 n rows took 3 % less than two of n = 512 (H200, V = 128,256, H = 4,096).
         """
@@ -89,10 +103,11 @@ class LogitsSource:
         return logits[: len(hidden_states)], logits[len(hidden_states) :]
 
     def probed(self, hidden_states: Any) -> tuple[Any, float, float | str]:
-        """Return (``local``, its difference from gathered logits, its difference from the head's product or a reason).
+        """Return (``local``, its difference from gathered logits, its difference from the head's
+        product or a reason).
 
-        The model's own edits of logits are left out: on one rank's share of the vocabulary, an edit by token id would
-        change another token, or fail.
+        The model's own edits of logits are left out: on one rank's share of the vocabulary, an edit
+        by token id would change another token, or fail.
         """
         whole = self.gathered(hidden_states)
         if self.shard is None:
@@ -107,42 +122,61 @@ class LogitsSource:
         return logits[..., : last - first]
 
     def weight(self) -> tuple[Any, Any] | str:
-        """Return (weight [n, H], bias [n] or None) of this rank's entries, or why the head is not a plain product."""
+        """Return (weight [n, H], bias [n] or None) of this rank's entries, or why the head is not a
+        plain product.
+        """
         if self.shard is None:
             return "its logits do not come from a head that compare_q knows"
         first, last = self.shard
         weight: Any = getattr(self.lm_head, "weight", None)
         method = type(self.lm_head.quant_method).__name__
         fits = (
-            weight is not None and method.startswith("Unquantized") and weight.dtype == self.states.dtype
-            and weight.ndim == 2 and len(weight) >= last - first and weight.shape[1] == self.states.shape[-1]
-        )  # fmt: skip
+            weight is not None
+            and method.startswith("Unquantized")
+            and weight.dtype == self.states.dtype
+            and weight.ndim == 2
+            and len(weight) >= last - first
+            and weight.shape[1] == self.states.shape[-1]
+        )
         if not fits:
             return f"its head is quantized, packed for a CPU's kernels, or of another dtype than its states ({method})"
         return weight[: last - first], None if self.bias is None else self.bias[: last - first]
 
     def head(self, dtype: str) -> RecomputableHead | str:
-        """Return this rank's part of the head, whose logits have this dtype, or why it is not a plain product."""
+        """Return this rank's part of the head, whose logits have this dtype, or why it is not a
+        plain product.
+        """
         weight_and_bias = self.weight()
         if isinstance(weight_and_bias, str):
             return weight_and_bias
         processor = self.processor
-        return *weight_and_bias, Head(int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale))
+        return *weight_and_bias, Head(
+            int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale)
+        )
 
 
 class KeptLogits:
-    """Keeps the logits of all rows of the next tagged request, computed by chunks (for ``compare_q_vllm.py``)."""
+    """Keeps the logits of all rows of the next tagged request, computed by chunks (for
+    ``compare_q_vllm.py``).
+    """
 
     def __init__(self, source: LogitsSource, chunk_rows: int) -> None:
         self.source, self.chunk_rows = source, chunk_rows
         self.kept: list[torch.Tensor] = []
 
     @torch.inference_mode()
-    def step(self, hidden_states: torch.Tensor, requests: Sequence[RequestRows], tokens: Tokens) -> None:
-        """Keep the logits of a step; rows without states are left out, so that the count of rows shows them."""
+    def step(
+        self, hidden_states: torch.Tensor, requests: Sequence[RequestRows], tokens: Tokens
+    ) -> None:
+        """Keep the logits of a step; rows without states are left out, so that the count of rows
+        shows them.
+        """
         for request in requests:
-            for states in torch.split(hidden_states[request.begin :][: request.n_rows], self.chunk_rows):
-                # Under tensor parallelism every rank must take part, and all ranks except the first may receive None.
+            for states in torch.split(
+                hidden_states[request.begin :][: request.n_rows], self.chunk_rows
+            ):
+                # Under tensor parallelism every rank must take part, and all ranks except the first
+                # may receive None.
                 if (logits := self.source.gathered(states)) is not None:
                     self.kept.append(logits[states.any(1)].cpu())
 

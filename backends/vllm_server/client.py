@@ -1,9 +1,10 @@
 """HTTP requests to a vLLM server: deadlines, retries, bounded answers.
 
-A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a random wait that doubles.
-A request that the server refuses is not sent again.  No server can block this process or fill its memory: a request and
-its repetitions share one deadline, and an answer that is longer than the request can explain is an error.  Answers are
-requested uncompressed, and redirections are not followed.
+A request that fails on the way (no connection, 429, 500, 502 to 504) is sent again, after a random
+wait that doubles.  A request that the server refuses is not sent again.  No server can block this
+process or fill its memory: a request and its repetitions share one deadline, and an answer that is
+longer than the request can explain is an error.  Answers are requested uncompressed, and
+redirections are not followed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 LONGEST_ASKED_S = 60.0
 """Longest accepted wait (Retry-After), in seconds."""
 SHORT_S = 120.0
-"""Seconds for requests that take a server milliseconds, but may queue after windows of other users."""
+"""Seconds for requests that take a server milliseconds, but may queue after windows of other users.
+"""
 RETRIED = (429, 500, 502, 503, 504)
 MESSAGE = 300
 """Characters of a server's own words that an error quotes."""
 SMALL = 1 << 22
-"""Largest answer in bytes if its length does not depend on the request: a list of models, the tokens of a few words."""
+"""Largest answer in bytes if its length does not depend on the request: a list of models, the
+tokens of a few words."""
 PER_TOKEN = 1 << 10
 """Largest number of bytes that one token may add to an answer; vLLM's entries take about 80."""
 OURS = "give the URL of vLLM's own server, `vllm serve`"
@@ -55,23 +58,38 @@ class ServerError(Exception):
 
 
 def base_url(name: str) -> str:
-    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not a URL or has a secret."""
+    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not a URL
+    or has a secret.
+    """
     if any(mark in name for mark in "@?#"):
-        raise InputError("model_dir: the server's URL must hold no password, key or query; give engine.api_key_env")
+        raise InputError(
+            "model_dir: the server's URL must hold no password, key or query; give engine.api_key_env"
+        )
     try:
         parts = urlsplit(name)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is not a number
         usable = False
     if not usable or not name.isprintable() or " " in name:
-        raise InputError(f"model_dir: must be the server's base URL, as http://localhost:8000 (got {name!r})")
+        raise InputError(
+            f"model_dir: must be the server's base URL, as http://localhost:8000 (got {name!r})"
+        )
     return name.rstrip("/").removesuffix("/v1")
 
 
 def without_key(text: str, key: str | None) -> str:
-    """Return the text with *** instead of the key, also where JSON, Python, URLs or HTML escape the key."""
+    """Return the text with *** instead of the key, also where JSON, Python, URLs or HTML escape the
+    key.
+    """
     if key:
-        written = {key, json.dumps(key)[1:-1], repr(key)[1:-1], quote(key), quote(key, safe=""), html.escape(key)}
+        written = {
+            key,
+            json.dumps(key)[1:-1],
+            repr(key)[1:-1],
+            quote(key),
+            quote(key, safe=""),
+            html.escape(key),
+        }
         for each in sorted(written, key=len, reverse=True):
             text = text.replace(each, "***")
     return text
@@ -88,11 +106,12 @@ class Server:
 
 
 class Connection:
-    """Open connections to one server, in one event loop: ``async with Connection(server) as connection``.
+    """Open connections to one server, in one event loop: ``async with Connection(server) as
+    connection``.
 
-    The code that opens a connection also closes it, and does not share it.  Two users of a server therefore cannot
-    close each other's connections.  With ``keep=False``, every request opens a new connection, because a router may
-    send each connection to another machine.
+    The code that opens a connection also closes it, and does not share it.  Two users of a server
+    therefore cannot close each other's connections.  With ``keep=False``, every request opens a new
+    connection, because a router may send each connection to another machine.
     """
 
     def __init__(self, server: Server, connections: int = 1, *, keep: bool = True) -> None:
@@ -105,15 +124,22 @@ class Connection:
             headers["Authorization"] = f"Bearer {server.key}"
         self.http = httpx2.AsyncClient(
             headers=headers,
-            timeout=httpx2.Timeout(None, connect=min(CONNECT_S, server.timeout_s)),  # ``ask`` limits the rest
-            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections if keep else 0),
+            timeout=httpx2.Timeout(
+                None, connect=min(CONNECT_S, server.timeout_s)
+            ),  # ``ask`` limits the rest
+            limits=httpx2.Limits(
+                max_connections=connections, max_keepalive_connections=connections if keep else 0
+            ),
         )
 
     async def __aenter__(self) -> Connection:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -121,11 +147,13 @@ class Connection:
         """Close the connections; requests that are still running fail."""
         await self.http.aclose()
 
-    async def ask(self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL) -> Shape:
+    async def ask(
+        self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL
+    ) -> Shape:
         """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
-        ``within``: seconds for the whole exchange, at most ``timeout_s``; with ``CONNECT_S`` or less, there is only
-        one attempt.  ``largest``: largest size of a correct answer in bytes.
+        ``within``: seconds for the whole exchange, at most ``timeout_s``; with ``CONNECT_S`` or
+        less, there is only one attempt.  ``largest``: largest size of a correct answer in bytes.
         """
         import httpx2
 
@@ -139,13 +167,19 @@ class Connection:
                         response, content = await self.exchange(path, body, largest)
                         if response.status_code == 200:
                             return shaped(shape, content, path)
-                        failed = ServerError(self.refusal_text(response, content, path), response.status_code)
+                        failed = ServerError(
+                            self.refusal_text(response, content, path), response.status_code
+                        )
                         last = last or response.status_code not in RETRIED
                         asked = response.headers.get("Retry-After", "")
-                        wait = max(wait, min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0)
+                        wait = max(
+                            wait, min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0
+                        )
                     except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
                         why = self.quoted(str(error)) or type(error).__name__
-                        failed = ServerError(f"cannot be reached ({why}); start the server, or correct the URL")
+                        failed = ServerError(
+                            f"cannot be reached ({why}); start the server, or correct the URL"
+                        )
                         last = last or within <= CONNECT_S
                     if last:
                         raise failed
@@ -158,16 +192,21 @@ class Connection:
         raise AssertionError("the loop above ends by an answer or an error")
 
     async def exchange(self, path: str, body: Any, largest: int) -> tuple[httpx2.Response, bytes]:
-        """(status and headers, body) of one answer, or the start of a refusal's body; ServerError if it is too long."""
+        """(status and headers, body) of one answer, or the start of a refusal's body; ServerError
+        if it is too long."""
         content = bytearray()
-        async with self.http.stream("GET" if body is None else "POST", self.server.url + path, json=body) as response:
+        async with self.http.stream(
+            "GET" if body is None else "POST", self.server.url + path, json=body
+        ) as response:
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > largest:
                     if response.status_code != 200:
                         break
                     most = bytes_in_words(largest)
-                    raise ServerError(f"{path} answers more than {most}, the most that this request can need; {OURS}")
+                    raise ServerError(
+                        f"{path} answers more than {most}, the most that this request can need; {OURS}"
+                    )
         return response, bytes(content)
 
     def refusal_text(self, response: httpx2.Response, content: bytes, path: str) -> str:
@@ -179,7 +218,11 @@ class Connection:
         for name in ("error", "message", "detail"):
             found = found.get(name, found) if isinstance(found, dict) else found
         text = self.quoted(str(found)) or response.reason_phrase
-        hint = "; give engine.api_key_env" if response.status_code == 401 and self.server.key is None else ""
+        hint = (
+            "; give engine.api_key_env"
+            if response.status_code == 401 and self.server.key is None
+            else ""
+        )
         if response.has_redirect_location:
             hint = f"; give its target: {self.quoted(response.headers['Location'])}"
         return f"HTTP {response.status_code} from {path}: {text}{hint}"
@@ -190,7 +233,9 @@ class Connection:
 
 
 def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:
-    """Parse an answer with the keys and types of vLLM's answers; ServerError with status 200 for any other answer."""
+    """Parse an answer with the keys and types of vLLM's answers; ServerError with status 200 for
+    any other answer.
+    """
     try:
         answer = parsed(content, path)
         if isinstance(answer, dict):

@@ -1,13 +1,14 @@
 """Repeated requests, which find servers whose answers do not all come from one model.
 
-One address may lead to several deployments: a router spreads requests over them, or an update replaces one of them.
-The log-probabilities of a window's first tokens do not depend on later tokens.  A request for the first tokens of a
-window must therefore give the same log-probabilities as the window itself, up to rounding.
+One address may lead to several deployments: a router spreads requests over them, or an update
+replaces one of them.  The log-probabilities of a window's first tokens do not depend on later
+tokens.  A request for the first tokens of a window must therefore give the same log-probabilities
+as the window itself, up to rounding.
 
-The first ``ALWAYS`` windows are repeated, and as many later windows as ``SHARE`` allows.  Their order and their moments
-are random, because a router may alternate between its models.  Each commit repeats one of the first ``ALWAYS`` windows
-again, to find a model that was replaced.  These repetitions have one token more each time, so that a proxy cannot
-answer them from its cache.
+The first ``ALWAYS`` windows are repeated, and as many later windows as ``SHARE`` allows.  Their
+order and their moments are random, because a router may alternate between its models.  Each commit
+repeats one of the first ``ALWAYS`` windows again, to find a model that was replaced.  These
+repetitions have one token more each time, so that a proxy cannot answer them from its cache.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from .client import ServerError
 FIRST_TOKENS = 32
 """Number of tokens of the first repetition of a window."""
 FEWEST_TOKENS = 9
-"""Number of tokens of the shortest windows that are repeated: in a few tokens, rounding may look like another model."""
+"""Number of tokens of the shortest windows that are repeated: in a few tokens, rounding may look
+like another model."""
 MORE_TOKENS = 32
 """Number of further tokens that later repetitions of a window may have."""
 ALWAYS = 32
 """Number of windows that are repeated in every run, however short its windows are."""
 SHARE = 1 / 32
-"""Largest number of repeated tokens per token of the run, if it has more than ``ALWAYS`` windows."""
+"""Largest number of repeated tokens per token of the run, if it has more than ``ALWAYS`` windows.
+"""
 NOW = 0.75
 """Probability that a repetition follows a window at once, while more of them are allowed."""
 WAITING = 1024
@@ -40,18 +43,21 @@ ENOUGH = 4
 OTHER_MODEL = 0.15
 """Largest mean difference in nats per token that rounding may cause.
 
-``vllm serve`` 0.32 on a CPU computed the same bits with 1 and 8 requests in flight, for whole windows and for their
-first 32 tokens (SmolLM2-135M in bfloat16, W8A8 and W4A16).  On an H200, other kernels for the same bfloat16 weights
-give a KLD of 0.0014 to 0.0016 (docs/measurements.md), which is 0.04 nats per token.  In 8 windows on that CPU, W8A8
-differs from bfloat16 by 0.36 to 0.62, and W4A16 by 0.64 to 0.90.
+``vllm serve`` 0.32 on a CPU computed the same bits with 1 and 8 requests in flight, for whole
+windows and for their first 32 tokens (SmolLM2-135M in bfloat16, W8A8 and W4A16).  On an H200, other
+kernels for the same bfloat16 weights give a KLD of 0.0014 to 0.0016 (docs/measurements.md), which
+is 0.04 nats per token.  In 8 windows on that CPU, W8A8 differs from bfloat16 by 0.36 to 0.62, and
+W4A16 by 0.64 to 0.90.
 """
 RATIO = 4.0
-"""A difference above this many times the lower quartile of all, and above ``OTHER_MODEL``, shows another model.
+"""A difference above this many times the lower quartile of all, and above ``OTHER_MODEL``, shows
+another model.
 
 The quartile shows the rounding of one model, even if another model answers every second request.
 """
 CERTAIN = 0.5
-"""Mean difference in nats per token that shows another model without a comparison with other repetitions."""
+"""Mean difference in nats per token that shows another model without a comparison with other
+repetitions."""
 NOTED = 0.1
 """Smallest mean difference in nats per token that adds a note to the row."""
 LARGEST = 1.0
@@ -110,7 +116,9 @@ class Repeats:
         return min(allowed - self.repeated, len(self.waiting))
 
     def is_due(self) -> bool:
-        """Return True if a window should be repeated now: at random while a repetition is owed, never otherwise."""
+        """Return True if a window should be repeated now: at random while a repetition is owed,
+        never otherwise.
+        """
         return self.owed > 0 and self.random.random() < NOW
 
     def next(self) -> Beginning:
@@ -127,7 +135,9 @@ class Repeats:
         return self.first[at].cut(FIRST_TOKENS + 1 + turn % MORE_TOKENS)
 
     def compare(self, before: Beginning, again: NDArray[np.float32]) -> None:
-        """Compare two answers; ServerError if they cannot come from one model, also if others were found before."""
+        """Compare two answers; ServerError if they cannot come from one model, also if others were
+        found before.
+        """
         self.differences.append(difference(before.logprob, again))
         self.problem = self.problem or self.verdict()
         if self.problem:
@@ -146,7 +156,9 @@ class Repeats:
         )
 
     def provenance(self) -> dict[str, Any]:
-        """Return how many repetitions were compared, and their differences in nats per token, as JSON types."""
+        """Return how many repetitions were compared, and their differences in nats per token, as
+        JSON types.
+        """
         if not self.differences:
             return {"windows": 0}
         return {
@@ -156,7 +168,9 @@ class Repeats:
         }
 
     def notes(self) -> list[str]:
-        """Return a note if answers to the same tokens differ by more than rounding usually explains."""
+        """Return a note if answers to the same tokens differ by more than rounding usually
+        explains.
+        """
         largest = max(self.differences, default=0.0)
         if largest <= NOTED:
             return []
@@ -167,11 +181,12 @@ class Repeats:
 
 
 def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, and equal infinities count 0.
+    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, and equal
+    infinities count 0.
 
-    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more.  It is therefore multiplied by the square
-    root of its share of ``FIRST_TOKENS``.  Otherwise the rounding in one of many short windows would look like another
-    model.
+    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more.  It is therefore
+    multiplied by the square root of its share of ``FIRST_TOKENS``.  Otherwise the rounding in one
+    of many short windows would look like another model.
     """
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         each = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))

@@ -1,15 +1,18 @@
 """A running ``vllm serve``: log-probabilities of tokens from its completions endpoint.
 
-``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.  vLLM answers with
-the log-probability of each real token, with all digits of a float32.  vLLM computes the whole window, without its
-prefix cache.  Entropy, top-1 and KL divergence are unknown, because an answer does not have all logits.  The returned
-rank does not identify the top token either, because it also counts tokens of equal probability.
+``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.
+vLLM answers with the log-probability of each real token, with all digits of a float32.  vLLM
+computes the whole window, without its prefix cache.  Entropy, top-1 and KL divergence are unknown,
+because an answer does not have all logits.  The returned rank does not identify the top token
+either, because it also counts tokens of equal probability.
 
-Before any window is scored, the engine takes a sample: the server scores ``SAMPLE_IDS`` with ``TOP`` entries per
-position.  The sample shows whether the server returns log-probabilities or logits.  The sample, rounded to 0.01 nats,
-is part of the scores' key (``stamp``), because a server may be restarted with other weights under the same name.  The
-engine takes the sample again after loading and before scores are kept.  Between windows, and before scores are kept, it
-requests the first tokens of windows again over new connections (``Repeats``), to find a second model at the address.
+Before any window is scored, the engine takes a sample: the server scores ``SAMPLE_IDS`` with
+``TOP`` entries per position.  The sample shows whether the server returns log-probabilities or
+logits.  The sample, rounded to 0.01 nats, is part of the scores' key (``stamp``), because a server
+may be restarted with other weights under the same name.  The engine takes the sample again after
+loading and before scores are kept.  Between windows, and before scores are kept, it requests the
+first tokens of windows again over new connections (``Repeats``), to find a second model at the
+address.
 
 The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
 """
@@ -73,10 +76,12 @@ CLAMPED = -9999.0
 ROUNDING = 1e-3
 """Largest excess of a sum of probabilities over 1, or of a log-probability over 0."""
 MOVED = 0.05
-"""Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other weights would only pass if
-all 31 values agreed to this precision."""
+"""Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other
+weights would only pass if all 31 values agreed to this precision."""
 MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
-NO_LOGPROBS = "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
+NO_LOGPROBS = (
+    "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
+)
 NO_FINGERPRINT = (
     "the server sends no system_fingerprint: its model was only sampled, and a second deployment that answers few "
     "requests may go unnoticed"
@@ -93,7 +98,9 @@ Name = Annotated[str, Field(max_length=1000)]
 
 
 class ServerOptions(BaseModel):
-    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, for its stored size."""
+    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, for its
+    stored size.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -139,7 +146,9 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answer of ``/v1/completions``; ``system_fingerprint``: vLLM's digest of its version and configuration."""
+    """Answer of ``/v1/completions``; ``system_fingerprint``: vLLM's digest of its version and
+    configuration.
+    """
 
     model: Name | None = None
     choices: list[Choice] = Field(min_length=1)
@@ -147,7 +156,9 @@ class Completion(BaseModel):
 
 
 class Sample(NamedTuple):
-    """A model's log-probabilities of ``SAMPLE_IDS``, float32 [len(SAMPLE_IDS) - 1], and the server's fingerprint."""
+    """A model's log-probabilities of ``SAMPLE_IDS``, float32 [len(SAMPLE_IDS) - 1], and the
+    server's fingerprint.
+    """
 
     logprob: NDArray[np.float32]
     fingerprint: str | None
@@ -159,7 +170,9 @@ class Sample(NamedTuple):
 
     def agrees(self, other: Sample) -> bool:
         """True if both can be of the same model."""
-        close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)  # equal infinities are close
+        close = np.allclose(
+            self.logprob, other.logprob, rtol=0, atol=MOVED
+        )  # equal infinities are close
         return close and self.fingerprint == other.fingerprint
 
 
@@ -171,7 +184,9 @@ class Served(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why they are missing."""
+    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why they are
+    missing.
+    """
 
     served: Served
     sample: Sample
@@ -181,9 +196,9 @@ class Seen(NamedTuple):
 class ServedModel(ModelFiles):
     """One model of a server, without files on this machine.
 
-    Coroutines send requests over the connection that they receive, and raise ServerError.  The other methods open their
-    own connection.  They raise ModelError if the server does not answer or answers something unexpected, and InputError
-    if the spec is wrong.
+    Coroutines send requests over the connection that they receive, and raise ServerError.  The
+    other methods open their own connection.  They raise ModelError if the server does not answer or
+    answers something unexpected, and InputError if the spec is wrong.
     """
 
     @cached_property
@@ -198,12 +213,22 @@ class ServedModel(ModelFiles):
         key = None
         if variable is not None:
             key = os.environ.get(variable, "").strip()
-            if not (key.isascii() and key.isprintable() and key):  # no name in the message: it may be the key itself
-                raise InputError("engine.api_key_env: must name an environment variable that is set, and holds the key")
-        return Server(base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries)
+            if not (
+                key.isascii() and key.isprintable() and key
+            ):  # no name in the message: it may be the key itself
+                raise InputError(
+                    "engine.api_key_env: must name an environment variable that is set, and holds the key"
+                )
+        return Server(
+            base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries
+        )
 
     def connected(
-        self, question: Callable[[Connection], Awaitable[T]], connections: int = 1, *, keep: bool = True
+        self,
+        question: Callable[[Connection], Awaitable[T]],
+        connections: int = 1,
+        *,
+        keep: bool = True,
     ) -> T:
         """Return the answer to a request; this opens and closes the connections.  ModelError.
 
@@ -221,7 +246,9 @@ class ServedModel(ModelFiles):
 
     @cached_property
     def seen(self) -> Seen:
-        """Card, sample and tokens of the model; ModelError, or InputError if the server does not have it."""
+        """Card, sample and tokens of the model; ModelError, or InputError if the server does not
+        have it.
+        """
 
         async def question(connection: Connection) -> Seen:
             served = await self.lookup(connection)
@@ -231,7 +258,8 @@ class ServedModel(ModelFiles):
         return self.connected(question)
 
     async def lookup(self, connection: Connection) -> Served:
-        """The model that the spec names, or the server's only model; InputError if it does not exist."""
+        """The model that the spec names, or the server's only model; InputError if it does not
+        exist."""
         answer = await connection.ask("/v1/models", Answer, None, CONNECT_S)
         cards = {card.model: card for card in answer.data}
         if not cards:
@@ -239,35 +267,56 @@ class ServedModel(ModelFiles):
         wanted = self.options.model
         if wanted not in cards if wanted else len(cards) != 1:
             names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
-            raise InputError(f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}")
+            raise InputError(
+                f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}"
+            )
         chosen = cards[wanted or next(iter(cards))]
         # vLLM answers with the first of several names of a model; these names have the same root.
         origin = (chosen.root or chosen.model, chosen.parent)
-        same = frozenset(name for name, card in cards.items() if (card.root or name, card.parent) == origin)
+        same = frozenset(
+            name for name, card in cards.items() if (card.root or name, card.parent) == origin
+        )
         answer_or_reason = await answer_or_refusal(connection, "/version")
         version = None if isinstance(answer_or_reason, str) else answer_or_reason.version
         return Served(chosen.model_copy(update={"version": version}), same)
 
     async def completion(
-        self, connection: Connection, served: Served, ids: Sequence[int], top: int, within: float = inf, **more: int
+        self,
+        connection: Connection,
+        served: Served,
+        ids: Sequence[int],
+        top: int,
+        within: float = inf,
+        **more: int,
     ) -> Completion:
-        """The answer to a prompt of token ids.  One token is generated, because servers refuse to generate 0 tokens.
+        """The answer to a prompt of token ids.  One token is generated, because servers refuse to
+        generate 0 tokens.
 
-        ``more``: further keys of the request.  ServerError if another model answers, for example a router's fallback.
+        ``more``: further keys of the request.  ServerError if another model answers, for example a
+        router's fallback.
         """
         model = served.card.model
-        body = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top, **more}
+        body = {
+            "model": model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": top,
+            **more,
+        }
         largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
         answer = await connection.ask("/v1/completions", Completion, body, within, largest)
         if answer.model is not None and answer.model not in served.names:
-            raise ServerError(f"{connection.quoted(answer.model)} answers in place of {model}; {OURS}")
+            raise ServerError(
+                f"{connection.quoted(answer.model)} answers in place of {model}; {OURS}"
+            )
         return answer
 
     async def sample(self, connection: Connection, served: Served) -> Sample:
         """The sample, after a check that its values are log-probabilities.
 
-        Each request has another seed, which changes nothing at temperature 0: a proxy that caches answers by the
-        request's body must ask the model again.
+        Each request has another seed, which changes nothing at temperature 0: a proxy that caches
+        answers by the request's body must ask the model again.
         """
         seed = random.getrandbits(31)
         try:
@@ -281,7 +330,12 @@ class ServedModel(ModelFiles):
 
     async def vocabulary(self, connection: Connection, model: str) -> dict[int, str] | str:
         """Id -> token of ``WORDS``, or why the server does not return them."""
-        body = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
+        body = {
+            "model": model,
+            "prompt": WORDS,
+            "add_special_tokens": False,
+            "return_token_strs": True,
+        }
         answer = await answer_or_refusal(connection, "/tokenize", body)
         if isinstance(answer, str):
             return answer
@@ -296,7 +350,9 @@ class ServedModel(ModelFiles):
 
     def stamp(self) -> str:
         card, sample = self.seen.served.card, self.seen.sample
-        return json.dumps([self.server.url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True)
+        return json.dumps(
+            [self.server.url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True
+        )
 
     def content(self) -> str:
         return ""  # a server is the same from every machine
@@ -304,7 +360,9 @@ class ServedModel(ModelFiles):
     def storage(self) -> Storage:
         weights = self.options.weights
         if weights is None:
-            return Storage(note="a server does not report what it stores; give engine.weights or override_*")
+            return Storage(
+                note="a server does not report what it stores; give engine.weights or override_*"
+            )
         try:
             if weights.endswith(".gguf"):
                 return gguf.read_model(expanded(weights)).storage()
@@ -324,15 +382,21 @@ async def answer_or_refusal(connection: Connection, path: str, body: Any = None)
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
-    """Log-probabilities float32 [L - 1] of a prompt's tokens except the first, from ``prompt_logprobs``; ServerError.
+    """Log-probabilities float32 [L - 1] of a prompt's tokens except the first, from
+    ``prompt_logprobs``; ServerError.
 
-    Entry i scores token i: one of its keys must be the id of the real token.  The first entry is empty.
+    Entry i scores token i: one of its keys must be the id of the real token.  The first entry is
+    empty.
     """
     entries = answer.choices[0].prompt_logprobs
     if entries is None:
-        raise ServerError("its answer has no prompt_logprobs; compare_q needs vLLM's own server, `vllm serve`")
+        raise ServerError(
+            "its answer has no prompt_logprobs; compare_q needs vLLM's own server, `vllm serve`"
+        )
     if len(entries) != len(ids) or entries[0] is not None:
-        raise ServerError(f"its answer has prompt_logprobs of {len(entries)} positions for {len(ids)} tokens")
+        raise ServerError(
+            f"its answer has prompt_logprobs of {len(entries)} positions for {len(ids)} tokens"
+        )
     scored = [(entry or {}).get(str(token)) for token, entry in zip(ids, entries, strict=True)]
     if None in scored[1:]:
         at = scored.index(None, 1)
@@ -351,8 +415,8 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
 def check_normalized(answer: Completion) -> None:
     """ServerError unless the entries of every position except the first can be log-probabilities.
 
-    The probabilities of a position's ``TOP`` entries sum to at most 1.  If all other tokens were as probable as the
-    last entry, the sum would reach 1.
+    The probabilities of a position's ``TOP`` entries sum to at most 1.  If all other tokens were as
+    probable as the last entry, the sum would reach 1.
     """
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:
@@ -405,7 +469,8 @@ class VllmServerEngine(Engine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return {}  # the server's versions are in the stamp, and nothing on this machine can change a score
+        # the server's versions are in the stamp, and nothing on this machine can change a score
+        return {}
 
     def load(self) -> None:
         self.seen = self.served.seen
@@ -414,12 +479,16 @@ class VllmServerEngine(Engine):
             stamped = Sample(np.array(rounded, np.float32), fingerprint)
             if self.seen.served.card.model_dump() != card or not self.seen.sample.agrees(stamped):
                 url = self.served.server.url
-                raise ModelError(f"{url}: the server's model changed before it was scored; run again")
+                raise ModelError(
+                    f"{url}: the server's model changed before it was scored; run again"
+                )
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the model changed.
+        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the
+        model changed.
 
-        Repetitions count as requests in flight, so that the number of requests never exceeds the user's limit.
+        Repetitions count as requests in flight, so that the number of requests never exceeds the
+        user's limit.
         """
         queue = iter(windows)
         most = self.options.concurrency
@@ -437,7 +506,9 @@ class VllmServerEngine(Engine):
                             flying.add(loop.create_task(self.repeat(fresh, self.repeats.next())))
                     if not flying:
                         return
-                    landed, _ = runner.run(asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED))
+                    landed, _ = runner.run(
+                        asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+                    )
                     for task in landed:
                         flying.remove(task)
                         scores = task.result()
@@ -448,10 +519,13 @@ class VllmServerEngine(Engine):
                         yield scores
             finally:
                 self.retries = kept.retried + fresh.retried
-                runner.run(abandon(flying, kept, fresh))  # vLLM drops the requests of cancelled tasks
+                runner.run(
+                    abandon(flying, kept, fresh)
+                )  # vLLM drops the requests of cancelled tasks
 
     def check_unchanged(self) -> None:
-        """ModelError if the server's model is no longer the one that was loaded, or not the only one.
+        """ModelError if the server's model is no longer the one that was loaded, or not the only
+        one.
 
         It is called between two windows of ``score``, which has its own connections.
         """
@@ -512,7 +586,9 @@ class VllmServerEngine(Engine):
             "retries": self.retries,
             "repeats": self.repeats.provenance(),
             "notes": notes,
-            "tokenizer": f"not compared: {tokens}" if isinstance(tokens, str) else f"{len(tokens)} tokens compared",
+            "tokenizer": f"not compared: {tokens}"
+            if isinstance(tokens, str)
+            else f"{len(tokens)} tokens compared",
             "hardware": "unknown: a server does not report it",
             "kernels": "unknown: a server does not report its kernels",
         }

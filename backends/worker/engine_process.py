@@ -1,12 +1,14 @@
 """An engine process: it imports an engine once, and forks a worker for each model.
 
-The driver starts one engine process for each pair of a Python and an engine (``eval/common/processes.py``).  An engine
-process uses no GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the
-group, deletes its temporary files, and sends the driver the exit status.  When the driver ends, even by kill -9, the
-engine process does the same for all workers, and ends.
+The driver starts one engine process for each pair of a Python and an engine
+(``eval/common/processes.py``).  An engine process uses no GPU.  Each worker leads a process group.
+When the worker ends, the engine process kills the rest of the group, deletes its temporary files,
+and sends the driver the exit status.  When the driver ends, even by kill -9, the engine process
+does the same for all workers, and ends.
 
-If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
-engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
+If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts
+itself without the engine, and its workers import the engine themselves.  The workers of an engine
+process without an engine do the same.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ from ..common.process import WORKER, die_with_parent, fork_blockers
 from . import temporary
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that request the end of a run.  If one reaches all processes of a run, the driver decides what to do."""
+"""Signals that request the end of a run.  If one reaches all processes of a run, the driver decides
+what to do."""
 LEAVE = signal.SIGUSR1
-"""Signal that ends an import, sent by the driver, or by the system when the driver ends.  Later, closing the socket
-ends this process."""
+"""Signal that ends an import, sent by the driver, or by the system when the driver ends.  Later,
+closing the socket ends this process."""
 
 
 class Running(NamedTuple):
-    """A running worker: its channel to the driver, and its folder for temporary files ("": the user's)."""
+    """A running worker: its channel to the driver, and its folder for temporary files ("": the
+    user's).
+    """
 
     channel: Connection
     folder: str
@@ -50,7 +55,8 @@ Workers = dict[int, Running]
 def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
     """Serve the driver, a process id, at the other end of a socket until the driver ends.
 
-    ``alone``: after a restart, the reason that workers import their engine themselves; otherwise empty.
+    ``alone``: after a restart, the reason that workers import their engine themselves; otherwise
+    empty.
     """
     faulthandler.enable()  # a crash logs its traceback
     control = socket.socket(fileno=int(descriptor))
@@ -94,7 +100,9 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
 
 
 def missing_package() -> str:
-    """Return the package that this Python lacks to run any worker, and how to install it; empty if none is missing."""
+    """Return the package that this Python lacks to run any worker, and how to install it; empty if
+    none is missing.
+    """
     try:
         from ..common import machine
         from . import worker  # noqa: F401 - imported before the first fork
@@ -106,7 +114,8 @@ def missing_package() -> str:
 
 
 def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
-    """Import what loading a model imports; errors are ignored, because loading reports them more clearly.
+    """Import what loading a model imports; errors are ignored, because loading reports them more
+    clearly.
 
     If the driver ends, the system ends this process, even in the middle of C code.
     """
@@ -117,11 +126,13 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
         backends.engine_class(engine).import_engine(verbose=verbose)
 
 
-def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple[Running, int, float] | None:
+def serve_forks(
+    control: socket.socket, refusal: str, workers: Workers
+) -> tuple[Running, int, float] | None:
     """Fork workers when the driver requests them, and reap them; None when the driver has ended.
 
-    In each fork, return its channel and folder, its log, and when it was requested.  ``refusal``: why no worker can run
-    in this Python; otherwise empty.
+    In each fork, return its channel and folder, its log, and when it was requested.  ``refusal``:
+    why no worker can run in this Python; otherwise empty.
     """
     woken, waking = os.pipe()
     os.set_blocking(waking, False)
@@ -138,7 +149,9 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
         if not requested:
             return None
         for each in descriptors:
-            os.set_inheritable(each, False)  # programs that an engine starts must not hold a channel open
+            os.set_inheritable(
+                each, False
+            )  # programs that an engine starts must not hold a channel open
         channel, log = Connection(descriptors[0]), descriptors[1]
         sys.stdout.flush()
         reason, worker = refusal, -1
@@ -157,13 +170,16 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
             temporary.remove(folder)
             send_failed(channel, reason=reason)
         else:
-            with suppress(OSError):  # the worker does the same, and may have started another program by now
+            with suppress(
+                OSError
+            ):  # the worker does the same, and may have started another program by now
                 os.setpgid(worker, worker)
             workers[worker] = Running(channel, folder)
 
 
 def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list[Any]) -> None:
-    """Make this fork a worker with its own process group and log, default signals, and no descriptors of other workers.
+    """Make this fork a worker with its own process group and log, default signals, and no
+    descriptors of other workers.
 
     ``before``: actions of the ``ENDING`` signals before the engine process ignored them.
     """
@@ -192,7 +208,8 @@ def end_all(workers: Workers) -> None:
 
 
 def reap(workers: Workers) -> None:
-    """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status.
+    """Kill the rest of the groups of workers that have ended, and send the driver each worker's
+    exit status.
 
     The temporary files of these workers are deleted first.
     """
@@ -206,7 +223,9 @@ def reap(workers: Workers) -> None:
 
 
 def send_failed(channel: Connection, **fields: Any) -> None:
-    """Send ``Failed``, the last message of a channel, and close it; it is encoded here without pydantic."""
+    """Send ``Failed``, the last message of a channel, and close it; it is encoded here without
+    pydantic.
+    """
     with channel, suppress(OSError):
         channel.send_bytes(json.dumps({"type": "failed", **fields}).encode())
 
@@ -217,5 +236,7 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-if __name__ == "__main__":  # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE
+if (
+    __name__ == "__main__"
+):  # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE
     main(*sys.argv[1:])

@@ -1,7 +1,8 @@
 """Commands from the driver to a worker and messages back, both as JSON; windows as a file.
 
-A worker's first message is ``Done`` with its process id and its code.  Each command ends with ``Done`` or ``Failed``.
-After the worker has ended, its engine process sends ``Failed`` with the exit status.
+A worker's first message is ``Done`` with its process id and its code.  Each command ends with
+``Done`` or ``Failed``.  After the worker has ended, its engine process sends ``Failed`` with the
+exit status.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ class LoadCommand:
 
     model: PlannedModel
     devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
-    share: tuple[int, int] | None = None  # (number, count) of a replica on the CPU: its share of the cores
+    share: tuple[int, int] | None = (
+        None  # (number, count) of a replica on the CPU: its share of the cores
+    )
     type: Literal["load"] = "load"
 
 
 @dataclass(frozen=True)
 class ScoreCommand:
-    """Score windows with the loaded model, and commit their scores (``backends/scoring/segments.py``)."""
+    """Score windows with the loaded model, and commit their scores
+    (``backends/scoring/segments.py``).
+    """
 
     request: ScoreRequest
     windows: Path  # the file that ``write_windows`` wrote
@@ -55,7 +60,9 @@ class ScoreCommand:
 
 @dataclass(frozen=True)
 class CallCommand:
-    """Call ``function`` (``module:name``) with a message sender and keyword ``arguments``; return its value."""
+    """Call ``function`` (``module:name``) with a message sender and keyword ``arguments``; return
+    its value.
+    """
 
     function: str
     arguments: dict[str, Any]
@@ -94,7 +101,9 @@ class Failed:
     """The command failed, or the worker ended."""
 
     reason: str = ""  # one line per problem, for the user
-    status: int | None = None  # exit status of the worker, or minus a signal's number; None: it is running
+    status: int | None = (
+        None  # exit status of the worker, or minus a signal's number; None: it is running
+    )
     type: Literal["failed"] = "failed"
 
 
@@ -105,7 +114,9 @@ MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminat
 
 
 def encoded(item: Command | Message) -> bytes:
-    """Return a command or message as JSON; unlike pydantic's JSON, it may hold file names that are not UTF-8."""
+    """Return a command or message as JSON; unlike pydantic's JSON, it may hold file names that are
+    not UTF-8.
+    """
     adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
     return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 

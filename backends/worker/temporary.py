@@ -1,4 +1,5 @@
-"""Folders for temporary files: one per worker, deleted by the engine process after the worker has ended.
+"""Folders for temporary files: one per worker, deleted by the engine process after the worker has
+ended.
 
 If vLLM is killed or interrupted, it does not delete its files ``vllm_dist_*``.
 """
@@ -13,7 +14,8 @@ import time
 SOCKET_PATH = 107
 """Length of the longest path of a Unix socket on Linux, in bytes."""
 SOCKET_NAME = 37
-"""Bytes that an engine appends for a socket: a slash and a UUID in vLLM; multiprocessing needs 32, torch 35."""
+"""Bytes that an engine appends for a socket: a slash and a UUID in vLLM; multiprocessing needs 32,
+torch 35."""
 ATTEMPTS = 20
 PAUSE_S = 0.05
 """Seconds between attempts: processes that were just killed may still write a file."""
@@ -22,7 +24,8 @@ PAUSE_S = 0.05
 def new_folder() -> str:
     """Create a folder in the user's folder for temporary files; "" if that is impossible.
 
-    It is also impossible if the paths of sockets in the new folder would be too long for the system.
+    It is also impossible if the paths of sockets in the new folder would be too long for the
+    system.
     """
     try:
         folder = tempfile.mkdtemp(prefix="cq-")
@@ -35,7 +38,9 @@ def new_folder() -> str:
 
 
 def use(folder: str) -> None:
-    """Make ``folder`` the folder for temporary files of this process and its children; "" changes nothing."""
+    """Make ``folder`` the folder for temporary files of this process and its children; "" changes
+    nothing.
+    """
     if folder:
         os.environ["TMPDIR"] = folder
         tempfile.tempdir = folder

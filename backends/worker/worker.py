@@ -48,14 +48,18 @@ Send = Callable[[Message], None]
 
 
 def serve(channel: Connection, requested: float, alone: str = "") -> None:
-    """Perform commands from the channel until the driver closes it or sends an empty one (arguments: ``Worker``)."""
+    """Perform commands from the channel until the driver closes it or sends an empty one
+    (arguments: ``Worker``).
+    """
     lock = threading.Lock()
 
     def send(message: Message) -> None:
         with lock:  # downloads report progress from their own threads
             channel.send_bytes(protocol.encoded(message))
 
-    os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
+    os.register_at_fork(
+        after_in_child=channel.close
+    )  # an engine's forks would keep it open after this worker's end
     worker = Worker(requested, alone)
     send(protocol.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
@@ -65,7 +69,8 @@ def serve(channel: Connection, requested: float, alone: str = "") -> None:
 
 
 class Committer:
-    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S`` seconds.
+    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S``
+    seconds.
 
     InputError if the reference that the windows are compared with cannot be opened.
     """
@@ -85,9 +90,11 @@ class Committer:
         self.waiting.append((self.windows.pop(scores.window), scores))
 
     def commit(self) -> None:
-        """Write the collected scores; ModelError if the engine's model has changed since it was loaded.
+        """Write the collected scores; ModelError if the engine's model has changed since it was
+        loaded.
 
-        If it has changed, the scores are dropped, because a second check may reach the right model by chance.
+        If it has changed, the scores are dropped, because a second check may reach the right model
+        by chance.
         """
         try:
             self.engine.check_unchanged()
@@ -97,13 +104,17 @@ class Committer:
         command = self.command
         now = time.perf_counter()
         seconds = now - self.last
-        segments.commit(command.scores, command.tag, self.waiting, command.session, seconds, self.recordings)
+        segments.commit(
+            command.scores, command.tag, self.waiting, command.session, seconds, self.recordings
+        )
         self.waiting = []
         self.last = now
 
 
 def recordings_of(reference: Path | None, windows: list[Window]) -> dict[str, str]:
-    """Return the recordings of the windows in a reference store, by the windows' digests; empty without a store."""
+    """Return the recordings of the windows in a reference store, by the windows' digests; empty
+    without a store.
+    """
     if reference is None:
         return {}
     opened = open_reference(reference)
@@ -113,8 +124,8 @@ def recordings_of(reference: Path | None, windows: list[Window]) -> dict[str, st
 class Worker:
     """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
-    ``requested``: when the driver requested the worker.  ``alone``: why the worker imports its engine itself; empty if
-    it is a fork of a process that has imported the engine.
+    ``requested``: when the driver requested the worker.  ``alone``: why the worker imports its
+    engine itself; empty if it is a fork of a process that has imported the engine.
     """
 
     def __init__(self, requested: float, alone: str = "") -> None:
@@ -177,7 +188,8 @@ class Worker:
     def score(self, command: ScoreCommand, send: Send) -> None:
         """Score windows and commit their scores.  Scores committed before an error are kept.
 
-        The session's record is written before the last windows are committed, so that complete scores always have it.
+        The session's record is written before the last windows are committed, so that complete
+        scores always have it.
         """
         assert self.engine is not None, "no model is loaded"
         moments, windows = dict(self.moments), protocol.read_windows(command.windows)
@@ -196,7 +208,11 @@ class Worker:
             raise
         moments["closed"] = time.time()
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
-        ran = {"provenance": what_ran(self.engine, self.notes), "load_seconds": self.load_seconds, "moments": moments}
+        ran = {
+            "provenance": what_ran(self.engine, self.notes),
+            "load_seconds": self.load_seconds,
+            "moments": moments,
+        }
         record = {**ran, **command.facts}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         one_gpu = in_worker() and len(gpus) == 1 and gpus[0]
@@ -207,7 +223,9 @@ class Worker:
         self.last = command, record
 
     def close(self) -> None:
-        """Close the engine, if one is loaded, and record the time; errors of an interrupted engine are logged."""
+        """Close the engine, if one is loaded, and record the time; errors of an interrupted engine
+        are logged.
+        """
         engine, self.engine = self.engine, None
         try:
             if engine is not None:
@@ -221,16 +239,24 @@ class Worker:
 
 
 def what_ran(engine: Engine, notes: list[str]) -> dict[str, Any]:
-    """Return the provenance, with further ``notes``, and layers of a finished run; a note if the engine fails."""
+    """Return the provenance, with further ``notes``, and layers of a finished run; a note if the
+    engine fails.
+    """
     try:
         found = engine.provenance()
-        return {**found, "notes": [*notes, *found.get("notes", ())], "layers": groups_to_json(engine.layers())}
+        return {
+            **found,
+            "notes": [*notes, *found.get("notes", ())],
+            "layers": groups_to_json(engine.layers()),
+        }
     except Exception as error:
         return {"notes": [*notes, f"what ran is not known: {with_class(error)}"]}
 
 
 def keep_to_share(number: int, count: int) -> None:
-    """Restrict this process to share ``number`` of ``count`` equal shares of the processors, one thread on each."""
+    """Restrict this process to share ``number`` of ``count`` equal shares of the processors, one
+    thread on each.
+    """
     if count > 1 and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         each = max(len(cores) // count, 1)
@@ -247,7 +273,9 @@ def refusal(_: Any, *, model: dict[str, Any]) -> str:
 
 
 def inspect(model: PlannedModel) -> EngineInfo:
-    """Return the model's engine as installed in this Python, and why the model cannot run with it, if so."""
+    """Return the model's engine as installed in this Python, and why the model cannot run with it,
+    if so.
+    """
     engine = backends.engine_class(model.engine)
     capabilities = engine.capabilities
     installed = capabilities.installed()
@@ -268,18 +296,28 @@ def inspect(model: PlannedModel) -> EngineInfo:
         else:
             files = engine.files(model)
             found = {"facts": files.facts(), "stamp": files.stamp()}
-        source = sys.modules[engine.__module__].__file__  # part of the key for an engine outside compare_q
-        own = {} if model.engine in backends.ENGINES or not source else {engine.__module__: content_of(Path(source))}
+        source = sys.modules[
+            engine.__module__
+        ].__file__  # part of the key for an engine outside compare_q
+        own = (
+            {}
+            if model.engine in backends.ENGINES or not source
+            else {engine.__module__: content_of(Path(source))}
+        )
         found["versions"] = {**engine.versions(), **own, **named_files(model.options)}
     except InputError as error:
         found["problem"] = str(error)
     except ModelError as error:
         found["silence"] = str(error)
-    return EngineInfo(installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found)
+    return EngineInfo(
+        installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found
+    )
 
 
 def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
-    """Return a line with sizes about an out-of-memory error; empty for other errors (``shared``: see Worker)."""
+    """Return a line with sizes about an out-of-memory error; empty for other errors (``shared``:
+    see Worker).
+    """
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
@@ -288,7 +326,9 @@ def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str)
             numbers.append(f"its weights take {bytes_in_words(weights / 8)}")
     with suppress(Exception):
         if (cuda := sys.modules["torch"].cuda).is_initialized():
-            numbers.append("{} of the GPU's {} are free".format(*map(bytes_in_words, cuda.mem_get_info())))
+            numbers.append(
+                "{} of the GPU's {} are free".format(*map(bytes_in_words, cuda.mem_get_info()))
+            )
     numbers += [f"before it loaded, {shared} used the GPU"] if shared else []
     found = f" ({', '.join(numbers)})" if numbers else ""
     advice = "close what else uses it, give the model more GPUs, or shorten eval_len"
@@ -297,7 +337,8 @@ def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str)
 
 @contextmanager
 def watched_children(send: Send) -> Iterator[None]:
-    """End this worker, after a ``Failed``, if a process of its engine dies in the block while the engine waits for it.
+    """End this worker, after a ``Failed``, if a process of its engine dies in the block while the
+    engine waits for it.
 
     Exit status 0 does not count: an engine may end its helpers.
     """
@@ -308,7 +349,11 @@ def watched_children(send: Send) -> Iterator[None]:
         while not over.wait(POLL_S):
             for child in children:
                 if child.exitcode:
-                    send(protocol.Failed(f"{child.name}, a process of its engine, {ending(child.exitcode)}"))
+                    send(
+                        protocol.Failed(
+                            f"{child.name}, a process of its engine, {ending(child.exitcode)}"
+                        )
+                    )
                     if in_worker():
                         os._exit(1)
                     return

@@ -14,7 +14,9 @@ from benchmarks.table import run
 
 @dataclass(frozen=True)
 class Point:
-    """One table: the shape of its models, how many there are, and its windows (count, length, stride)."""
+    """One table: the shape of its models, how many there are, and its windows (count, length,
+    stride).
+    """
 
     shape: shapes.Shape
     models: int = 2
@@ -34,7 +36,10 @@ def points(series: str, small: bool) -> Iterator[tuple[int, Point]]:
     base = Point(SMALL, windows=(16, 256, 128)) if small else Point(WHOLE)
     for size in SIZES[series][small]:
         _, length, stride = base.windows
-        changed = {"models": replace(base, models=size), "windows": replace(base, windows=(size, length, stride))}
+        changed = {
+            "models": replace(base, models=size),
+            "windows": replace(base, windows=(size, length, stride)),
+        }
         yield size, changed[series]
 
 
@@ -53,7 +58,12 @@ def measured(
             for part in ("load", "scoring")
         }
         yield {
-            series: size, "rows": len(rows), "windows": point.windows, "error": table.get("error"),
-            "wall_seconds": table["wall_seconds"], **{f"{part}_seconds": sum(each) for part, each in parts.items()},
-            "peak_device_mib": table.get("peak_device_mib"), "peak_host_mib": table.get("peak_host_mib"),
-        }  # fmt: skip
+            series: size,
+            "rows": len(rows),
+            "windows": point.windows,
+            "error": table.get("error"),
+            "wall_seconds": table["wall_seconds"],
+            **{f"{part}_seconds": sum(each) for part, each in parts.items()},
+            "peak_device_mib": table.get("peak_device_mib"),
+            "peak_host_mib": table.get("peak_host_mib"),
+        }

@@ -14,11 +14,11 @@ EVERY_S = 0.2
 
 
 class Peaks:
-    """Watches from a thread: ``device_mib`` of each GPU as nvidia-smi lists them, all processes together;
-    ``host_mib`` of a process and its descendants.
+    """Watches from a thread: ``device_mib`` of each GPU as nvidia-smi lists them, all processes
+    together; ``host_mib`` of a process and its descendants.
 
-    Host memory is memory that the system cannot take back: private and shared pages, but not pages of files, which
-    belong to the page cache.  Shared pages count in every process that has them.
+    Host memory is memory that the system cannot take back: private and shared pages, but not pages
+    of files, which belong to the page cache.  Shared pages count in every process that has them.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,9 @@ def own_kib(pid: int) -> int:
     """Resident memory of a process without the pages of files, KiB; 0 if it is gone."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+        return sum(
+            int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
+        )
     return 0
 
 
@@ -66,7 +68,10 @@ def own_kib(pid: int) -> int:
 def watched(pid: int) -> Iterator[Peaks]:
     """Peaks of a process while the block runs."""
     peaks = Peaks()
-    threads = [threading.Thread(target=peaks.watch_host, args=(pid,)), threading.Thread(target=peaks.watch_devices)]
+    threads = [
+        threading.Thread(target=peaks.watch_host, args=(pid,)),
+        threading.Thread(target=peaks.watch_devices),
+    ]
     for thread in threads:
         thread.start()
     try:

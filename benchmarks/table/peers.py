@@ -27,7 +27,9 @@ def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
 
     began = time.perf_counter()
     for number, window in enumerate(windows):
-        params = SamplingParams(max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **asked)
+        params = SamplingParams(
+            max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **asked
+        )
         engine.add_request(str(number), {"prompt_token_ids": window.tolist()}, params)
     while engine.has_unfinished_requests():
         engine.step()
@@ -37,8 +39,8 @@ def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
 def vllm_alone(job: Job) -> dict[str, Any]:
     """Run vLLM without compare_q and close it again: prefill, after a few windows to warm up.
 
-    The engine core is in this process, as it is in compare_q's workers.  ``arguments``: of ``LLM(...)``; ``asked``:
-    sampling parameters of every request, none for prefill alone.
+    The engine core is in this process, as it is in compare_q's workers.  ``arguments``: of
+    ``LLM(...)``; ``asked``: sampling parameters of every request, none for prefill alone.
     """
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import torch
@@ -49,7 +51,9 @@ def vllm_alone(job: Job) -> dict[str, Any]:
     llm = LLM(job["model"], skip_tokenizer_init=True, load_format="safetensors", **job["arguments"])
     loaded = time.perf_counter() - began
     engine = llm.llm_engine
-    first = prefill_seconds(engine, windows[: max(1, WARM_UP_TOKENS // windows.shape[1])], job["asked"])
+    first = prefill_seconds(
+        engine, windows[: max(1, WARM_UP_TOKENS // windows.shape[1])], job["asked"]
+    )
     seconds = prefill_seconds(engine, windows, job["asked"])
     engine.engine_core.shutdown()
     del llm, engine
@@ -80,7 +84,9 @@ def transformers_loop(job: Job) -> dict[str, Any]:
 
 
 def lm_eval_vllm(job: Job) -> dict[str, Any]:
-    """lm-eval's vLLM model on token ids, as its rolling log-likelihood hands them over: perplexity only."""
+    """lm-eval's vLLM model on token ids, as its rolling log-likelihood hands them over: perplexity
+    only.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from lm_eval.models.vllm_causallms import VLLM
 
@@ -97,12 +103,16 @@ def lm_eval_vllm(job: Job) -> dict[str, Any]:
 
 
 KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
-    "vllm": vllm_alone, "transformers": transformers_loop, "lm_eval": lm_eval_vllm,
-}  # fmt: skip
+    "vllm": vllm_alone,
+    "transformers": transformers_loop,
+    "lm_eval": lm_eval_vllm,
+}
 
 
 def jobs_of(prefill_job: Job, count: int) -> Iterator[tuple[str, Job | str]]:
-    """Yield each peer's name and its job, or why it cannot run; ``prefill_job`` is a job of prefill alone."""
+    """Yield each peer's name and its job, or why it cannot run; ``prefill_job`` is a job of prefill
+    alone.
+    """
     vllm = {**prefill_job, "count": count}
     arguments = {name: value for name, value in vllm["arguments"].items() if name != "load_format"}
     peers: dict[str, Job] = {

@@ -24,7 +24,9 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a label, the folder of its model, and the options that its spec adds to the common ``engine`` object."""
+    """One row: a label, the folder of its model, and the options that its spec adds to the common
+    ``engine`` object.
+    """
 
     label: str
     model: str
@@ -32,7 +34,9 @@ class Row:
 
 
 def table_rows(gpu: bool) -> list[Row]:
-    """The table's five rows, and two more rows that are measured only if named.  vLLM has no FP8 KV cache on a CPU."""
+    """The table's five rows, and two more rows that are measured only if named.  vLLM has no FP8 KV
+    cache on a CPU.
+    """
     other = {"kv_cache_dtype": "fp8"} if gpu else {"max_num_seqs": 2}
     return [
         Row("bf16", "bf16", {}),
@@ -47,7 +51,8 @@ def table_rows(gpu: bool) -> list[Row]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table: its rows, of models in a folder, over windows (count, length, stride); ``folder`` is scratch.
+    """A table: its rows, of models in a folder, over windows (count, length, stride); ``folder`` is
+    scratch.
 
     ``engine`` and ``spec`` are added to every row's, ``extra`` are words for compare_q.
     """
@@ -65,31 +70,39 @@ class Plan:
         """The model specs."""
         return [
             {
-                "load_fn": "vllm_score", "label": row.label, "model_dir": str(self.models / row.model),
+                "load_fn": "vllm_score",
+                "label": row.label,
+                "model_dir": str(self.models / row.model),
                 "engine": {**self.engine, **row.engine},
                 **({"reference": True} if row is self.rows[0] else {}),
                 **({"noise_floor": True} if NOISE in row.engine else {}),
                 **self.spec,
             }
             for row in self.rows
-        ]  # fmt: skip
+        ]
 
 
 def write_text(plan: Plan) -> None:
     """Write random characters, one token each for the byte tokenizer of the shapes."""
     count, length, stride = plan.windows
-    letters = np.random.default_rng(0).choice(list("abcdefghijklmnopqrstuvwxyz \n"), count * stride + length)
+    letters = np.random.default_rng(0).choice(
+        list("abcdefghijklmnopqrstuvwxyz \n"), count * stride + length
+    )
     (plan.folder / "text.txt").write_text("".join(letters), encoding="utf-8")
 
 
 def cut_windows(plan: Plan) -> Path:
-    """The windows of compare_q's default method as int32 [N, L] in a file, cut here without its code."""
+    """The windows of compare_q's default method as int32 [N, L] in a file, cut here without its
+    code.
+    """
     from tokenizers import Tokenizer
 
     write_text(plan)
     tokenizer = Tokenizer.from_file(str(plan.models / plan.rows[0].model / "tokenizer.json"))
     count, length, stride = plan.windows
-    tokens = np.array(tokenizer.encode((plan.folder / "text.txt").read_text(encoding="utf-8")).ids, dtype=np.int32)
+    tokens = np.array(
+        tokenizer.encode((plan.folder / "text.txt").read_text(encoding="utf-8")).ids, dtype=np.int32
+    )
     file = plan.folder / "windows.npy"
     np.save(file, np.stack([tokens[at : at + length] for at in range(0, count * stride, stride)]))
     return file
@@ -104,18 +117,36 @@ def drop_pages(folder: Path) -> None:
 
 
 def run_table(plan: Plan) -> dict[str, Any]:
-    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and its results."""
+    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and its
+    results.
+    """
     write_text(plan)
     count, length, stride = plan.windows
-    data = {"tokenizer_dir": str(plan.models / plan.rows[0].model), "dataset": "text",
-            "path": str(plan.folder / "text.txt"), "eval_len": length, "eval_stride": stride,
-            "max_rows": count}  # fmt: skip
+    data = {
+        "tokenizer_dir": str(plan.models / plan.rows[0].model),
+        "dataset": "text",
+        "path": str(plan.folder / "text.txt"),
+        "eval_len": length,
+        "eval_stride": stride,
+        "max_rows": count,
+    }
     (plan.folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
     (plan.folder / "models.json").write_text(json.dumps(plan.specs()), encoding="utf-8")
     out, cache = plan.folder / "results.json", plan.folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
-    command = [sys.executable, plan.program, "-d", plan.folder / "data.json", "-m", plan.folder / "models.json",
-               "--cache-dir", cache, "-o", out, *plan.extra]  # fmt: skip
+    command = [
+        sys.executable,
+        plan.program,
+        "-d",
+        plan.folder / "data.json",
+        "-m",
+        plan.folder / "models.json",
+        "--cache-dir",
+        cache,
+        "-o",
+        out,
+        *plan.extra,
+    ]
     out.unlink(missing_ok=True)
     began = time.perf_counter()
     with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
@@ -128,14 +159,19 @@ def run_table(plan: Plan) -> dict[str, Any]:
         return {"error": why, "exit_status": status or 1, "wall_seconds": wall}
     results = json.loads(out.read_text(encoding="utf-8"))
     return {
-        "wall_seconds": wall, "exit_status": status, "rows": timings.rows_of(results),
+        "wall_seconds": wall,
+        "exit_status": status,
+        "rows": timings.rows_of(results),
         "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
-        "peak_device_mib": peaks.device_mib, "peak_host_mib": peaks.host_mib,
-    }  # fmt: skip
+        "peak_device_mib": peaks.device_mib,
+        "peak_host_mib": peaks.host_mib,
+    }
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return this environment, with Python's bytecode cache on: without it, every start took 18 s instead of 9 s."""
+    """Return this environment, with Python's bytecode cache on: without it, every start took 18 s
+    instead of 9 s.
+    """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "COLUMNS": "160"}
 
@@ -149,21 +185,37 @@ def prefill_key(row: Row) -> str:
 def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
     """Key -> job of vLLM alone for each distinct model of the table."""
     windows = cut_windows(plan)
-    common: dict[str, Any] = {"max_model_len": plan.windows[1] + 1, "enforce_eager": True, **plan.engine}
-    common |= {} if gpu else {"kv_cache_memory_bytes": 1 << 30}  # vLLM would claim 92 % of a CPU's memory
+    common: dict[str, Any] = {
+        "max_model_len": plan.windows[1] + 1,
+        "enforce_eager": True,
+        **plan.engine,
+    }
+    common |= (
+        {} if gpu else {"kv_cache_memory_bytes": 1 << 30}
+    )  # vLLM would claim 92 % of a CPU's memory
     return {
         prefill_key(row): {
-            "kind": "vllm", "model": str(plan.models / row.model), "windows": str(windows), "asked": {},
-            "arguments": {**common, **{name: value for name, value in row.engine.items() if name != NOISE}},
+            "kind": "vllm",
+            "model": str(plan.models / row.model),
+            "windows": str(windows),
+            "asked": {},
+            "arguments": {
+                **common,
+                **{name: value for name, value in row.engine.items() if name != NOISE},
+            },
         }
         for row in plan.rows
-    }  # fmt: skip
+    }
 
 
 def add_prefill(found: dict[str, Any], plan: Plan) -> None:
-    """Add each row's prefill time to its parts, and the ratio of their sum to the wall time if no row failed."""
+    """Add each row's prefill time to its parts, and the ratio of their sum to the wall time if no
+    row failed.
+    """
     table = found["table"]
     each = [found["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
     for row, seconds in zip(table.get("rows", []), each, strict=False):
         row["prefill_seconds"] = seconds
-    table["prefill_over_wall"] = None if table["exit_status"] else timings.ratio(each, table["wall_seconds"])
+    table["prefill_over_wall"] = (
+        None if table["exit_status"] else timings.ratio(each, table["wall_seconds"])
+    )

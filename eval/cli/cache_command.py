@@ -1,10 +1,10 @@
 """``compare-q cache`` and ``--cache-limit``: list the cache folder and keep it small.
 
-The list has one line for each folder of scores.  ``--cache-limit`` deletes scores one segment at a time: a folder may
-have windows that every run uses, and windows that no run has used for months.
+The list has one line for each folder of scores.  ``--cache-limit`` deletes scores one segment at a
+time: a folder may have windows that every run uses, and windows that no run has used for months.
 
-Only files with the names that compare_q gives are listed and deleted (``eval/common/cache.py``), also those of older
-versions, and nothing that a run uses is deleted.
+Only files with the names that compare_q gives are listed and deleted (``eval/common/cache.py``),
+also those of older versions, and nothing that a run uses is deleted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ from ..common.cache import NAMES, Cache, own_files, remove_lock
 from ..common.terminal import say
 from ..run.claims import claimed_windows, lock_file
 
-MEANING = {"tokens": "tokenized text", "scores": "scores", "references": "reference", "logs": "engine's log"}
+MEANING = {
+    "tokens": "tokenized text",
+    "scores": "scores",
+    "references": "reference",
+    "logs": "engine's log",
+}
 LARGE = 20e9
 """Every run reports the size of a cache with more bytes."""
 
 
 class Entry(NamedTuple):
-    """One entry: ``size`` in bytes, ``used`` last in seconds since 1970, the ``label`` of its model."""
+    """One entry: ``size`` in bytes, ``used`` last in seconds since 1970, the ``label`` of its
+    model.
+    """
 
     section: str
     key: str
@@ -60,8 +67,14 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"{when}  {bytes_in_words(entry.size):>8}  {what}")
         sizes[entry.section].append(entry.size)
     say(*(lines if len(lines) > 1 else ()))
-    parts = [f"{len(each)} {section} {bytes_in_words(sum(each))}" for section, each in sizes.items() if each]
-    say(f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}")
+    parts = [
+        f"{len(each)} {section} {bytes_in_words(sum(each))}"
+        for section, each in sizes.items()
+        if each
+    ]
+    say(
+        f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}"
+    )
     return 0
 
 
@@ -77,7 +90,9 @@ def entries(cache: Cache) -> list[Entry]:
                     with suppress(OSError):  # deleted in the meantime
                         size = sum(file.stat().st_size for file in files)
                         used = last_use(section, path, files)
-                        found.append(Entry(section, name[1], path, size, used, label_of(section, path)))
+                        found.append(
+                            Entry(section, name[1], path, size, used, label_of(section, path))
+                        )
     return sorted(found, key=lambda entry: (-entry.used, entry.path))
 
 
@@ -105,7 +120,9 @@ def label_of(section: str, path: Path) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are deleted together: a segment of a folder of scores, or a whole entry of another section."""
+    """Files that are deleted together: a segment of a folder of scores, or a whole entry of another
+    section.
+    """
 
     entry: Entry
     files: tuple[Path, ...]
@@ -114,7 +131,9 @@ class Part:
 
 
 def parts_of(entry: Entry) -> list[Part]:
-    """Return the parts of an entry; the records of a folder of scores belong to no part, and go with its last one."""
+    """Return the parts of an entry; the records of a folder of scores belong to no part, and go
+    with its last one.
+    """
     groups = [tuple(own_files(entry.section, entry.path))]
     if entry.section == "scores":
         scores = segments.own_segments(entry.path)
@@ -132,7 +151,8 @@ def parts_of(entry: Entry) -> list[Part]:
 
 
 def prune(cache: Cache, limit: int) -> tuple[int, int]:
-    """Delete the least recently used parts until ``limit`` bytes remain; return (deleted bytes, remaining bytes).
+    """Delete the least recently used parts until ``limit`` bytes remain; return (deleted bytes,
+    remaining bytes).
 
     Entries that a run uses, locks or has claimed stay, also above the limit.
     """
@@ -157,7 +177,8 @@ def prune(cache: Cache, limit: int) -> tuple[int, int]:
 
 
 def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
-    """Delete parts of an entry, and what is left of it with its last segment; return the deleted bytes.
+    """Delete parts of an entry, and what is left of it with its last segment; return the deleted
+    bytes.
 
     Nothing is deleted if a run uses, locks or has claimed the entry.
     """
@@ -165,7 +186,8 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
     lock = lock_file(cache.path(entry.section, entry.key, ""))
     with suppress(Timeout, OSError):
         with cache.lock_at(lock).acquire(timeout=0):
-            # A run may have started in the meantime; a run with another cache may use a store of this one.
+            # A run may have started in the meantime; a run with another cache may use a store of
+            # this one.
             if entry.key not in cache.used_by_runs() and not claimed_windows(entry.path):
                 storage.delete(file for part in parts for file in part.files)
                 if entry.section != "scores" or not segments.own_segments(entry.path):

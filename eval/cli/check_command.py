@@ -1,7 +1,8 @@
-"""``check``: print what a run would do, and what is missing, without loading or downloading weights.
+"""``check``: print what a run would do, and what is missing, without loading or downloading
+weights.
 
-The checks are the functions that a run calls before a model loads.  Checks that take no time come first, then those
-that need the texts' tokens.
+The checks are the functions that a run calls before a model loads.  Checks that take no time come
+first, then those that need the texts' tokens.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ from .outputs import print_errors
 
 
 def run(
-    config: RunConfig, args: argparse.Namespace, texts: Mapping[str, DataSpec], model_specs: Sequence[ModelSpec]
+    config: RunConfig,
+    args: argparse.Namespace,
+    texts: Mapping[str, DataSpec],
+    model_specs: Sequence[ModelSpec],
 ) -> int:
-    """Print what a run would do, and its problems; return the exit status, 1 if a number would be wrong.
+    """Print what a run would do, and its problems; return the exit status, 1 if a number would be
+    wrong.
 
-    A text is tokenized to count its windows if its data is on this machine or its tokens are in the cache, unless a
-    problem has already been found.  Only names of files are requested from the hub.
+    A text is tokenized to count its windows if its data is on this machine or its tokens are in the
+    cache, unless a problem has already been found.  Only names of files are requested from the hub.
     """
     lines, problems, models = list[str](), list[str](), list[PlannedModel]()
     try:
@@ -56,7 +61,12 @@ def run(
             text = None
             if not missing and tokenize:
                 text = text_windows.build(
-                    spec, args.rows, config.cache, config.progress, name=name, render_s=config.window_timeout_s
+                    spec,
+                    args.rows,
+                    config.cache,
+                    config.progress,
+                    name=name,
+                    render_s=config.window_timeout_s,
                 )
                 built.append(text)
             if missing or tokenize:
@@ -85,13 +95,20 @@ def run(
 
 def checked_files(
     config: RunConfig, models: Sequence[PlannedModel], lines: list[str], problems: list[str]
-) -> bool:  # fmt: skip
-    """Add ``lines`` about the models' files, and ``problems``; return True if a number would be wrong."""
+) -> bool:
+    """Add ``lines`` about the models' files, and ``problems``; return True if a number would be
+    wrong.
+    """
     wrong, found = False, dict[Path, Contents]()
     owned = [(model, backends.files_of(model)) for model in models]
     with suppress(InputError):  # reported below, for its own model
-        folders = [Path(model.model_dir) for model, files in owned if isinstance(files, HuggingFaceFolder)
-                   and not files.is_remote and not files.other_config]  # fmt: skip
+        folders = [
+            Path(model.model_dir)
+            for model, files in owned
+            if isinstance(files, HuggingFaceFolder)
+            and not files.is_remote
+            and not files.other_config
+        ]
         found = contents_of(folders, config.progress)
     reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
     for model, files in owned:
@@ -105,7 +122,9 @@ def checked_files(
                 else:
                     others = found.get(reference)
                     made = made_tokens(path)
-                    report = examine(path, reference, found.get(path), reference_contents=others, made=made)
+                    report = examine(
+                        path, reference, found.get(path), reference_contents=others, made=made
+                    )
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]
                 said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
@@ -140,12 +159,16 @@ def too_large(config: RunConfig, model: PlannedModel) -> Iterator[str]:
         )
     if size > room:
         pack = "; a reference pack needs no model (docs/packs.md)" if model.is_reference else ""
-        yield (f"does not fit: its weights are {bytes_in_words(size)}, {whose} {bytes_in_words(room)}; "
-               f"{backends.LAYER_BY_LAYER}{pack}")  # fmt: skip
+        yield (
+            f"does not fit: its weights are {bytes_in_words(size)}, {whose} {bytes_in_words(room)}; "
+            f"{backends.LAYER_BY_LAYER}{pack}"
+        )
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
-    """Return lines about the parts of text and tokenizer that a run downloads; InputError if one does not exist."""
+    """Return lines about the parts of text and tokenizer that a run downloads; InputError if one
+    does not exist.
+    """
     if spec.pack is not None:
         return []
     corpus.identity(spec)  # names a missing file

@@ -1,6 +1,7 @@
 """``doctor``: describe checkpoints, and report what is wrong with them.
 
-No engine is used, and no weight is loaded.  Exit status: 0; 1 if a number or an answer would be wrong; 2 for bad input.
+No engine is used, and no weight is loaded.  Exit status: 0; 1 if a number or an answer would be
+wrong; 2 for bad input.
 """
 
 from __future__ import annotations
@@ -44,13 +45,20 @@ def run(names: Sequence[str]) -> int:
                 first = models[0][1]
                 made = made_tokens(path)
                 report = examine(
-                    path, first, contents.get(path), phase, reference_contents=contents.get(first), made=made
+                    path,
+                    first,
+                    contents.get(path),
+                    phase,
+                    reference_contents=contents.get(first),
+                    made=made,
                 )
             else:
                 report = examine(path, None, contents.get(path), phase)
         facts = [f"  {title:11} {text}" for title, text in report.facts]
         misread = misreadings(path)
-        findings = [f"  {finding}" for finding in (*misread, *report.findings)] or ["  nothing wrong found"]
+        findings = [f"  {finding}" for finding in (*misread, *report.findings)] or [
+            "  nothing wrong found"
+        ]
         unchecked = [f"  not checked: {reason}" for reason in report.unchecked]
         say(*([""] if number else []), name, *facts, *findings, *unchecked)
         wrong = wrong or bool(misread) or report.is_wrong
@@ -58,13 +66,17 @@ def run(names: Sequence[str]) -> int:
 
 
 def misreadings(path: Path) -> list[str]:
-    """Return a line on each engine that would compute with other weights than a folder holds, on a single GPU."""
+    """Return a line on each engine that would compute with other weights than a folder holds, on a
+    single GPU.
+    """
     if is_gguf(path):
         return []
     lines = []
     for name, engine in backends.engines():
         load_fn = engine.capabilities.load_fns[0]
-        model = PlannedModel(label=name, engine=name, load_fn=load_fn, model_dir=str(path), max_tokens=1)
+        model = PlannedModel(
+            label=name, engine=name, load_fn=load_fn, model_dir=str(path), max_tokens=1
+        )
         fault = engine.misreads(model)
         if fault:
             lines.append(f"wrong in {name}: {fault}")
@@ -72,31 +84,41 @@ def misreadings(path: Path) -> list[str]:
 
 
 def check_pack(folder: Path) -> None:
-    """InputError for a pack that a run would refuse before it scores: damaged, or files of other forms."""
+    """InputError for a pack that a run would refuse before it scores: damaged, or files of other
+    forms.
+    """
     manifest = pack_files.verified(folder)
     recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
     scored = pack_files.scores_of(folder).keys()
     lacking = [window for window in manifest.windows if window not in scored]
     if lacking:
-        raise InputError(f"{folder / pack_files.SCORES}: lacks {len(lacking):,} of {len(manifest.windows):,} windows")
+        raise InputError(
+            f"{folder / pack_files.SCORES}: lacks {len(lacking):,} of {len(manifest.windows):,} windows"
+        )
     text_tokens.of_pack(folder)
     spec_files.parse_data_spec({"pack": str(folder)}, spec_files.COMMAND_LINE)
 
 
 def made_tokens(path: Path) -> dict[str, Any] | None:
-    """Return what its engine's own tokenizer makes of sample texts, for a GGUF; None if that is not known."""
+    """Return what its engine's own tokenizer makes of sample texts, for a GGUF; None if that is not
+    known.
+    """
     if not is_gguf(path):
         return None
     file = read_model(path).files[0]
     try:
-        made = run_in_subprocess(tokens_of_engine, f"reading the tokenizer of {path}", file=str(file))
+        made = run_in_subprocess(
+            tokens_of_engine, f"reading the tokenizer of {path}", file=str(file)
+        )
     except InputError:  # the engine's process has died of it
         return None
     return None if made is None else dict(made)
 
 
 def tokens_of_engine(file: str) -> dict[str, Any] | None:
-    """Return ``Engine.tokens`` of the samples with digests instead of ids, by the engine that reads such files."""
+    """Return ``Engine.tokens`` of the samples with digests instead of ids, by the engine that reads
+    such files.
+    """
     load_fn = backends.reader_of(file)
     if load_fn is None:
         return None
@@ -105,7 +127,9 @@ def tokens_of_engine(file: str) -> dict[str, Any] | None:
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of each model in an argument: a folder, GGUF file, hub id, or a spec file with several."""
+    """Yield (name, path) of each model in an argument: a folder, GGUF file, hub id, or a spec file
+    with several.
+    """
     if not name.lower().endswith(".json"):
         yield name, fetched(name, progress)
         return
@@ -121,13 +145,23 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
     with progress.phase(f"fetching {name}", unit="bytes") as phase:
         if load_fn := backends.reader_of(name):
             engine, engine_class = backends.resolve(load_fn, None)
-            files = engine_class.files(PlannedModel(label=name, engine=engine, load_fn=load_fn, model_dir=name,
-                                                    max_tokens=1, revision=revision))  # fmt: skip
+            files = engine_class.files(
+                PlannedModel(
+                    label=name,
+                    engine=engine,
+                    load_fn=load_fn,
+                    model_dir=name,
+                    max_tokens=1,
+                    revision=revision,
+                )
+            )
             if files.is_remote:
                 return Path(files.fetch(phase).model_dir)
         elif hub.is_hub_id(name):
             return hub.resolve(name, revision, watch=phase)
-    raise InputError(f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)")
+    raise InputError(
+        f"{name}: no such folder or GGUF file, and no id of a model on the hub (owner/name)"
+    )
 
 
 def contents_of(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:

@@ -27,7 +27,9 @@ from .outputs import print_errors, print_note
 def run(args: argparse.Namespace) -> int:
     """Compare, print and write; return the exit status, which means the same as that of a run."""
     runs = runs_of(args.samples)
-    if args.margin is None and any(each.name == flip_conditions.NOT_EQUIVALENT for each in args.fail_if):
+    if args.margin is None and any(
+        each.name == flip_conditions.NOT_EQUIVALENT for each in args.fail_if
+    ):
         raise InputError("--fail-if: not_equivalent needs --margin, such as --margin 1%")
     files = [file for each in runs for file in each.tasks.values()]
     sources = [*files, *([args.results] if args.results else [])]
@@ -49,22 +51,28 @@ def run(args: argparse.Namespace) -> int:
 def runs_of(words: list[str]) -> list[RunFiles]:
     """Return the runs that the words name, with different labels; the first is the reference."""
     if len(words) < 2:
-        raise InputError("flips: name the samples of the reference and of at least one other model; see compare-q "
-                         "flips --help")  # fmt: skip
+        raise InputError(
+            "flips: name the samples of the reference and of at least one other model; see compare-q "
+            "flips --help"
+        )
     runs = [run_files(word) for word in words]
     first: dict[str, str] = {}
     for word, each in zip(words, runs, strict=True):
         for file in each.tasks.values():
             path = os.path.realpath(file)
             if path in first:
-                raise InputError(f"{printable(word)}: has the same samples as {printable(first[path])}: {file.name}")
+                raise InputError(
+                    f"{printable(word)}: has the same samples as {printable(first[path])}: {file.name}"
+                )
             first[path] = word
     labels = numbered([each.label for each in runs])
     return [replace(each, label=label) for each, label in zip(runs, labels, strict=True)]
 
 
 def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
-    """Return label -> KLD of a results.json or report.html; InputError if it has no row of these labels."""
+    """Return label -> KLD of a results.json or report.html; InputError if it has no row of these
+    labels.
+    """
     results = RunResult.read(file)
     klds = {row.label: Value(row.kld, row.kld_stderr) for row in results.models}
     if not klds.keys() & set(labels):
@@ -73,7 +81,9 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
     return klds
 
 
-def write_files(args: argparse.Namespace, flip_report: FlipReport, klds: dict[str, Value] | None) -> Outputs:
+def write_files(
+    args: argparse.Namespace, flip_report: FlipReport, klds: dict[str, Value] | None
+) -> Outputs:
     """Write JSON, CSV and Markdown where flags name a file."""
     written = Outputs(args.verbose)
     texts: list[tuple[Path | None, Callable[..., str]]] = [

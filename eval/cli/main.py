@@ -1,9 +1,10 @@
 """The command line of compare_q: subcommands and exit statuses.
 
-Exit status 0: all models were scored, or a finished run was shown.  1: some models failed, or the reference could not
-be kept, and the others are in the table; or doctor or check found that a number would be wrong.  2: bad input, no model
-was scored, or an output could not be written; a closed standard output (| head) does not count.  4: a condition of
---fail-if holds.  128 + its number: a signal.  gate has its own statuses.
+Exit status 0: all models were scored, or a finished run was shown.  1: some models failed, or the
+reference could not be kept, and the others are in the table; or doctor or check found that a number
+would be wrong.  2: bad input, no model was scored, or an output could not be written; a closed
+standard output (| head) does not count.  4: a condition of --fail-if holds.  128 + its number: a
+signal.  gate has its own statuses.
 
 Modules that only a run needs are imported when it starts, so that --help and show answer sooner.
 """
@@ -51,7 +52,10 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"\ninterrupted{kept}", file=sys.stderr)
         status = 128 + getattr(interrupt, "signal", signal.SIGINT)
     if lost := output_files.stdout_error():
-        status = max(status, print_errors(f"standard output: could not be written: {lost}; {output_files.CURE}"))
+        status = max(
+            status,
+            print_errors(f"standard output: could not be written: {lost}; {output_files.CURE}"),
+        )
     return status
 
 
@@ -67,7 +71,9 @@ def run_command(args: argparse.Namespace) -> int:
     reference_is_made = any(spec.is_reference for spec in models)
     reference = bool(args.logits_file) or reference_is_made
     if args.models and args.rows is None:
-        texts = shorthand.with_default_windows(texts, None if reference_is_made else args.logits_file)
+        texts = shorthand.with_default_windows(
+            texts, None if reference_is_made else args.logits_file
+        )
     labels = [spec.name for spec in models]
     slices = slice_names.slices_of(list(texts.values()), list(texts), reference=reference)
     print_note(flags.check_content(args, slices, labels, reference=reference))
@@ -86,7 +92,9 @@ def run_command(args: argparse.Namespace) -> int:
             outputs.print_table(args, done.results, written)
             results = outputs.write_run(args, config.cache, done, texts, models, written)
             status = outputs.write_files(args, results, written)
-            lacks_reference = results.reference is None and any(model.reference for model in results.models)
+            lacks_reference = results.reference is None and any(
+                model.reference for model in results.models
+            )
             failed = any(model.error for model in results.models)
             status = status or failing(args, results) or int(failed or lacks_reference)
             print_note("interrupted; run again to continue" if done.signal else None)
@@ -106,7 +114,9 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def failing(args: argparse.Namespace, results: RunResult) -> int:
-    """Print the rows that meet a condition of ``--fail-if``; return exit status 4 if there are any, or else 0."""
+    """Print the rows that meet a condition of ``--fail-if``; return exit status 4 if there are any,
+    or else 0.
+    """
     found = list(conditions.faults(results, args.fail_if))
     print_note(*(f"failed: {line}" for line in found))
     return 4 if found else 0
@@ -117,15 +127,25 @@ def list_engines(args: argparse.Namespace) -> int:
     for _, engine in backends.engines():
         capabilities = engine.capabilities
         found = capabilities.installed()
-        state = f"installed: {' '.join(found).strip()}" if found else f"not installed: {capabilities.install}"
+        state = (
+            f"installed: {' '.join(found).strip()}"
+            if found
+            else f"not installed: {capabilities.install}"
+        )
         say(", ".join(capabilities.load_fns), f"  {capabilities.summary}", f"  {state}")
     return 0
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "run": run_command, "check": run_command, "show": show_command, "cache": cache_command.run, "engines": list_engines,
-    "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor_command").run(args.models),
+    "run": run_command,
+    "check": run_command,
+    "show": show_command,
+    "cache": cache_command.run,
+    "engines": list_engines,
+    "doctor": lambda args: importlib.import_module("compare_q.eval.cli.doctor_command").run(
+        args.models
+    ),
     "flips": lambda args: importlib.import_module("compare_q.eval.cli.flips_command").run(args),
     "gate": lambda args: importlib.import_module("compare_q.eval.cli.gate_command").run(args),
     "pack": lambda args: importlib.import_module("compare_q.eval.cli.pack_command").run(args),
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""Outputs of a run: check them before the start; write table, files and plots, each even if another fails."""
+"""Outputs of a run: check them before the start; write table, files and plots, each even if another
+fails.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,25 @@ from .cache_command import large_cache_note, limited
 if TYPE_CHECKING:
     from ..run.runner import RunOutcome
 
-FILES = ("--output", "--csv", "--markdown", "--model-card", "--junit", "--html", "--plot_file", "--card")
+FILES = (
+    "--output",
+    "--csv",
+    "--markdown",
+    "--model-card",
+    "--junit",
+    "--html",
+    "--plot_file",
+    "--card",
+)
 SPECS = ("data.json", "models.json")
-"""The files that ``--save-specs`` writes: data specs and model specs.  No existing file is replaced."""
+"""The files that ``--save-specs`` writes: data specs and model specs.  No existing file is
+replaced."""
 NO_PART_OF_A_MODEL = (*measures.SUFFIXES, ".html", ".csv", ".md")
-"""Suffixes of outputs that may be written into the folder of a model: engines do not read such files, and the keys of
-cached scores do not depend on them."""
+"""Suffixes of outputs that may be written into the folder of a model: engines do not read such
+files, and the keys of cached scores do not depend on them."""
 LONGEST_ERROR = 3000
-"""Maximum number of characters in a line about an error, which may repeat a word of the command line."""
+"""Maximum number of characters in a line about an error, which may repeat a word of the command
+line."""
 FOLDERS = ("--tokens-out", "--plots", "--save-specs")
 
 
@@ -65,9 +78,17 @@ def print_row(say: Callable[[str], object], row: ModelResult) -> None:
     say(line)
 
 
-def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()) -> None:
-    """InputError, before anything runs, for an output that cannot be written, or is an input of this run."""
-    given = {flag: path for flag in (*FILES, *FOLDERS) if (path := getattr(args, flag[2:].replace("-", "_")))}
+def check(
+    args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: Sequence[ModelSpec] = ()
+) -> None:
+    """InputError, before anything runs, for an output that cannot be written, or is an input of
+    this run.
+    """
+    given = {
+        flag: path
+        for flag in (*FILES, *FOLDERS)
+        if (path := getattr(args, flag[2:].replace("-", "_")))
+    }
     tokens = token_files(args.tokens_out, [spec.name for spec in models]) if args.tokens_out else {}
     written = [(flag, given[flag]) for flag in FILES if flag in given]
     written += [("--tokens-out", file) for file in tokens.values() if os.path.lexists(file)]
@@ -77,20 +98,28 @@ def check(args: argparse.Namespace, texts: Mapping[str, DataSpec] = {}, models: 
     for flag, file in written:
         if not is_writable(file):
             folder = file.parent
-            why = "is the folder yours, and the file?" if is_folder(folder) else f"there is no folder {folder}"
+            why = (
+                "is the folder yours, and the file?"
+                if is_folder(folder)
+                else f"there is no folder {folder}"
+            )
             raise InputError(f"{flag}: {file}: cannot be written; {why}")
         if (other := taken.setdefault(os.path.realpath(file), flag)) != flag:
             raise InputError(f"{flag}: {file}: is the file of {other} as well; name another file")
         if flag in ("--plot_file", "--card") and file.suffix.lower() not in measures.SUFFIXES:
             raise InputError(f"{flag}: {file}: must end in {', '.join(measures.SUFFIXES)}")
-    of_models = {os.path.realpath(folder) for folder in model_folders(texts, models)} - folders_of_texts(texts)
+    of_models = {
+        os.path.realpath(folder) for folder in model_folders(texts, models)
+    } - folders_of_texts(texts)
     for flag, path in (*folders, *written):
         place = Path(os.path.realpath(path))
         sources = read & set(map(str, (place, *place.parents)))
         if flag in FILES and path.suffix.lower() in NO_PART_OF_A_MODEL:
             sources -= of_models
         if sources:
-            raise InputError(f"{flag}: {path}: is read here, or lies in a folder that is; name another")
+            raise InputError(
+                f"{flag}: {path}: is read here, or lies in a folder that is; name another"
+            )
     for flag, folder in folders:
         there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
         if not (is_folder(there) and os.access(there, os.W_OK | os.X_OK)):
@@ -109,7 +138,9 @@ def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) ->
 
 
 def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
-    """Return the files and folders of texts; a file that is added to a folder may be read as a text."""
+    """Return the files and folders of texts; a file that is added to a folder may be read as a
+    text.
+    """
     from ..text import corpus
 
     found: set[str] = set()
@@ -119,7 +150,9 @@ def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
     return found
 
 
-def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> list[str | Path]:
+def inputs_of(
+    args: argparse.Namespace, texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]
+) -> list[str | Path]:
     """Return the files and folders that the command reads, which no output may replace."""
     from ..text import corpus
 
@@ -128,7 +161,11 @@ def inputs_of(args: argparse.Namespace, texts: Mapping[str, DataSpec], models: S
         *spec_files.expand([*map(str, args.dataspec or []), *(args.modelspec or [])]),
     ]
     for model in models:
-        read += [model.located, *model.override_tensors, *filter(is_file, map(Path, paths_in(model.options)))]
+        read += [
+            model.located,
+            *model.override_tensors,
+            *filter(is_file, map(Path, paths_in(model.options))),
+        ]
         read += [model.locate(model.python)] if model.python else []
     for spec in texts.values():
         read.append(spec.locate(spec.tokenizer_dir))
@@ -168,10 +205,16 @@ def print_table(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
 
 
 def write_run(
-    args: argparse.Namespace, cache: Cache, done: RunOutcome, texts: Mapping[str, DataSpec],
-    models: Sequence[ModelSpec], outputs: Outputs,
-) -> RunResult:  # fmt: skip
-    """Write specs and token scores, and limit the cache; return the results with each model's worst tokens."""
+    args: argparse.Namespace,
+    cache: Cache,
+    done: RunOutcome,
+    texts: Mapping[str, DataSpec],
+    models: Sequence[ModelSpec],
+    outputs: Outputs,
+) -> RunResult:
+    """Write specs and token scores, and limit the cache; return the results with each model's worst
+    tokens.
+    """
     from ..run import token_scores
 
     results = done.results
@@ -181,14 +224,21 @@ def write_run(
         with outputs.writing(args.save_specs):
             command = shorthand.save(args.save_specs, SPECS, list(texts.values()), models, done)
             flags = ["--verify-weights"] * args.verify_weights
-            flags += [f"--python={shlex.quote(printable(f'{engine}={python}'))}" for engine, python in args.python]
+            flags += [
+                f"--python={shlex.quote(printable(f'{engine}={python}'))}"
+                for engine, python in args.python
+            ]
             if args.logits_file:
                 flags += ["-lf", shlex.quote(printable(os.path.abspath(args.logits_file)))]
-            print(" ".join([command, *flags]), file=sys.stderr)  # not broken, so that it can be pasted
+            print(
+                " ".join([command, *flags]), file=sys.stderr
+            )  # not broken, so that it can be pasted
     if args.tokens_out:
         files = token_files(args.tokens_out, [spec.name for spec in models])
         for model in results.models:
-            stored = None if model.error else token_scores.of_row(cache, model.scores_key, done.data)
+            stored = (
+                None if model.error else token_scores.of_row(cache, model.scores_key, done.data)
+            )
             if stored is not None:
                 file = files[model.label]
                 with outputs.writing(file):
@@ -209,11 +259,15 @@ def write_run(
 
 def token_files(folder: Path, labels: Sequence[str]) -> dict[str, Path]:
     """Return label -> the file that ``--tokens-out`` may write."""
-    return {label: folder / f"{name}.parquet" for label, name in zip(labels, file_names(labels), strict=True)}
+    return {
+        label: folder / f"{name}.parquet"
+        for label, name in zip(labels, file_names(labels), strict=True)
+    }
 
 
 def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) -> int:
-    """Write the files, draw the plots, print the verdict and one line per failure; return the exit status.
+    """Write the files, draw the plots, print the verdict and one line per failure; return the exit
+    status.
 
     CSV, Markdown and report have the order of the table.
     """
@@ -227,8 +281,12 @@ def write_files(args: argparse.Namespace, results: RunResult, outputs: Outputs) 
     return print_errors("\n".join(outputs.failures))
 
 
-def write_texts(args: argparse.Namespace, table: RunResult, results: RunResult, outputs: Outputs) -> None:
-    """Write the results, CSV, Markdown, model card and report; ``table``: the run in the order of the table."""
+def write_texts(
+    args: argparse.Namespace, table: RunResult, results: RunResult, outputs: Outputs
+) -> None:
+    """Write the results, CSV, Markdown, model card and report; ``table``: the run in the order of
+    the table.
+    """
 
     def report_text() -> str:
         from ..report import html_page  # a missing package fails this output alone
@@ -263,9 +321,17 @@ def draw_pictures(args: argparse.Namespace, results: RunResult, outputs: Outputs
             measure = measures.chosen(results, args.measure, args.kld_value)
             size = measures.size_of(args.x_axis or "bpw")
             pictures.draw(
-                results, file, outputs, measure, size=size, max_x=args.max_x, max_y=args.max_y, dark=args.dark,
-                log_y=args.log_y, card=file == args.card,
-            )  # fmt: skip
+                results,
+                file,
+                outputs,
+                measure,
+                size=size,
+                max_x=args.max_x,
+                max_y=args.max_y,
+                dark=args.dark,
+                log_y=args.log_y,
+                card=file == args.card,
+            )
     if args.plots:
         with outputs.writing(args.plots):
             from ..plots import pictures

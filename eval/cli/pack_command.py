@@ -1,7 +1,8 @@
 """``pack``: record a model as a reference pack (``backends/reference/pack_files.py``).
 
-The model is scored like the reference of any run: the windows that an interrupted run has recorded are in the cache,
-and later runs can add more.  The pack is made in a hidden folder, and then renamed (``pack_target``).
+The model is scored like the reference of any run: the windows that an interrupted run has recorded
+are in the cache, and later runs can add more.  The pack is made in a hidden folder, and then
+renamed (``pack_target``).
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if len(data) != 1 or len(models) != 1:
         raise InputError("pack: takes one model and one text")
     if backends.resolve(models[0].load_fn, models[0].fwd_fn)[1].files.is_store:
-        raise InputError(f"{models[0].name}: is a reference pack already; name the model that it was made of")
+        raise InputError(
+            f"{models[0].name}: is a reference pack already; name the model that it was made of"
+        )
     existing(target)  # refused before a folder is made next to it
     config = run_inputs.run_config(args)
     config.record_all = True
@@ -65,14 +68,17 @@ def run(args: argparse.Namespace) -> int:
         try:
             return recorded_as_pack(args, config, models[0], data[0], folder)
         except BaseException:
-            config.workers.stop()  # ignores further signals, which could interrupt the deletion of files
+            # ignores further signals, which could interrupt the deletion of files
+            config.workers.stop()
             raise
 
 
 def recorded_as_pack(
     args: argparse.Namespace, config: RunConfig, model: ModelSpec, text: DataSpec, folder: Path
 ) -> int:
-    """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit status."""
+    """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit
+    status.
+    """
     replaced = existing(args.output)
     spec = model.model_copy(update={"reference": True, "out_logits": None})
     specs = [spec]
@@ -104,18 +110,24 @@ def recorded_as_pack(
 
 
 def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
-    """Return what two packs must share if one replaces the other: digests of the text and of the model's files."""
+    """Return what two packs must share if one replaces the other: digests of the text and of the
+    model's files.
+    """
     return {"text_digest": data.texts[0].series, "model_digest": model_digest or ""}
 
 
 def noisy(spec: ModelSpec) -> list[ModelSpec]:
-    """Return the model with other roundings, which measures the noise floor; empty if its engine cannot add noise."""
+    """Return the model with other roundings, which measures the noise floor; empty if its engine
+    cannot add noise.
+    """
     capabilities = backends.resolve(spec.load_fn, spec.fwd_fn)[1].capabilities
     if not capabilities.noise:
         return []
     keys = spec.model_dump(mode="json", exclude_unset=True) | {"label": FLOOR, "noise_floor": True}
     engine = {**spec.engine, **capabilities.eager, "noise": "bf16"}
-    copy = {key: value for key, value in keys.items() if key not in ("reference", "out_logits")} | {"engine": engine}
+    copy = {key: value for key, value in keys.items() if key not in ("reference", "out_logits")} | {
+        "engine": engine
+    }
     return [spec_files.parse_model_spec(copy, spec._folder / spec_files.COMMAND_LINE)]
 
 
@@ -135,7 +147,9 @@ def made(
     reference = done.results.reference or {}
     opened = recorded(config, row, str(reference.get("key", "")), data, logits=args.logits)
     if row.ppl is None:
-        raise InputError(f"{row.label}: its perplexity is not a number, so that no pack is made of it")
+        raise InputError(
+            f"{row.label}: its perplexity is not a number, so that no pack is made of it"
+        )
     if noise is not None and noise.error:
         print_note(f"noise floor: not measured: {noise.error}")
     with storage.keeping("the pack", args.output.absolute().parent):
@@ -148,24 +162,34 @@ def made(
         facts = {**identity, "text": text_keys(data_spec, data), **facts_of(spec, row, noise, data)}
         facts["text_license"] = LICENSES.get(data_spec.dataset.lower())
         shown = Manifest.model_validate({**facts, "files": {}})
-        (place / pack_files.CARD).write_text(card(shown, done.results.subtitle, opened), encoding="utf-8")
+        (place / pack_files.CARD).write_text(
+            card(shown, done.results.subtitle, opened), encoding="utf-8"
+        )
         return pack_files.write_manifest(place, **facts)
 
 
-def recorded(config: RunConfig, row: ModelResult, key: str, data: EvalData, *, logits: bool) -> store.Reader:
-    """Return the store that a run has recorded; InputError if there is none, or it holds unrequested logits."""
+def recorded(
+    config: RunConfig, row: ModelResult, key: str, data: EvalData, *, logits: bool
+) -> store.Reader:
+    """Return the store that a run has recorded; InputError if there is none, or it holds
+    unrequested logits.
+    """
     path = config.cache.path("references", key, "")
     if not (path / store.MANIFEST).is_file():
         raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
     opened = store.open_reference(path)
     size = bytes_in_words(opened.bytes_of(data.digests))
     if opened.contents == "logits" and not logits:
-        raise InputError(f"{row.label}: {opened.reason}; a pack holds its logits then, {size}; --logits makes it")
+        raise InputError(
+            f"{row.label}: {opened.reason}; a pack holds its logits then, {size}; --logits makes it"
+        )
     config.progress.say(f"{row.label}: {size} of {opened.contents}")
     return opened
 
 
-def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data: EvalData) -> dict[str, Any]:
+def facts_of(
+    spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data: EvalData
+) -> dict[str, Any]:
     """Return the manifest's facts about the model and its scores."""
     name, revision, folder = origin(spec)
     words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
@@ -180,7 +204,9 @@ def facts_of(spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data:
         "scored_tokens": data.n_scored,
         "engine": f"{row.engine_version or row.engine}",
         "provenance": redacted({**provenance, "where": row.where}),
-        "storage": {key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")},
+        "storage": {
+            key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")
+        },
         "ppl": row.ppl,
         "ppl_stderr": row.ppl_stderr,
         "floor_kld": None if noise is None else noise.kld,
@@ -213,16 +239,22 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def write_scores(config: RunConfig, row: ModelResult, data: EvalData, folder: Path) -> None:
-    """Write the reference's own scores of every scored token, which users must reproduce from the pack's states."""
+    """Write the reference's own scores of every scored token, which users must reproduce from the
+    pack's states.
+    """
     stored = token_scores.of_row(config.cache, row.scores_key, data)
     if stored is None:
         raise InputError(f"{row.label}: its scores vanished from the cache")
     ends = np.cumsum([window.n_scored for window in data.windows])
-    pack_files.write_scores(folder, [window.digest for window in data.windows], ends.tolist(), stored.columns)
+    pack_files.write_scores(
+        folder, [window.digest for window in data.windows], ends.tolist(), stored.columns
+    )
 
 
 def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
-    """Return the keys of the data spec that a pack keeps: paths without their folders, and what was recorded."""
+    """Return the keys of the data spec that a pack keeps: paths without their folders, and what was
+    recorded.
+    """
     dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
     keys: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     for key in ("path", "dataset_path"):
@@ -262,8 +294,15 @@ def warnings(manifest: Manifest) -> list[str]:
 def described(folder: Path) -> list[str]:
     """Return lines about a pack, each a title and a text."""
     manifest, opened = pack_files.read(folder), store.open_reference(folder / pack_files.STATES)
-    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": pack_files.title_of_text(manifest)}
-    return [printable(f"  {title:12} {words}") for title, words in pack_files.facts_in_words(manifest, facts)]
+    facts = {
+        "contents": opened.contents,
+        "bytes": opened.stored_bytes,
+        "text": pack_files.title_of_text(manifest),
+    }
+    return [
+        printable(f"  {title:12} {words}")
+        for title, words in pack_files.facts_in_words(manifest, facts)
+    ]
 
 
 def card(manifest: Manifest, subtitle: str, opened: store.Reader) -> str:
@@ -271,13 +310,30 @@ def card(manifest: Manifest, subtitle: str, opened: store.Reader) -> str:
     from huggingface_hub import DatasetCardData
 
     head = DatasetCardData(
-        license=manifest.model_license or "unknown", tags=["compare-q", "reference-pack"],
-        pretty_name=f"Reference pack of {manifest.model}", base_model=manifest.model if "/" in manifest.model else None,
-    ).to_yaml()  # fmt: skip
+        license=manifest.model_license or "unknown",
+        tags=["compare-q", "reference-pack"],
+        pretty_name=f"Reference pack of {manifest.model}",
+        base_model=manifest.model if "/" in manifest.model else None,
+    ).to_yaml()
     facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": subtitle}
-    lines = [f"| {title} | {words} |" for title, words in pack_files.facts_in_words(manifest, facts)]
-    return "\n".join([
-        "---", head, "---", "", f"# Reference pack of {manifest.model}", "",
-        "What is needed to measure the KL divergence of a quantized model from this reference without running it.", "",
-        "    compare-q PACK MODEL...", "", "| | |", "|---|---|", *lines, "",
-    ])  # fmt: skip
+    lines = [
+        f"| {title} | {words} |" for title, words in pack_files.facts_in_words(manifest, facts)
+    ]
+    return "\n".join(
+        [
+            "---",
+            head,
+            "---",
+            "",
+            f"# Reference pack of {manifest.model}",
+            "",
+            "What is needed to measure the KL divergence of a quantized model from this reference without running it.",
+            "",
+            "    compare-q PACK MODEL...",
+            "",
+            "| | |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+    )

@@ -1,8 +1,9 @@
 """The folder of ``pack -o``: what it may replace, and how a pack appears there whole.
 
-A pack is made in a hidden folder next to the target, ``.NAME.unfinished``.  The process locks this folder before it
-scores anything, so that a second ``pack`` with the same target is refused at once.  When the pack is complete, it is
-renamed to the target.  The system releases the lock of a killed process, so that ``sweep`` finds its folder.
+A pack is made in a hidden folder next to the target, ``.NAME.unfinished``.  The process locks this
+folder before it scores anything, so that a second ``pack`` with the same target is refused at once.
+When the pack is complete, it is renamed to the target.  The system releases the lock of a killed
+process, so that ``sweep`` finds its folder.
 """
 
 from __future__ import annotations
@@ -22,28 +23,39 @@ from ...backends.reference.pack_files import Manifest
 
 SUFFIX = ".unfinished"
 NEW, OLD = "compare_q.new", "compare_q.old"
-"""Folders in the hidden folder: the pack that is made, and the pack that it replaces while it gets its name."""
+"""Folders in the hidden folder: the pack that is made, and the pack that it replaces while it gets
+its name."""
 ATTEMPTS = 10
 
 
 def existing(target: Path) -> Manifest | None:
-    """Return the manifest of a pack that may be replaced by one of more windows; InputError for anything else."""
+    """Return the manifest of a pack that may be replaced by one of more windows; InputError for
+    anything else.
+    """
     check_parent(target)
     if not os.path.lexists(target):
         return None
     if target.is_symlink() or not pack_files.is_pack(target):
-        raise InputError(f"-o: {printable(target)}: exists and is not a reference pack; name another folder")
+        raise InputError(
+            f"-o: {printable(target)}: exists and is not a reference pack; name another folder"
+        )
     return pack_files.read(target)
 
 
 def check_parent(target: Path) -> None:
     """InputError unless the folder that is to contain the pack exists."""
     if not target.absolute().parent.is_dir():
-        raise InputError(f"-o: {printable(target)}: the folder {printable(target.parent)} does not exist")
+        raise InputError(
+            f"-o: {printable(target)}: the folder {printable(target.parent)} does not exist"
+        )
 
 
-def check_replaced(target: Path, replaced: Manifest, identity: Mapping[str, str], n_windows: int) -> None:
-    """InputError unless a new pack has the text and the model of the pack that it replaces, and more windows."""
+def check_replaced(
+    target: Path, replaced: Manifest, identity: Mapping[str, str], n_windows: int
+) -> None:
+    """InputError unless a new pack has the text and the model of the pack that it replaces, and
+    more windows.
+    """
     n_replaced = len(replaced.windows)
     why = ""
     if identity["model_digest"] != replaced.model_digest:
@@ -53,12 +65,15 @@ def check_replaced(target: Path, replaced: Manifest, identity: Mapping[str, str]
     elif n_windows <= n_replaced:
         why = f"with {amount(n_replaced, 'window')} already"
     if why:
-        raise InputError(f"-o: {printable(target)}: is a pack {printable(why)}; name another folder")
+        raise InputError(
+            f"-o: {printable(target)}: is a pack {printable(why)}; name another folder"
+        )
 
 
 @contextmanager
 def reserved(target: Path) -> Iterator[Path]:
-    """Yield the hidden folder next to the target, locked and empty; it is deleted when the block ends.
+    """Yield the hidden folder next to the target, locked and empty; it is deleted when the block
+    ends.
 
     InputError if another process is making a pack with this name.
     """
@@ -80,7 +95,9 @@ def reserved(target: Path) -> Iterator[Path]:
 
 
 def lock_new(folder: Path, target: Path) -> int | None:
-    """Create a folder and lock it; return the descriptor of the lock, None on a file system without locks."""
+    """Create a folder and lock it; return the descriptor of the lock, None on a file system without
+    locks.
+    """
     for _ in range(ATTEMPTS):
         try:
             folder.mkdir()
@@ -103,7 +120,9 @@ def lock_new(folder: Path, target: Path) -> int | None:
 
 
 def locked(folder: Path) -> int | None:
-    """Lock an existing folder and return the descriptor; None if a process holds it, or the lock is not possible."""
+    """Lock an existing folder and return the descriptor; None if a process holds it, or the lock is
+    not possible.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -119,14 +138,18 @@ def locked(folder: Path) -> int | None:
 
 
 def replace(folder: Path, target: Path) -> None:
-    """Give the new pack in a hidden folder the name of the target; the pack that it replaces is deleted."""
+    """Give the new pack in a hidden folder the name of the target; the pack that it replaces is
+    deleted.
+    """
     if os.path.lexists(target):
         target.rename(folder / OLD)
     (folder / NEW).rename(target)
 
 
 def settle(folder: Path) -> None:
-    """Delete a hidden folder; a replaced pack gets its name back if a kill came between the two renames."""
+    """Delete a hidden folder; a replaced pack gets its name back if a kill came between the two
+    renames.
+    """
     settle_content(folder)
     with suppress(OSError):  # a user's own files
         folder.rmdir()
@@ -142,7 +165,9 @@ def settle_content(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Settle the hidden folders of processes that were killed; a folder with anything else in it is kept."""
+    """Settle the hidden folders of processes that were killed; a folder with anything else in it is
+    kept.
+    """
     for folder in parent.glob(f".*{SUFFIX}"):
         if folder.is_symlink() or not folder.is_dir():
             continue

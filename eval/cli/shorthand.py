@@ -40,8 +40,13 @@ if TYPE_CHECKING:
 
 LENGTH = 2048
 """Tokens per window, unless a model's context is shorter."""
-CHAT = {"dataset": "chat", "dataset_path": "HuggingFaceH4/ultrachat_200k", "dataset_split": "test_sft",
-        "max_text_rows": 200, "dataset_display_name": "UltraChat"}  # fmt: skip
+CHAT = {
+    "dataset": "chat",
+    "dataset_path": "HuggingFaceH4/ultrachat_200k",
+    "dataset_split": "test_sft",
+    "max_text_rows": 200,
+    "dataset_display_name": "UltraChat",
+}
 SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
@@ -72,33 +77,52 @@ class Parts(NamedTuple):
 
 
 def specs(
-    words: Sequence[str], texts_named: Sequence[str | DataSpec], progress: Progress, *, reference: bool = True,
-    tokenizer: str | None = None, pythons: Collection[str] = (), **windows: Any,
-) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:  # fmt: skip
-    """Return (the texts, the models, lines about the engines and the text that were chosen) of a run without specs.
+    words: Sequence[str],
+    texts_named: Sequence[str | DataSpec],
+    progress: Progress,
+    *,
+    reference: bool = True,
+    tokenizer: str | None = None,
+    pythons: Collection[str] = (),
+    **windows: Any,
+) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:
+    """Return (the texts, the models, lines about the engines and the text that were chosen) of a
+    run without specs.
 
-    ``words``, ``reference``: as ``models`` takes them.  ``texts_named``, ``tokenizer``, ``windows``: as ``texts`` takes
-    them.  ``pythons``: engines and load_fns with another Python, in addition to the settings file.
+    ``words``, ``reference``: as ``models`` takes them.  ``texts_named``, ``tokenizer``,
+    ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
+    addition to the settings file.
     """
-    named = models(words, {*pythons, *spec_files.load_settings().python}, progress, reference=reference)
+    named = models(
+        words, {*pythons, *spec_files.load_settings().python}, progress, reference=reference
+    )
     data, said = texts(texts_named, named, tokenizer, **windows)
     engines = [f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named]
     return data, [each.spec for each in named], engines + said
 
 
-def models(words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool) -> list[Named]:
+def models(
+    words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool
+) -> list[Named]:
     """Return the models that the words name; with ``reference``, the first of several is marked.
 
-    ``elsewhere``: engines and load_fns that run in another Python.  Configs and tokenizers are downloaded from the hub.
-    InputError with all problems, one per line.
+    ``elsewhere``: engines and load_fns that run in another Python.  Configs and tokenizers are
+    downloaded from the hub.  InputError with all problems, one per line.
     """
     named: list[Named] = []
     problems: list[str] = []
     for word in words:
         try:
-            named.append(model(word, elsewhere, progress, reference=reference and not named and len(words) > 1))
+            named.append(
+                model(
+                    word, elsewhere, progress, reference=reference and not named and len(words) > 1
+                )
+            )
         except InputError as error:
-            problems += [f"{printable(word)}: {line.removeprefix(f'{word}: ')}" for line in str(error).splitlines()]
+            problems += [
+                f"{printable(word)}: {line.removeprefix(f'{word}: ')}"
+                for line in str(error).splitlines()
+            ]
     if problems:
         raise InputError("\n".join(problems))
     specs = spec_files.with_own_labels([each.spec for each in named], progress.say)
@@ -120,7 +144,9 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         load_fn, why = parts.engine, "as asked"
     else:
         load_fn, why = backends.engine_for(name, config, elsewhere)
-    _, engine_class = backends.resolve(load_fn, None)  # an unknown engine is reported before other faults
+    _, engine_class = backends.resolve(
+        load_fn, None
+    )  # an unknown engine is reported before other faults
     options = {**engine_class.capabilities.one_line.get(load_fn, {}), **parts.options}
     keys: dict[str, Any] = {
         "load_fn": load_fn,
@@ -134,7 +160,11 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     spec = spec_files.parse_model_spec(keys, spec_files.COMMAND_LINE)
     if config is not None:
         return Named(spec, why, spec.located, config.context)
-    tokenizer = str(Path(spec.located, pack_files.TOKENIZER)) if pack_files.is_pack(Path(spec.located)) else None
+    tokenizer = (
+        str(Path(spec.located, pack_files.TOKENIZER))
+        if pack_files.is_pack(Path(spec.located))
+        else None
+    )
     return Named(spec, why, tokenizer, context_without_config(spec))
 
 
@@ -151,7 +181,9 @@ def parts_of(word: str) -> Parts:
             label, name = found.groups()
     if exists(expanded(name)):
         return Parts(label, name, "", {})
-    found = re.fullmatch(r"(.+?)@([\w.-]+):(\w+=.+)", name) or re.fullmatch(r"(.+)@([\w.-]+)()", name)
+    found = re.fullmatch(r"(.+?)@([\w.-]+):(\w+=.+)", name) or re.fullmatch(
+        r"(.+)@([\w.-]+)()", name
+    )
     if not found:
         return Parts(label, name, "", {})
     name, engine, listed = found.groups()
@@ -165,14 +197,18 @@ def parts_of(word: str) -> Parts:
 
 
 def own_label(name: str, options: Mapping[str, Any]) -> str:
-    """Return the label of a model without one: its short name, or the label of a pack, and its options."""
+    """Return the label of a model without one: its short name, or the label of a pack, and its
+    options.
+    """
     folder = expanded(name)
     label = pack_files.read(folder).label if pack_files.is_pack(folder) else short_name(name)
     return " ".join([label, *(f"{key}={value}" for key, value in options.items())])
 
 
 def context_without_config(spec: ModelSpec) -> int | None:
-    """Return the context of a model without config.json, from its file; None for a server, or before a download."""
+    """Return the context of a model without config.json, from its file; None for a server, or
+    before a download.
+    """
     engine, engine_class = backends.resolve(spec.load_fn, None)
     if not engine_class.capabilities.here:
         return None
@@ -189,13 +225,20 @@ def context_without_config(spec: ModelSpec) -> int | None:
 
 
 def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
-    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it is not a pack."""
+    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it
+    is not a pack.
+    """
     if hub.is_hub_id(name):
-        with suppress(InputError), progress.phase(f"fetching the pack {name}", unit="bytes") as phase:
+        with (
+            suppress(InputError),
+            progress.phase(f"fetching the pack {name}", unit="bytes") as phase,
+        ):
             return str(pack_files.resolve(name, watch=phase))
         if is_folder(Path(name).parent):
             reason = str(error).removeprefix(f"{name}: ")
-            raise InputError(f"no such folder or file{near(Path(name))}; as a model of the hub: {reason}")
+            raise InputError(
+                f"no such folder or file{near(Path(name))}; as a model of the hub: {reason}"
+            )
     raise error
 
 
@@ -207,7 +250,9 @@ def short_name(name: str) -> str:
 
 
 def address_of(name: str) -> SplitResult:
-    """Return the parts of an address; a name that is not an address has no ``netloc``.  InputError for a wrong one."""
+    """Return the parts of an address; a name that is not an address has no ``netloc``.  InputError
+    for a wrong one.
+    """
     try:
         return urlsplit(name)
     except ValueError as error:
@@ -217,7 +262,9 @@ def address_of(name: str) -> SplitResult:
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
-    """Return a model's config.json, fetched from the hub with the tokenizer; None if the model does not have one."""
+    """Return a model's config.json, fetched from the hub with the tokenizer; None if the model does
+    not have one.
+    """
     folder = expanded(name)
     if gguf.is_hub_file(name):
         return None
@@ -229,13 +276,19 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
         raise InputError(f"is a page of the hub; name the model as {model_name}")
     elif not exists(folder) and not address_of(name).netloc:
         hint = "" if "/" in name else "; a model on the hub is named owner/name"
-        hint = "; a server's address begins with http://" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name) else hint
+        hint = (
+            "; a server's address begins with http://"
+            if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name)
+            else hint
+        )
         raise InputError(f"no such folder or file{near(folder)}{hint}")
     return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
 
 
 def near(path: Path, *others: str) -> str:
-    """Return a hint at a similar name in the same folder, or among the other names, for a path that does not exist."""
+    """Return a hint at a similar name in the same folder, or among the other names, for a path that
+    does not exist.
+    """
     paths = {}
     if is_folder(path.parent):
         for name in os.listdir(path.parent):
@@ -245,25 +298,40 @@ def near(path: Path, *others: str) -> str:
 
 
 def texts(
-    words: Sequence[str | DataSpec], named: Sequence[Named], tokenizer: str | None = None, **windows: Any
+    words: Sequence[str | DataSpec],
+    named: Sequence[Named],
+    tokenizer: str | None = None,
+    **windows: Any,
 ) -> tuple[list[DataSpec], list[str]]:
-    """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without a word).
+    """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without
+    a word).
 
     A word is a spec or its file, ``wiki2`` or another known data set, ``chat``, or a file of text.
-    Without a word: WikiText-2 if the hub or its cache has it, or else the shipped text.  ``tokenizer``: a folder or hub
-    id, for models without a tokenizer.  ``windows``: ``eval_len``, ``eval_stride`` and ``sample`` of texts without a
-    spec, if not None; InputError if a text has a spec.
+    Without a word: WikiText-2 if the hub or its cache has it, or else the shipped text.
+    ``tokenizer``: a folder or hub id, for models without a tokenizer.  ``windows``: ``eval_len``,
+    ``eval_stride`` and ``sample`` of texts without a spec, if not None; InputError if a text has a
+    spec.
     """
     said: list[str] = []
-    first, keys = named[0].spec.located, {key: value for key, value in windows.items() if value is not None}
+    first, keys = (
+        named[0].spec.located,
+        {key: value for key, value in windows.items() if value is not None},
+    )
     own_tokenizer = {"tokenizer": tokenizer} if tokenizer else {}
     if not words and pack_files.is_pack(Path(first)):
         refuse_keys({**keys, **own_tokenizer}, "a reference pack")
-        return [spec_files.parse_data_spec({"pack": first}, spec_files.COMMAND_LINE)], ["text: of the pack"]
+        return [spec_files.parse_data_spec({"pack": first}, spec_files.COMMAND_LINE)], [
+            "text: of the pack"
+        ]
     if not words:
         words = ["wiki2"]
         try:
-            known = {**text("wiki2"), "tokenizer_dir": "-", "eval_len": LENGTH, "eval_stride": LENGTH}
+            known = {
+                **text("wiki2"),
+                "tokenizer_dir": "-",
+                "eval_len": LENGTH,
+                "eval_stride": LENGTH,
+            }
             hub_datasets.would_fetch(spec_files.parse_data_spec(known, spec_files.COMMAND_LINE))
         except InputError as error:
             words = [str(SHIPPED)]
@@ -287,10 +355,14 @@ def texts(
     return specs, said
 
 
-def with_default_windows(texts: Mapping[str, DataSpec], finished_store: Path | None) -> dict[str, DataSpec]:
-    """Return the texts by name; those whose windows are spread have a number of windows, unless the spec has one.
+def with_default_windows(
+    texts: Mapping[str, DataSpec], finished_store: Path | None
+) -> dict[str, DataSpec]:
+    """Return the texts by name; those whose windows are spread have a number of windows, unless the
+    spec has one.
 
-    ``finished_store``: the reference store of the run if no model extends it; it may have fewer windows.
+    ``finished_store``: the reference store of the run if no model extends it; it may have fewer
+    windows.
     """
     windows = WINDOWS
     if finished_store is not None:
@@ -307,7 +379,9 @@ def with_default_windows(texts: Mapping[str, DataSpec], finished_store: Path | N
 def refuse_keys(keys: Mapping[str, Any], owner: str) -> None:
     """InputError if there are keys, of windows or ``tokenizer``, for a text that has a data spec."""
     for key in keys:
-        raise InputError(f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave {key} out")
+        raise InputError(
+            f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave {key} out"
+        )
 
 
 def text(word: str) -> dict[str, Any]:
@@ -322,29 +396,46 @@ def text(word: str) -> dict[str, Any]:
         return {"dataset": "text", "path": word, "sample": "spread"}
     known = [*hub_datasets.SOURCES, "chat"]
     if re.match("https?:/", word):
-        raise InputError(f"-d: {printable(word)}: is an address; download the text, and name its file")
-    raise InputError(f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
-                     f"(.json), or one of {', '.join(known)}")  # fmt: skip
+        raise InputError(
+            f"-d: {printable(word)}: is an address; download the text, and name its file"
+        )
+    raise InputError(
+        f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
+        f"(.json), or one of {', '.join(known)}"
+    )
 
 
-def common(named: Sequence[Named], word: str, tokenizer: str | None, windows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``windows`` and what follows from the models: the tokenizer, and windows that fit all contexts."""
+def common(
+    named: Sequence[Named], word: str, tokenizer: str | None, windows: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return ``windows`` and what follows from the models: the tokenizer, and windows that fit all
+    contexts.
+    """
     tokenizer = tokenizer or next(filter(None, (each.tokenizer for each in named)), None)
     if tokenizer is None:
-        raise InputError(f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
-                         "--tokenizer the folder or hub id of the unquantized model")  # fmt: skip
-    length = windows.get("eval_len") or min([LENGTH, *(each.context for each in named if each.context)])
+        raise InputError(
+            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
+            "--tokenizer the folder or hub id of the unquantized model"
+        )
+    length = windows.get("eval_len") or min(
+        [LENGTH, *(each.context for each in named if each.context)]
+    )
     strides = {} if word == "chat" else {"eval_stride": length}
     return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}
 
 
 def save(
-    folder: Path, names: Sequence[str], data: Sequence[DataSpec], specs: Sequence[ModelSpec], done: RunOutcome
-) -> str:  # fmt: skip
-    """Write the data specs and the model specs that repeat a run, and return the command that runs them.
+    folder: Path,
+    names: Sequence[str],
+    data: Sequence[DataSpec],
+    specs: Sequence[ModelSpec],
+    done: RunOutcome,
+) -> str:
+    """Write the data specs and the model specs that repeat a run, and return the command that runs
+    them.
 
-    ``names``: of the two files in ``folder``.  The command sets environment variables that change scores, because specs
-    cannot contain them.
+    ``names``: of the two files in ``folder``.  The command sets environment variables that change
+    scores, because specs cannot contain them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = []
@@ -358,7 +449,11 @@ def save(
     ran: dict[str, Any] = {}
     for model in done.results.models:
         ran |= model.provenance
-    kept = [name for name in sorted(ran.keys() & os.environ) if str(ran[name]).startswith(os.environ[name])]
+    kept = [
+        name
+        for name in sorted(ran.keys() & os.environ)
+        if str(ran[name]).startswith(os.environ[name])
+    ]
     variables = [f"{name}={shlex.quote(printable(os.environ[name]))}" for name in kept]
     return " ".join([*variables, "compare-q", *words])
 

@@ -1,14 +1,16 @@
-"""The cache: files that are named by a hash of everything that they depend on, and written whole or not at all.
+"""The cache: files that are named by a hash of everything that they depend on, and written whole or
+not at all.
 
-Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in ``scores``
-(``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A key covers the content of models
-and texts, not their paths.  In ``runs`` every running run lists the entries that it uses, which ``--cache-limit``
-(``eval/cli/cache_command.py``) does not delete.
+Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in
+``scores`` (``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A
+key covers the content of models and texts, not their paths.  In ``runs`` every running run lists
+the entries that it uses, which ``--cache-limit`` (``eval/cli/cache_command.py``) does not delete.
 
-``format`` names the versions of segments and stores; a run of another version says once that older ones are not used.
+``format`` names the versions of segments and stores; a run of another version says once that older
+ones are not used.
 
-A cache that cannot be written is still read, without locks.  Only files with the names that compare_q gives are
-deleted.  Links are not followed or deleted.
+A cache that cannot be written is still read, without locks.  Only files with the names that
+compare_q gives are deleted.  Links are not followed or deleted.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from ...backends.scoring import segments
 
 ENVIRONMENT = "COMPARE_Q_CACHE"
 FORMAT = "format"
-"""Name of the file in a cache that has the ``VERSIONS`` of the compare_q that looked for older files last."""
+"""Name of the file in a cache that has the ``VERSIONS`` of the compare_q that looked for older
+files last."""
 VERSIONS = f"segments {segments.VERSION}, references {reference_store.VERSION}\n"
 NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
@@ -66,18 +69,22 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.marks: Path | None = None
-        self.temporary: set[tuple[str, str]] = set()  # (section, key) of entries that this run makes and deletes
+        self.temporary: set[tuple[str, str]] = (
+            set()
+        )  # (section, key) of entries that this run makes and deletes
         self.locks: set[Path] = set()
         self.logs: set[Path] = set()  # that engines of this run write
         self.using = threading.Lock()
-        self.release: Callable[[], object] = lambda: None  # ends the marks and locks of this run, which has ended
+        self.release: Callable[[], object] = lambda: (
+            None
+        )  # ends the marks and locks of this run, which has ended
 
     @cached_property
     def unwritable(self) -> str:
         """Reason why the cache cannot be written; empty if it can.
 
-        The first access makes folders.  It also deletes files that killed runs left half-written, and locks that no
-        process holds.
+        The first access makes folders.  It also deletes files that killed runs left half-written,
+        and locks that no process holds.
         """
         folders = [self.root / section for section in (*NAMES, "runs")]
         for folder in folders:
@@ -102,9 +109,11 @@ class Cache:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
 
     def note_on_older(self) -> str:
-        """Return a line if the cache has scores or references of an older compare_q; empty if it does not.
+        """Return a line if the cache has scores or references of an older compare_q; empty if it
+        does not.
 
-        It is returned the first time that this version opens the cache, and always if the cache may only be read.
+        It is returned the first time that this version opens the cache, and always if the cache may
+        only be read.
         """
         file = self.root / FORMAT
         if not self.root.is_dir():
@@ -124,7 +133,9 @@ class Cache:
         )
 
     def has_older(self) -> bool:
-        """Return True if a folder of scores, or a reference store, is of an older version; one has only one version."""
+        """Return True if a folder of scores, or a reference store, is of an older version; one has
+        only one version.
+        """
         folders = []
         for section in ("scores", "references"):
             with suppress(OSError):  # the section does not exist
@@ -139,8 +150,12 @@ class Cache:
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:
-        """Return the key of an entry, 40 hexadecimal digits: the SHA-256 of its identity as canonical JSON."""
-        return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[:40]
+        """Return the key of an entry, 40 hexadecimal digits: the SHA-256 of its identity as
+        canonical JSON.
+        """
+        return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[
+            :40
+        ]
 
     def path(self, section: str, key: str, suffix: str) -> Path:
         """Return the path of an entry, which may not exist."""
@@ -183,36 +198,48 @@ class Cache:
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
-        """Yield a temporary path, whose file becomes the entry if the block succeeds; InputError for a full disk."""
+        """Yield a temporary path, whose file becomes the entry if the block succeeds; InputError
+        for a full disk.
+        """
         self.check_writable()
         target = self.path(section, key, suffix)
         try:
             with storage.replacing(target) as file:
                 yield file
         except OSError as error:
-            raise InputError(f"{target}: cannot be written: {error.strerror or one_line(error)}") from None
+            raise InputError(
+                f"{target}: cannot be written: {error.strerror or one_line(error)}"
+            ) from None
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a path for a file that is deleted after the block, or by the next run if this one is killed."""
+        """Yield a path for a file that is deleted after the block, or by the next run if this one
+        is killed.
+        """
         self.check_writable()
         with storage.beside(self.root / "scratch") as file:
             yield file
 
     def lock_at(self, file: Path) -> FileLock:
-        """Return a lock whose file is deleted when the run ends; runs of other users can acquire it too."""
+        """Return a lock whose file is deleted when the run ends; runs of other users can acquire it
+        too.
+        """
         self.locks.add(file)
         return FileLock(str(file), mode=0o666)
 
     @contextmanager
     def locked(
-        self, files: Iterable[Path], check: Callable[[], None], waits: Callable[[], None] = lambda: None
+        self,
+        files: Iterable[Path],
+        check: Callable[[], None],
+        waits: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
         """Hold the locks of these files while the block runs; wait for those that other runs hold.
 
-        They are acquired in the order of their real paths, so that two runs never wait for each other.  While waiting,
-        ``waits`` is called once, and ``check`` often, which raises StoppedError if the run was stopped.  A lock in a
-        folder that cannot be written, or on a full disk, is left out: finished scores are served from there.
+        They are acquired in the order of their real paths, so that two runs never wait for each
+        other.  While waiting, ``waits`` is called once, and ``check`` often, which raises
+        StoppedError if the run was stopped.  A lock in a folder that cannot be written, or on a
+        full disk, is left out: finished scores are served from there.
         """
         self.unwritable  # noqa: B018 - creates the folders
         waited = False
@@ -234,10 +261,11 @@ class Cache:
             yield
 
     def use(self, section: str, key: str, *, temporary: bool = False) -> None:
-        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on a full disk.
+        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on
+        a full disk.
 
-        ``temporary``: if the entry does not exist, this run makes it only for itself, and deletes it when it ends.
-        After a kill the next run deletes it (``sweep_runs``).
+        ``temporary``: if the entry does not exist, this run makes it only for itself, and deletes
+        it when it ends.  After a kill the next run deletes it (``sweep_runs``).
         """
         if self.unwritable:
             return
@@ -249,7 +277,9 @@ class Cache:
                 words = f"{key} {section}/{key}"
             if self.marks is None:
                 marks = self.root / "runs" / storage.temporary_name()
-                self.release = weakref.finalize(self, end_run, marks, storage.hold(marks), self.locks)
+                self.release = weakref.finalize(
+                    self, end_run, marks, storage.hold(marks), self.locks
+                )
                 self.marks = marks
             with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{words}\n")
@@ -258,7 +288,9 @@ class Cache:
                 os.utime(self.path(section, key, suffix))
 
     def sweep_runs(self) -> None:
-        """Delete the marks of killed runs, and the temporary entries that they name and no other run uses."""
+        """Delete the marks of killed runs, and the temporary entries that they name and no other
+        run uses.
+        """
         folder = self.root / "runs"
         dead = [file for file in storage.files_in(folder) if storage.is_abandoned(file)]
         entries = set[tuple[str, str]]()
@@ -277,7 +309,9 @@ class Cache:
         storage.delete(dead)
 
     def used_by_runs(self, *, others: bool = False) -> set[str]:
-        """Return the keys of entries that runs use, this run's too unless ``others``; delete marks of killed runs."""
+        """Return the keys of entries that runs use, this run's too unless ``others``; delete marks
+        of killed runs.
+        """
         self.sweep_runs()
         keys: set[str] = set()
         for file in {*storage.files_in(self.root / "runs")} - ({self.marks} if others else set()):
@@ -285,7 +319,9 @@ class Cache:
         return keys
 
     def clear(self, section: str, key: str) -> None:
-        """Delete an entry: its file, or compare_q's files in its folder; InputError if one stays.  Logs are kept."""
+        """Delete an entry: its file, or compare_q's files in its folder; InputError if one stays.
+        Logs are kept.
+        """
         if section != "logs":
             path = self.path(section, key, ".npz" if section == "tokens" else "")
             self.remove(section, path)
@@ -303,14 +339,18 @@ class Cache:
 
 
 def words_in(file: Path) -> list[str]:
-    """Return the words of a run's marks: keys, and SECTION/KEY of temporary entries; none if the file was deleted."""
+    """Return the words of a run's marks: keys, and SECTION/KEY of temporary entries; none if the
+    file was deleted.
+    """
     with suppress(InputError):
         return json_files.read_bytes(file).decode(errors="replace").split()
     return []
 
 
 def own_files(section: str, path: Path) -> list[Path]:
-    """Return compare_q's files at a path of a section, but no links; none if compare_q does not use this name."""
+    """Return compare_q's files at a path of a section, but no links; none if compare_q does not use
+    this name.
+    """
     if not NAMES[section].fullmatch(path.name):
         return []
     of_folder = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)
@@ -324,7 +364,9 @@ def remove_lock(file: Path) -> None:
 
 
 def end_run(marks: Path, held: int, locks: set[Path]) -> None:
-    """Delete the marks and locks of a run that has ended; the next run deletes those of a killed run."""
+    """Delete the marks and locks of a run that has ended; the next run deletes those of a killed
+    run.
+    """
     marks.unlink(missing_ok=True)
     os.close(held)
     for file in locks:

@@ -1,4 +1,6 @@
-"""Files in the user's folders, which are replaced whole or not at all, and standard streams that cannot end a run."""
+"""Files in the user's folders, which are replaced whole or not at all, and standard streams that
+cannot end a run.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ CURE = "free space or name another place, and run again: what was measured is ke
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a temporary path; its file replaces the target if the block succeeds, with the mode of the old file.
+    """Yield a temporary path; its file replaces the target if the block succeeds, with the mode of
+    the old file.
 
-    A link is followed.  A device or pipe is written into; otherwise root would replace /dev/null.  A file that may be
-    written but not replaced, such as a mount point of ``docker -v``, is also written into.  OSError if the target
-    cannot be written.
+    A link is followed.  A device or pipe is written into; otherwise root would replace /dev/null.
+    A file that may be written but not replaced, such as a mount point of ``docker -v``, is also
+    written into.  OSError if the target cannot be written.
     """
     if is_device(target):
         with tempfile.TemporaryDirectory(prefix="compare_q.") as folder:
@@ -53,7 +56,9 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Replace a file's content by a text with its line ends; bytes that are not UTF-8 are written as escapes."""
+    """Replace a file's content by a text with its line ends; bytes that are not UTF-8 are written
+    as escapes.
+    """
     with replacing(target) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
@@ -66,13 +71,19 @@ def is_device(target: Path) -> bool:
 def is_writable(target: Path) -> bool:
     """True if ``replacing`` can probably write the target."""
     real = os.path.realpath(target)
-    if json_files.exists(target) and (json_files.is_folder(target) or not os.access(target, os.W_OK)):
+    if json_files.exists(target) and (
+        json_files.is_folder(target) or not os.access(target, os.W_OK)
+    ):
         return False
-    return is_device(target) or (os.access(Path(real).parent, os.W_OK) and not os.path.islink(real))  # a link to itself
+    return is_device(target) or (
+        os.access(Path(real).parent, os.W_OK) and not os.path.islink(real)
+    )  # a link to itself
 
 
 def file_names(labels: Sequence[str]) -> list[str]:
-    """Return a safe file name without suffix for each label; no two are equal even if case is ignored."""
+    """Return a safe file name without suffix for each label; no two are equal even if case is
+    ignored.
+    """
     names: list[str] = []
     for label in labels:
         safe = re.sub(r"^\.|[^\w.-]", "_", label)[:50]  # a dot first would hide the file
@@ -97,18 +108,24 @@ class Outputs:
         except Exception as error:
             reason = with_class(error)  # a bug, here or in a library that draws
             if isinstance(error, CompareQError):
-                reason = str(error).removeprefix(f"{target}: ").removeprefix("could not be written: ")
+                reason = (
+                    str(error).removeprefix(f"{target}: ").removeprefix("could not be written: ")
+                )
             elif isinstance(error, ModuleNotFoundError):
                 reason = f"{error.name} is not installed; {INSTALL}"
             elif isinstance(error, OSError):
                 reason = f"{error.strerror or one_line(error)}; {CURE}"
             elif self.verbose:
-                print(*map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr)
+                print(
+                    *map(printable, traceback.format_exc().splitlines()), sep="\n", file=sys.stderr
+                )
             self.failures.append(f"{target}: could not be written: {reason}")
 
 
 class LossyStream(io.FileIO):
-    """A stream that drops what cannot be written; ``error`` is the reason, unless only the reader has gone."""
+    """A stream that drops what cannot be written; ``error`` is the reason, unless only the reader
+    has gone.
+    """
 
     error = ""
 
@@ -126,11 +143,15 @@ def text_stream(descriptor: int, encoding: str = "utf-8") -> io.TextIOWrapper:
     """Return a text stream to a descriptor; characters that cannot be encoded are escaped."""
     raw = LossyStream(descriptor, "w", closefd=descriptor > 2)
     by_line = descriptor != 1 or raw.isatty()
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=by_line)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=by_line
+    )
 
 
 def protect_standard_streams() -> None:
-    """Replace stdout and stderr by streams whose errors do not end a run, even if one was closed (``>&-``)."""
+    """Replace stdout and stderr by streams whose errors do not end a run, even if one was closed
+    (``>&-``).
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

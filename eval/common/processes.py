@@ -1,8 +1,8 @@
 """Engine processes, their workers, and functions that run in a subprocess.
 
 The driver imports no engine and no torch: code that needs them runs in a fork of an engine process
-(``backends/worker/engine_process.py``).  The driver therefore starts at once, output of libraries does not reach the
-terminal, a crash is reported in one line, and no process outlives the driver.
+(``backends/worker/engine_process.py``).  The driver therefore starts at once, output of libraries
+does not reach the terminal, a crash is reported in one line, and no process outlives the driver.
 """
 
 from __future__ import annotations
@@ -41,34 +41,43 @@ from .progress import Progress, Show, shown
 ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
 POLL_S = 0.2
 CLOSE_S = 30.0
-"""Seconds that an engine may take to close before it is killed; its scores are committed by then."""
+"""Seconds that an engine may take to close before it is killed; its scores are committed by then.
+"""
 END_S = 5.0
 """Seconds that an engine process may take to end by itself."""
 LOG_TAIL = 1 << 20
 TOGETHER_S = 0.5
-"""Seconds to wait for the exit status of an engine process after the loss of a worker, since a kill may end both."""
+"""Seconds to wait for the exit status of an engine process after the loss of a worker, since a kill
+may end both."""
 
 
 def in_process() -> bool:
-    """Return True if all work is to be done in the driver's own process, for debugging (``$COMPARE_Q_IN_PROCESS``)."""
+    """Return True if all work is to be done in the driver's own process, for debugging
+    (``$COMPARE_Q_IN_PROCESS``).
+    """
     return os.environ.get(ENVIRONMENT, "") not in ("", "0")
 
 
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
-    """The command line of a module, in ``environment``; -P ignores a folder ``compare_q`` in the working directory."""
+    """The command line of a module, in ``environment``; -P ignores a folder ``compare_q`` in the
+    working directory.
+    """
     return [python, "-P", "-m", module, *map(str, words)]
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
     """Return the environment in which ``python`` finds this compare_q.
 
-    Another Python must not see the packages next to an installed compare_q.  It gets a folder with a link to compare_q.
+    Another Python must not see the packages next to an installed compare_q.  It gets a folder with
+    a link to compare_q.
     """
     root = Path(compare_q.__file__).resolve().parent.parent
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
         from .cache import default_root
 
-        linked = default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "compare_q"
+        linked = (
+            default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "compare_q"
+        )
         linked.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             linked.symlink_to(root / "compare_q")
@@ -83,11 +92,13 @@ def environment(python: str = sys.executable) -> dict[str, str]:
 class EngineProcess:
     """A running engine process of this machine; InputError if its Python cannot be started.
 
-    ``engine``: name of the engine that it imports, empty: none; ``visible``: the GPUs that it sees while importing,
-    None: all that the driver sees; ``verbose``: it prints on the terminal.
+    ``engine``: name of the engine that it imports, empty: none; ``visible``: the GPUs that it sees
+    while importing, None: all that the driver sees; ``verbose``: it prints on the terminal.
     """
 
-    def __init__(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> None:
+    def __init__(
+        self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool
+    ) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
         words = (theirs.fileno(), os.getpid(), engine, "1" if verbose else "")
@@ -95,10 +106,15 @@ class EngineProcess:
         seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
         try:
             self.process = subprocess.Popen(
-                command("compare_q.backends.worker.engine_process", *words, python=python), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=output, pass_fds=(theirs.fileno(),), env=environment(python) | seen,
-                process_group=0,  # survives kill -9 of the driver's group, to end processes of engines
-            )  # fmt: skip
+                command("compare_q.backends.worker.engine_process", *words, python=python),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env=environment(python) | seen,
+                # survives kill -9 of the driver's group, to end processes of engines
+                process_group=0,
+            )
         except OSError as error:
             self.socket.close()
             self.log.close()
@@ -124,10 +140,14 @@ class EngineProcesses:
         self.lock = threading.Lock()
         atexit.register(self.close)
 
-    def get(self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool) -> EngineProcess:
-        """Return the engine process for these arguments; one is started if there is none, or if it has died.
+    def get(
+        self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool
+    ) -> EngineProcess:
+        """Return the engine process for these arguments; one is started if there is none, or if it
+        has died.
 
-        The key includes everything that an engine reads while it is imported: the environment and the visible GPUs.
+        The key includes everything that an engine reads while it is imported: the environment and
+        the visible GPUs.
         """
         key = (python, engine, visible, verbose, tuple(sorted(os.environ.items())))
         with self.lock:
@@ -152,16 +172,23 @@ PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """A worker of this machine (``eval/run/workers.py``), forked by an engine process once its engine is imported.
+    """A worker of this machine (``eval/run/workers.py``), forked by an engine process once its
+    engine is imported.
 
-    ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary file.  ``group``:
-    its process group, 0 until its first message; ``status``: its exit status, None until it is known.
+    ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary
+    file.  ``group``: its process group, 0 until its first message; ``status``: its exit status,
+    None until it is known.
     """
 
     def __init__(
-        self, python: str | None = None, engine: str = "", visible: Sequence[str] | None = None, *,
-        log_file: Path | None = None, verbose: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        python: str | None = None,
+        engine: str = "",
+        visible: Sequence[str] | None = None,
+        *,
+        log_file: Path | None = None,
+        verbose: bool = False,
+    ) -> None:
         """Request it; InputError if its Python cannot be started."""
         self.python, self.log_file = python or sys.executable, log_file
         self.group, self.killed = 0, threading.Event()
@@ -170,14 +197,21 @@ class WorkerProcess:
             try:
                 file: Any = log_file.open("a+b") if log_file else tempfile.TemporaryFile()  # noqa: SIM115
             except OSError as error:
-                raise InputError(f"python: {self.python}: cannot be started: {one_line(error)}") from None
+                raise InputError(
+                    f"python: {self.python}: cannot be started: {one_line(error)}"
+                ) from None
             self.log: IO[bytes] = opened.enter_context(file)
             self.log_start = self.log.seek(0, os.SEEK_END)
             self.engine_process = PROCESSES.get(self.python, engine, visible, verbose=verbose)
             self.channel, theirs = Pipe()
             descriptors = theirs.fileno(), (sys.stderr if verbose else self.log).fileno()
-            with theirs, suppress(OSError):  # an engine process that has died is reported by ``messages``
-                socket.send_fds(self.engine_process.socket, [str(time.time()).encode()], descriptors)
+            with (
+                theirs,
+                suppress(OSError),
+            ):  # an engine process that has died is reported by ``messages``
+                socket.send_fds(
+                    self.engine_process.socket, [str(time.time()).encode()], descriptors
+                )
             opened.pop_all()
 
     def perform(self, command: Command, silence_s: float, show: Show) -> Any:
@@ -187,9 +221,12 @@ class WorkerProcess:
     def messages(self, command: Command, silence_s: float) -> Iterator[Message]:
         """Yield the messages of a command; the last one is ``Done`` or ``Failed``.
 
-        ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if it was killed.
+        ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if
+        it was killed.
         """
-        if self.group:  # errors that were logged before, and caught, do not explain this command's failure
+        if (
+            self.group
+        ):  # errors that were logged before, and caught, do not explain this command's failure
             self.log_start = os.fstat(self.log.fileno()).st_size
         with suppress(OSError):  # reading tells whether it has died
             self.channel.send_bytes(protocol.encoded(command))
@@ -200,7 +237,9 @@ class WorkerProcess:
             except TimeoutError:
                 self.kill()
                 what = "finished no window" if isinstance(command, ScoreCommand) else "did not load"
-                raise ModelError(f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}") from None
+                raise ModelError(
+                    f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}"
+                ) from None
             if message is None or self.status is not None:
                 raise self.death()
             if self.group or not isinstance(message, Done):
@@ -210,7 +249,9 @@ class WorkerProcess:
                 message = None
 
     def begin(self, value: Mapping[str, Any]) -> None:
-        """Note the worker's process group; InputError unless the worker runs the code that the run started with."""
+        """Note the worker's process group; InputError unless the worker runs the code that the run
+        started with.
+        """
         self.group = value["pid"]
         if self.killed.is_set():
             self.kill()
@@ -222,7 +263,9 @@ class WorkerProcess:
             )
 
     def next_message(self, until: float) -> Message | None:
-        """Return the next message; None after the last one, TimeoutError if none comes ``until`` then."""
+        """Return the next message; None after the last one, TimeoutError if none comes ``until``
+        then.
+        """
         while not self.channel.poll(max(min(until - time.monotonic(), POLL_S), 0.0)):
             if self.killed.is_set() and not self.group:  # it has not been forked yet
                 return None
@@ -244,14 +287,19 @@ class WorkerProcess:
         if status is None:
             with suppress(subprocess.TimeoutExpired):
                 status = self.engine_process.process.wait(timeout=TOGETHER_S)
-            lost, hint = "was lost with its engine process, which ", most_telling(self.engine_process.log)
+            lost, hint = (
+                "was lost with its engine process, which ",
+                most_telling(self.engine_process.log),
+            )
         how = "is gone" if status is None else ending(status)
         memory = ", as the system does when memory is full" if status == -signal.SIGKILL else ""
         return ModelError(f"its worker {lost}{how}{memory}{hint}{self.log_hint()}")
 
     def log_hint(self) -> str:
         """Return the log line of this worker that best explains a failure, and the path of the log."""
-        return most_telling(self.log, self.log_start) + (f" (log: {self.log_file})" if self.log_file else "")
+        return most_telling(self.log, self.log_start) + (
+            f" (log: {self.log_file})" if self.log_file else ""
+        )
 
     def kill(self) -> None:
         """End the worker, and everything that its engine has started, at once; from any thread."""
@@ -265,7 +313,10 @@ class WorkerProcess:
             self.channel.send_bytes(b"")
         for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S) if self.group else ():
             with suppress(TimeoutError, ModelError):
-                while self.status is None and self.next_message(time.monotonic() + seconds) is not None:
+                while (
+                    self.status is None
+                    and self.next_message(time.monotonic() + seconds) is not None
+                ):
                     pass
             if self.status is None:
                 self.kill()
@@ -273,8 +324,12 @@ class WorkerProcess:
         self.log.close()
 
 
-def outcome(messages: Iterator[Message], show: Show, failure: type[CompareQError] = ModelError) -> Any:
-    """Return the result of a command from its messages, and show those on the way; ``failure`` if it failed."""
+def outcome(
+    messages: Iterator[Message], show: Show, failure: type[CompareQError] = ModelError
+) -> Any:
+    """Return the result of a command from its messages, and show those on the way; ``failure`` if
+    it failed.
+    """
     for message in messages:
         if isinstance(message, Done):
             return message.value
@@ -285,7 +340,9 @@ def outcome(messages: Iterator[Message], show: Show, failure: type[CompareQError
 
 
 def most_telling(log: IO[bytes], start: int = 0) -> str:
-    """Return ": " and the line of a log, from ``start`` on, that best explains a failure; empty without one."""
+    """Return ": " and the line of a log, from ``start`` on, that best explains a failure; empty
+    without one.
+    """
     text = ""
     with suppress(ValueError):  # another thread has closed the log of an engine process
         log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
@@ -298,17 +355,22 @@ def most_telling(log: IO[bytes], start: int = 0) -> str:
 
 def run_in_subprocess(
     function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any
-) -> Any:  # fmt: skip
-    """Return ``function(**arguments)``, all JSON types, called in a process that has imported Transformers.
+) -> Any:
+    """Return ``function(**arguments)``, all JSON types, called in a process that has imported
+    Transformers.
 
-    InputError with its reason if it fails, or if the process dies (then with ``what``, the activity).  ``function``: at
-    the top level of a module; with ``progress`` it gets a keyword ``progress``, whose phases are shown here.
+    InputError with its reason if it fails, or if the process dies (then with ``what``, the
+    activity).  ``function``: at the top level of a module; with ``progress`` it gets a keyword
+    ``progress``, whose phases are shown here.
     """
     if in_process():
         more = {} if progress is None else {"progress": progress}
         return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **more)))
-    call = {"function": f"{function.__module__}:{function.__name__}", "shows": progress is not None,
-            "arguments": arguments}  # fmt: skip
+    call = {
+        "function": f"{function.__module__}:{function.__name__}",
+        "shows": progress is not None,
+        "arguments": arguments,
+    }
     worker = WorkerProcess(engine=backends.TOKENIZING)
     try:
         with shown(progress or Progress(quiet=True)) as show:
@@ -324,4 +386,6 @@ def run_in_subprocess(
 def called(send: Show, *, function: str, shows: bool, arguments: Mapping[str, Any]) -> Any:
     """Return the result of a function, in the subprocess."""
     os.environ[ENVIRONMENT] = "1"
-    return pkgutil.resolve_name(function)(**arguments, **({"progress": Progress(send=send)} if shows else {}))
+    return pkgutil.resolve_name(function)(
+        **arguments, **({"progress": Progress(send=send)} if shows else {})
+    )

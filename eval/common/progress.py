@@ -1,7 +1,8 @@
-"""Progress of a run: bars on a terminal with the time left; elsewhere one line for each finished phase.
+"""Progress of a run: bars on a terminal with the time left; elsewhere one line for each finished
+phase.
 
-Everything is printed to a copy of standard error that is made at the start, so that bars stay visible while the output
-of an engine is captured (``backends/common/process.py``).
+Everything is printed to a copy of standard error that is made at the start, so that bars stay
+visible while the output of an engine is captured (``backends/common/process.py``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ Show = Callable[[Message], None]
 
 def counted(unit: str, done: float, total: float | None = None) -> str:
     """``3 windows``, or ``3/16 windows``; bytes as ``1.2 MB/16.1 GB``; empty without a unit."""
-    numbers = [bytes_in_words(each) if unit == "bytes" else f"{each:.0f}" for each in (done, total) if each is not None]
+    numbers = [
+        bytes_in_words(each) if unit == "bytes" else f"{each:.0f}"
+        for each in (done, total)
+        if each is not None
+    ]
     one = unit.removesuffix("s") if numbers[-1] == "1" else unit
     return "/".join(numbers) + ("" if unit == "bytes" else f" {one}") if unit else ""
 
@@ -96,10 +101,12 @@ class Phase:
 
 
 class Progress:
-    """Shows one line per running phase; models that run at the same time have phases in their own threads.
+    """Shows one line per running phase; models that run at the same time have phases in their own
+    threads.
 
-    A process makes one Progress, before anything captures the output.  ``send``: sends the progress to another
-    process, which shows it; None: it is shown here.  A console has one live display, with a line for every phase.
+    A process makes one Progress, before anything captures the output.  ``send``: sends the progress
+    to another process, which shows it; None: it is shown here.  A console has one live display,
+    with a line for every phase.
     """
 
     def __init__(self, *, quiet: bool = False, send: Show | None = None) -> None:
@@ -113,10 +120,17 @@ class Progress:
             if self.console.width >= WIDE:
                 bar = rich_progress.BarColumn(BAR, table_column=whole)
                 columns = [bar, rich_progress.TimeElapsedColumn(whole), *columns]
-            self.bars = rich_progress.Progress(  # if rich redirected, engines would print above the bar, not into logs
-                rich_progress.SpinnerColumn(table_column=whole), Title(), *columns, console=self.console,
-                transient=True, redirect_stdout=False, redirect_stderr=False, disable=not self.console.is_terminal,
-            )  # fmt: skip
+            # if rich redirected, engines would print above the bar, not into logs
+            self.bars = rich_progress.Progress(
+                rich_progress.SpinnerColumn(table_column=whole),
+                Title(),
+                *columns,
+                console=self.console,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                disable=not self.console.is_terminal,
+            )
 
     def say(self, line: str) -> None:
         """Print one line of plain text."""
@@ -157,7 +171,9 @@ class Progress:
                     self.bars.stop()
         amount = counted(unit, phase.done)
         if phase.done or unit != "bytes":  # at least one unit was fetched
-            self.say(f"{title}: {amount}{' in ' if amount else ''}{time.perf_counter() - began:.1f} s")
+            self.say(
+                f"{title}: {amount}{' in ' if amount else ''}{time.perf_counter() - began:.1f} s"
+            )
 
 
 @contextmanager

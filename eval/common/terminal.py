@@ -1,4 +1,6 @@
-"""Lines of prose for people to read: a terminal gets them broken between words, a file or pipe gets them whole."""
+"""Lines of prose for people to read: a terminal gets them broken between words, a file or pipe gets
+them whole.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,22 @@ INDENT = "  "
 
 
 def say(*lines: str, console: Console | None = None) -> None:
-    """Print each line, by default on standard output, without markup; only spaces become line breaks.
+    """Print each line, by default on standard output, without markup; only spaces become line
+    breaks.
 
     A line is broken only if it goes to a terminal.
     """
     console = console or Console()
     for line in map(printable, lines):
-        console.print(Text(broken(line, console.width) if console.is_terminal else line), soft_wrap=True)
+        console.print(
+            Text(broken(line, console.width) if console.is_terminal else line), soft_wrap=True
+        )
 
 
 def broken(line: str, width: int) -> str:
-    """Return the line with a line break before each word that would end beyond ``width``; no word is broken."""
+    """Return the line with a line break before each word that would end beyond ``width``; no word
+    is broken.
+    """
     indent = re.match(" *", line)[0] + INDENT  # type: ignore[index]
     lines = [""]
     for word in WORD.findall(line):

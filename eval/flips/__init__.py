@@ -1,1 +1,3 @@
-"""``compare-q flips``: compare the answers of models to the same tasks, from the samples that lm-eval wrote."""
+"""``compare-q flips``: compare the answers of models to the same tasks, from the samples that
+lm-eval wrote.
+"""

@@ -1,4 +1,6 @@
-"""Compare samples of new models with the reference's, by task, filter and metric; refuse what cannot be compared."""
+"""Compare samples of new models with the reference's, by task, filter and metric; refuse what
+cannot be compared.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ RIGHT = (0, 1)
 
 @dataclass(frozen=True)
 class Selection:
-    """The parts to compare; everything if empty.  ``margin``: of equivalence, a share; None without one."""
+    """The parts to compare; everything if empty.  ``margin``: of equivalence, a share; None without
+    one.
+    """
 
     tasks: Collection[str] = ()
     metrics: Collection[str] = ()
@@ -62,7 +66,9 @@ class FlipReport:
 
     reference: str  # its label
     comparisons: tuple[Comparison, ...]
-    absent: tuple[tuple[str, str], ...] = ()  # (label, task) of a new model that has no samples of the task
+    absent: tuple[
+        tuple[str, str], ...
+    ] = ()  # (label, task) of a new model that has no samples of the task
     notes: tuple[str, ...] = ()
 
 
@@ -89,12 +95,16 @@ def compare(reference: RunFiles, others: Sequence[RunFiles], selection: Selectio
             comparisons += comparisons_of(asked, new, metrics, other.label, selection.margin)
     unread = {task for other in others for task in other.tasks} - set(reference.tasks)
     if unread and not selection.tasks:
-        notes.append(f"not compared, since {reference.label} has no samples of them: {', '.join(sorted(unread))}")
+        notes.append(
+            f"not compared, since {reference.label} has no samples of them: {', '.join(sorted(unread))}"
+        )
     return FlipReport(reference.label, tuple(comparisons), tuple(absent), tuple(notes))
 
 
 def tasks_of(reference: RunFiles, others: Sequence[RunFiles], wanted: Collection[str]) -> list[str]:
-    """Return the reference's tasks that are wanted; InputError if it lacks one, or another model all."""
+    """Return the reference's tasks that are wanted; InputError if it lacks one, or another model
+    all.
+    """
     known = ", ".join(reference.tasks)
     for task in wanted:
         if task not in reference.tasks:
@@ -123,11 +133,19 @@ def check_same(reference: TaskSamples, new: TaskSamples) -> None:
                 metrics = f"{', '.join(others[at].values)}, not {', '.join(sample.values)}"
                 raise InputError(f"{where}: its metrics are {metrics}")
         for place, key in enumerate(HASHES):
-            changed = [at for at, sample in documents.items() if sample.hashes[place] != others[at].hashes[place]]
+            changed = [
+                at
+                for at, sample in documents.items()
+                if sample.hashes[place] != others[at].hashes[place]
+            ]
             check_none(changed, len(documents), where, PARTS[key], WHY[key])
         changed = [at for at, sample in documents.items() if sample.requests != others[at].requests]
         check_none(
-            changed, len(documents), where, "requests", "the possible answers or the options of generation differ"
+            changed,
+            len(documents),
+            where,
+            "requests",
+            "the possible answers or the options of generation differ",
         )
 
 
@@ -139,7 +157,9 @@ def check_documents(
         lacking = documents.keys() - others.keys()
         if lacking:
             count = f"{len(lacking):,} of {amount(len(documents), 'document')}"
-            raise InputError(f"{name}: lacks {count}, such as {min(lacking):,}; was it run with --limit?")
+            raise InputError(
+                f"{name}: lacks {count}, such as {min(lacking):,}; was it run with --limit?"
+            )
 
 
 def check_none(changed: Sequence[int], count: int, where: str, parts: str, why: str) -> None:
@@ -152,7 +172,8 @@ def check_none(changed: Sequence[int], count: int, where: str, parts: str, why: 
 def metrics_of(
     reference: TaskSamples, new: TaskSamples, wanted: Collection[str]
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return ((filter, metric) of each metric that is 0 or 1 for every document, notes on the others).
+    """Return ((filter, metric) of each metric that is 0 or 1 for every document, notes on the
+    others).
 
     InputError if a wanted metric is not, or if there is none.
     """
@@ -161,19 +182,29 @@ def metrics_of(
     faults = []
     for name, documents in reference.filters.items():
         for metric in next(iter(documents.values())).values:
-            fault = fault_of(metric, documents, reference.name) or fault_of(metric, new.filters[name], new.name)
+            fault = fault_of(metric, documents, reference.name) or fault_of(
+                metric, new.filters[name], new.name
+            )
             if fault and metric in wanted:
                 raise InputError(f"{fault}; accuracy needs a metric that is 0 or 1")
             if fault:
                 faults.append(fault)
-                notes.append(f"{reference.task}: {metric} is left out: it does not count right answers")
+                notes.append(
+                    f"{reference.task}: {metric} is left out: it does not count right answers"
+                )
             elif not wanted or metric in wanted:
                 usable.append((name, metric))
     if not usable and faults and not wanted:
-        raise InputError(f"{faults[0]}; accuracy needs a metric that is 0 or 1 (--tasks chooses other tasks)")
+        raise InputError(
+            f"{faults[0]}; accuracy needs a metric that is 0 or 1 (--tasks chooses other tasks)"
+        )
     if not usable:
-        known = dict.fromkeys(metric for documents in reference.filters.values() for each in documents.values()
-                              for metric in each.values)  # fmt: skip
+        known = dict.fromkeys(
+            metric
+            for documents in reference.filters.values()
+            for each in documents.values()
+            for metric in each.values
+        )
         raise InputError(
             f"--metrics: {reference.name}: has no metric of {', '.join(wanted)}; it has {', '.join(known)}"
         )
@@ -190,7 +221,11 @@ def fault_of(metric: str, documents: Mapping[int, Sample], name: str) -> str:
 
 
 def comparisons_of(
-    reference: TaskSamples, new: TaskSamples, metrics: Sequence[tuple[str, str]], label: str, margin: float | None
+    reference: TaskSamples,
+    new: TaskSamples,
+    metrics: Sequence[tuple[str, str]],
+    label: str,
+    margin: float | None,
 ) -> Iterator[Comparison]:
     """Yield the comparison by each filter and metric."""
     for name, metric in metrics:
@@ -207,14 +242,20 @@ def comparisons_of(
             reference_accuracy=flip_statistics.accuracy(before),
             accuracy=flip_statistics.accuracy(after),
             flips=counts,
-            lost_documents=tuple(at for at, one, other in zip(documents, before, after, strict=True) if one > other),
-            gained_documents=tuple(at for at, one, other in zip(documents, before, after, strict=True) if one < other),
+            lost_documents=tuple(
+                at for at, one, other in zip(documents, before, after, strict=True) if one > other
+            ),
+            gained_documents=tuple(
+                at for at, one, other in zip(documents, before, after, strict=True) if one < other
+            ),
             equivalence=None if margin is None else flip_statistics.equivalence(counts, margin),
         )
 
 
 def other_wrong(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> int | None:
-    """Return how many wrong answers became other wrong answers; None if the chosen answers are not known."""
+    """Return how many wrong answers became other wrong answers; None if the chosen answers are not
+    known.
+    """
     changed = 0
     for one, other in pairs:
         before = answer_of(one, metric)
@@ -227,10 +268,11 @@ def other_wrong(pairs: Sequence[tuple[Sample, Sample]], metric: str) -> int | No
 
 
 def answer_of(sample: Sample, metric: str) -> str | int | None:
-    """Return the generated text, or the number of the answer that a metric chooses; None if it is not known.
+    """Return the generated text, or the number of the answer that a metric chooses; None if it is
+    not known.
 
-    The choice among possible answers is computed here as lm-eval 0.4.13 does.  If it contradicts the metric's value,
-    the task chooses differently, and the answer is not known.
+    The choice among possible answers is computed here as lm-eval 0.4.13 does.  If it contradicts
+    the metric's value, the task chooses differently, and the answer is not known.
     """
     if sample.text is not None:
         return sample.text
@@ -244,7 +286,9 @@ def answer_of(sample: Sample, metric: str) -> str | int | None:
 
 
 def values_of(comparison: Comparison) -> dict[str, Any]:
-    """Return the numbers of a comparison with a name for each, as in CSV and JSON; shares from 0 to 1."""
+    """Return the numbers of a comparison with a name for each, as in CSV and JSON; shares from 0 to
+    1.
+    """
     counts = comparison.flips
     equal = comparison.equivalence
     return {

@@ -46,14 +46,20 @@ def parse(given: str) -> Condition:
         return Condition(NOT_EQUIVALENT)
     name, sign, limit = conditions.read(given, "lost > 5")
     if name not in NAMES:
-        raise InputError(f"{name!r} is no condition{nearest(name, NAMES)}; there are: {', '.join(NAMES)}")
+        raise InputError(
+            f"{name!r} is no condition{nearest(name, NAMES)}; there are: {', '.join(NAMES)}"
+        )
     if name == NOT_EQUIVALENT:
-        raise InputError(f"{NOT_EQUIVALENT}: takes no sign and no number; --margin says within which margin")
+        raise InputError(
+            f"{NOT_EQUIVALENT}: takes no sign and no number; --margin says within which margin"
+        )
     return Condition(name, sign, limit)
 
 
 def faults(report: FlipReport, given: Sequence[Condition]) -> Iterator[str]:
-    """Yield a line for each row that fails by a condition; a task without samples fails by each of them."""
+    """Yield a line for each row that fails by a condition; a task without samples fails by each of
+    them.
+    """
     for row in report.comparisons:
         for condition in given:
             if fault := condition.fault(row):

@@ -1,4 +1,6 @@
-"""The outcome of ``compare-q flips``: tables for a terminal and for Markdown, CSV, JSON, and sentences."""
+"""The outcome of ``compare-q flips``: tables for a terminal and for Markdown, CSV, JSON, and
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ Klds = Mapping[str, Value]
 
 
 def table(report: FlipReport, klds: Klds | None = None) -> list[Filled]:
-    """Return the columns of the table, one row for each comparison; ``klds``: None without a results.json."""
+    """Return the columns of the table, one row for each comparison; ``klds``: None without a
+    results.json.
+    """
     rows = report.comparisons
     columns = [
         words("task", "task", [row.task for row in rows]),
@@ -152,7 +156,9 @@ def sentences(report: FlipReport) -> Iterator[str]:
         facts = [
             f"worse in {len(worse)} (p below {LEVEL:g})" if worse else "",
             f"better in {len(better)} (p below {LEVEL:g})" if better else "",
-            f"no difference found in {unclear}, which does not show that there is none" if unclear else "",
+            f"no difference found in {unclear}, which does not show that there is none"
+            if unclear
+            else "",
         ]
         tested = [row for row in rows if row.equivalence]
         equal = sum(row.equivalence.outcome == "equivalent" for row in tested if row.equivalence)
@@ -167,11 +173,16 @@ def print_terminal(report: FlipReport, console: Console, klds: Klds | None = Non
     left_out: list[str] = []
     for name in SPARE:
         if layout.least_width(columns) > console.width:
-            left_out += [each.filled.column.title for each in columns if each.filled.column.name == name]
+            left_out += [
+                each.filled.column.title for each in columns if each.filled.column.name == name
+            ]
             columns = [each for each in columns if each.filled.column.name != name]
     layout.print_columns(console, f"reference: {report.reference}", columns)
     if left_out:
-        say(f"left out in {console.width} columns: {', '.join(left_out)}; --csv has them", console=console)
+        say(
+            f"left out in {console.width} columns: {', '.join(left_out)}; --csv has them",
+            console=console,
+        )
     say(*notes(report), "", *sentences(report), console=console)
 
 
@@ -194,14 +205,18 @@ def rows_of(report: FlipReport, klds: Klds | None = None) -> list[dict[str, Any]
 
 
 def csv_text(report: FlipReport, klds: Klds | None = None) -> str:
-    """Return a line for each comparison as CSV; a text that a spreadsheet would run begins with an apostrophe."""
+    """Return a line for each comparison as CSV; a text that a spreadsheet would run begins with an
+    apostrophe.
+    """
     rows = rows_of(report, klds)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(rows[0]))
     writer.writeheader()
     for row in rows:
         texts = {name: printable(value) for name, value in row.items() if isinstance(value, str)}
-        formulas = {name: f"'{text}" for name, text in texts.items() if text.startswith(render.FORMULAS)}
+        formulas = {
+            name: f"'{text}" for name, text in texts.items() if text.startswith(render.FORMULAS)
+        }
         writer.writerow(row | texts | formulas)
     return stream.getvalue()
 
@@ -212,7 +227,11 @@ def json_text(report: FlipReport, klds: Klds | None = None) -> str:
         "flips": LAYOUT,
         "reference": report.reference,
         "comparisons": [
-            {**values, "lost_documents": row.lost_documents, "gained_documents": row.gained_documents}
+            {
+                **values,
+                "lost_documents": row.lost_documents,
+                "gained_documents": row.gained_documents,
+            }
             for values, row in zip(rows_of(report, klds), report.comparisons, strict=True)
         ],
         "absent": [{"label": label, "task": task} for label, task in report.absent],

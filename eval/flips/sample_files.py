@@ -1,4 +1,6 @@
-"""Find the samples of a run of lm-eval: ``samples_TASK_DATE.jsonl`` in a folder that lm-eval calls like the model."""
+"""Find the samples of a run of lm-eval: ``samples_TASK_DATE.jsonl`` in a folder that lm-eval calls
+like the model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class RunFiles:
 
 
 def run_files(word: str) -> RunFiles:
-    """Return the samples that ``[LABEL=]PATH`` names; InputError if there are none, or if it is not clear which."""
+    """Return the samples that ``[LABEL=]PATH`` names; InputError if there are none, or if it is not
+    clear which.
+    """
     label, path = split(word)
     if is_file(path):
         task, _ = task_and_date(path)
@@ -62,13 +66,17 @@ def folder_of_model(folder: Path) -> Path:
     if len(models) > 1:
         names = ", ".join(model.name for model in models[:SHOWN])
         more = f" and {len(models) - SHOWN} more" if len(models) > SHOWN else ""
-        raise InputError(f"{printable(folder)}: holds the samples of {len(models)} models: {printable(names)}{more}; "
-                         "name one of these folders")  # fmt: skip
+        raise InputError(
+            f"{printable(folder)}: holds the samples of {len(models)} models: {printable(names)}{more}; "
+            "name one of these folders"
+        )
     return models[0]
 
 
 def task_and_date(file: Path) -> tuple[str, str]:
-    """Return the task and the date in the name of a file; another name is the task itself, without a date."""
+    """Return the task and the date in the name of a file; another name is the task itself, without
+    a date.
+    """
     if known := NAME.fullmatch(file.name):
         return known["task"], known["date"]
     return file.stem, ""

@@ -3,10 +3,11 @@
 A line is an object with the answer to one document, filtered in one way:
 
 - ``doc_id``, ``filter``: which document and filter;
-- ``doc_hash``, ``prompt_hash``, ``target_hash``: SHA-256 of the document, of the prompt with its chat template and
-  examples, and of the right answer;
+- ``doc_hash``, ``prompt_hash``, ``target_hash``: SHA-256 of the document, of the prompt with its
+  chat template and examples, and of the right answer;
 - ``arguments``: what the model was asked, with possible answers or options of generation;
-- ``filtered_resps``: [log-probability, is greedy] of each possible answer, or the texts that were generated;
+- ``filtered_resps``: [log-probability, is greedy] of each possible answer, or the texts that were
+  generated;
 - ``metrics``: names of the metrics; each is a further key with its value.
 """
 
@@ -33,7 +34,8 @@ LENGTHS: dict[str, Callable[[str], int]] = {
     "acc_norm": len,
     "acc_bytes": lambda answer: len(answer.encode()),
 }
-"""Metric -> the length of an answer that its log-probability is divided by; the largest quotient is chosen."""
+"""Metric -> the length of an answer that its log-probability is divided by; the largest quotient is
+chosen."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Sample:
     requests: str  # SHA-256 of what the model was asked
     values: Mapping[str, Any]  # metric -> value
     text: str | None  # the generated texts as JSON; None for a choice among answers
-    choices: Mapping[str, int]  # metric -> number of the chosen answer, of ``acc`` and the metrics of ``LENGTHS``
+    choices: Mapping[
+        str, int
+    ]  # metric -> number of the chosen answer, of ``acc`` and the metrics of ``LENGTHS``
     target: int | None  # number of the right answer; None if it is not known
 
 
@@ -64,7 +68,9 @@ class TaskSamples:
 
 
 def read(task: str, file: Path) -> TaskSamples:
-    """Return the samples in a file; InputError, with the line, if lm-eval has not written it or it is damaged."""
+    """Return the samples in a file; InputError, with the line, if lm-eval has not written it or it
+    is damaged.
+    """
     filters: dict[str, dict[int, Sample]] = {}
     is_sampled = False
     with open_regular(file) as stream:
@@ -76,7 +82,9 @@ def read(task: str, file: Path) -> TaskSamples:
             check_keys(keys, where)
             documents = filters.setdefault(keys["filter"], {})
             if keys["doc_id"] in documents:
-                raise InputError(f"{where}: document {keys['doc_id']:,} is there twice with filter {keys['filter']!r}")
+                raise InputError(
+                    f"{where}: document {keys['doc_id']:,} is there twice with filter {keys['filter']!r}"
+                )
             documents[keys["doc_id"]] = sample_of(keys, where)
             is_sampled = is_sampled or draws(keys.get("arguments"))
     check_whole(filters, printable(file))
@@ -88,7 +96,9 @@ def check_keys(keys: Any, where: str) -> None:
     if not isinstance(keys, dict):
         raise InputError(f"{where}: is no object; expected the samples of lm_eval --log_samples")
     if missing := [key for key in KEYS if key not in keys]:
-        raise InputError(f"{where}: has no {missing[0]!r}; expected the samples of lm_eval --log_samples")
+        raise InputError(
+            f"{where}: has no {missing[0]!r}; expected the samples of lm_eval --log_samples"
+        )
     doc_id = keys["doc_id"]
     if not isinstance(doc_id, int) or isinstance(doc_id, bool) or doc_id < 0:
         raise InputError(f"{where}: doc_id: expected a whole number, not {as_text(doc_id)}")
@@ -104,11 +114,15 @@ def check_keys(keys: Any, where: str) -> None:
         if not isinstance(name, str) or name not in keys or CONTROL.search(name):
             raise InputError(f"{where}: metrics: {as_text(name)} has no value")
         if isinstance(keys[name], float) and math.isnan(keys[name]):
-            raise InputError(f"{where}: {name} is NaN; the model gave no answer that can be counted")
+            raise InputError(
+                f"{where}: {name} is NaN; the model gave no answer that can be counted"
+            )
 
 
 def check_whole(filters: Mapping[str, Mapping[int, Sample]], name: str) -> None:
-    """Raise InputError if filters have different documents, or documents different metrics; also without samples."""
+    """Raise InputError if filters have different documents, or documents different metrics; also
+    without samples.
+    """
     if not filters:
         raise InputError(f"{name}: is empty; lm_eval has logged no samples")
     first, *others = filters
@@ -116,14 +130,18 @@ def check_whole(filters: Mapping[str, Mapping[int, Sample]], name: str) -> None:
         lacking = filters[first].keys() ^ filters[other].keys()
         if lacking:
             count = f"{amount(len(lacking), 'document')}, such as {min(lacking):,}"
-            raise InputError(f"{name}: {count}, have only one of filters {first} and {other}; was the file cut off?")
+            raise InputError(
+                f"{name}: {count}, have only one of filters {first} and {other}; was the file cut off?"
+            )
     for documents in filters.values():
         metrics = next(iter(documents.values())).values.keys()
         different = [at for at, each in documents.items() if each.values.keys() != metrics]
         if different:
             count = amount(len(different), "document")
             usual = ", ".join(metrics)
-            raise InputError(f"{name}: {count}, such as {min(different):,}, have other metrics than {usual}")
+            raise InputError(
+                f"{name}: {count}, such as {min(different):,}, have other metrics than {usual}"
+            )
 
 
 def sample_of(keys: Mapping[str, Any], where: str) -> Sample:
@@ -137,7 +155,9 @@ def sample_of(keys: Mapping[str, Any], where: str) -> Sample:
     if sums is None:
         text = json.dumps(keys["filtered_resps"])
     elif any(math.isnan(each) for each in sums):
-        raise InputError(f"{where}: the log-probability of an answer is NaN; the model cannot be compared")
+        raise InputError(
+            f"{where}: the log-probability of an answer is NaN; the model cannot be compared"
+        )
     elif len(sums) > 1:
         if UNCONDITIONAL in keys["metrics"]:  # a second half of the requests has no context
             sums = sums[: len(sums) // 2]
@@ -150,7 +170,9 @@ def sample_of(keys: Mapping[str, Any], where: str) -> Sample:
 
 
 def log_probabilities(answers: Sequence[Any]) -> list[float] | None:
-    """Return the log-probability of each possible answer; None if these are generated texts.  lm-eval writes texts."""
+    """Return the log-probability of each possible answer; None if these are generated texts.
+    lm-eval writes texts.
+    """
     sums = []
     for each in answers:
         if not isinstance(each, list) or len(each) != 2 or str(each[1]) not in ("True", "False"):
@@ -163,7 +185,9 @@ def log_probabilities(answers: Sequence[Any]) -> list[float] | None:
 
 
 def answer_texts(arguments: Any) -> list[str]:
-    """Return the possible answers that were scored, without the space that lm-eval puts before them."""
+    """Return the possible answers that were scored, without the space that lm-eval puts before
+    them.
+    """
     texts = []
     for each in arguments.values() if isinstance(arguments, dict) else ():
         text = each.get("arg_1") if isinstance(each, dict) else None
@@ -172,8 +196,12 @@ def answer_texts(arguments: Any) -> list[str]:
     return texts
 
 
-def choices_of(sums: Sequence[float], texts: Sequence[str], metrics: Collection[str]) -> dict[str, int]:
-    """Return metric -> number of the answer that it chooses; without metrics that choose in a way not known here."""
+def choices_of(
+    sums: Sequence[float], texts: Sequence[str], metrics: Collection[str]
+) -> dict[str, int]:
+    """Return metric -> number of the answer that it chooses; without metrics that choose in a way
+    not known here.
+    """
     choices = {}
     if "acc" in metrics:
         choices["acc"] = sums.index(max(sums))

@@ -1,15 +1,16 @@
 """The noise floor of a gate: how far the first variant is from itself with other roundings.
 
-Assumption: the KLD of roundings grows with their number.  N copies of the first variant each have one more bf16
-rounding per decoder layer.  The logarithm of their mean KLDs is normally distributed.  Then, with probability p, the
-mean KLD of one more copy is below the prediction limit
+Assumption: the KLD of roundings grows with their number.  N copies of the first variant each have
+one more bf16 rounding per decoder layer.  The logarithm of their mean KLDs is normally distributed.
+Then, with probability p, the mean KLD of one more copy is below the prediction limit
 
     exp(m + t(p, N - 1) * s * sqrt(1 + 1 / N))
 
-of a normal distribution; its mean m and standard deviation s are estimated from N draws (Hahn and Meeker, Statistical
-Intervals, 1991, section 4.8).  All means are over the same tokens, so that the choice of text does not matter.
-``LEVEL`` holds for all comparisons of a gate together (Bonferroni).  A right kernel may round at other places than a
-copy does: the floor is ``OTHER_PLACES`` times the limit.
+of a normal distribution; its mean m and standard deviation s are estimated from N draws (Hahn and
+Meeker, Statistical Intervals, 1991, section 4.8).  All means are over the same tokens, so that the
+choice of text does not matter.  ``LEVEL`` holds for all comparisons of a gate together
+(Bonferroni).  A right kernel may round at other places than a copy does: the floor is
+``OTHER_PLACES`` times the limit.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ LEVEL = 0.99
 COPIES = 6
 """Copies of the first variant: with fewer, Student's t makes the limit wide."""
 OTHER_PLACES = 1.25
-"""On an H100 correct kernels had up to 1.08 times the copies' KLD, and an FP8 KV cache 1.33 (results/h100/gate.md)."""
+"""On an H100 correct kernels had up to 1.08 times the copies' KLD, and an FP8 KV cache 1.33
+(results/h100/gate.md)."""
 OWN_SHARE = 0.5
-"""From this share of the copies' KLD on, the engine's randomness, not the added roundings, sets the floor."""
+"""From this share of the copies' KLD on, the engine's randomness, not the added roundings, sets the
+floor."""
 
 
 class Tokens(NamedTuple):
@@ -45,10 +48,17 @@ class Tokens(NamedTuple):
     @classmethod
     def of(cls, stored: StoredScores) -> Tokens:
         """Return the tokens of scores that were compared with the first variant."""
-        logprob = stored.columns["logprob"].astype(np.float64)  # the first variant itself has no other column
+        logprob = stored.columns["logprob"].astype(
+            np.float64
+        )  # the first variant itself has no other column
         kld, first = (stored.columns.get(name) for name in ("kld", "ref_logprob"))
         change = np.zeros_like(logprob) if first is None else np.abs(logprob - first)
-        return cls(stored.position, logprob, np.zeros_like(logprob) if kld is None else kld.astype(np.float64), change)
+        return cls(
+            stored.position,
+            logprob,
+            np.zeros_like(logprob) if kld is None else kld.astype(np.float64),
+            change,
+        )
 
     def by_position(self) -> NDArray[np.float64]:
         """Return the mean KLD at each position from 0 to the last one; 0 where none is scored."""
@@ -57,14 +67,22 @@ class Tokens(NamedTuple):
 
 
 class Floor:
-    """The KLD of roundings alone on one text, from ``copies``; ``comparisons`` of the gate share the level."""
+    """The KLD of roundings alone on one text, from ``copies``; ``comparisons`` of the gate share
+    the level.
+    """
 
     def __init__(self, copies: Sequence[Tokens], comparisons: int) -> None:
         self.comparisons = comparisons
         self.klds = [float(copy.kld.mean()) for copy in copies]
-        self.curve = np.mean([copy.by_position() for copy in copies], axis=0)  # mean KLD at each position
-        self.limit = OTHER_PLACES * self.prediction_limit(self.klds)  # of a right variant's mean KLD, nats
-        self.change_limit = self.prediction_limit([float(copy.change.mean()) for copy in copies])  # of two runs
+        self.curve = np.mean(
+            [copy.by_position() for copy in copies], axis=0
+        )  # mean KLD at each position
+        self.limit = OTHER_PLACES * self.prediction_limit(
+            self.klds
+        )  # of a right variant's mean KLD, nats
+        self.change_limit = self.prediction_limit(
+            [float(copy.change.mean()) for copy in copies]
+        )  # of two runs
 
     def prediction_limit(self, means: Sequence[float]) -> float:
         """Return the limit for one more mean like these; 0 if one of them is 0."""
@@ -75,5 +93,7 @@ class Floor:
         return math.exp(float(np.mean(logs)) + reach * math.sqrt(1 + 1 / count))
 
     def is_own(self, again: float) -> bool:
-        """True if the engine's randomness sets the floor; ``again``: KLD of a second run of the first variant."""
+        """True if the engine's randomness sets the floor; ``again``: KLD of a second run of the
+        first variant.
+        """
         return again > OWN_SHARE * float(np.mean(self.klds))

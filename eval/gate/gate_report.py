@@ -1,4 +1,6 @@
-"""The outcome of a gate: gate.json, lines for a terminal, Markdown for a pull request, JUnit XML for a CI server."""
+"""The outcome of a gate: gate.json, lines for a terminal, Markdown for a pull request, JUnit XML
+for a CI server.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,29 @@ class GateResult(Stored):
     versions: dict[str, str] = Field(default={})
     hardware: JsonObject = Field(default={})
     text: Text = Field(description="the text and its windows")
-    run: str = Field(description="name of the run of the first variant, whose scores --baseline finds in the cache")
-    floor: tuple[Text, ...] = Field(description="the noise floor in words; empty if the first variant failed")
-    variants: tuple[Verdict, ...] = Field(description="the first one is what the others are compared with")
-    conditions: tuple[Text, ...] = Field(default=(), description="rows that fail by a --fail-if, and why")
+    run: str = Field(
+        description="name of the run of the first variant, whose scores --baseline finds in the cache"
+    )
+    floor: tuple[Text, ...] = Field(
+        description="the noise floor in words; empty if the first variant failed"
+    )
+    variants: tuple[Verdict, ...] = Field(
+        description="the first one is what the others are compared with"
+    )
+    conditions: tuple[Text, ...] = Field(
+        default=(), description="rows that fail by a --fail-if, and why"
+    )
     nearer: tuple[Text, ...] = Field(default=(), description="what --arbiter found")
 
     @property
     def status(self) -> int:
-        """The exit status: 0 all as before, 1 a variant is not, or a condition holds, 3 a variant failed."""
+        """The exit status: 0 all as before, 1 a variant is not, or a condition holds, 3 a variant
+        failed.
+        """
         outcomes = {verdict.outcome for verdict in self.variants}
-        return 3 if "failed" in outcomes else int(outcomes != {"as before"} or bool(self.conditions))
+        return (
+            3 if "failed" in outcomes else int(outcomes != {"as before"} or bool(self.conditions))
+        )
 
     @property
     def is_baseline(self) -> bool:
@@ -58,33 +72,51 @@ class GateResult(Stored):
 
     @classmethod
     def read(cls, file: Path) -> GateResult:
-        """Return the gate of a gate.json; InputError in one line for another file or layout, or damage."""
+        """Return the gate of a gate.json; InputError in one line for another file or layout, or
+        damage.
+        """
         content = json_files.read_bytes(file)
         raw = json_files.parsed(content, printable(file))
         if isinstance(raw, dict) and raw.get("gate") == 1:
-            raise InputError(f"{printable(file)}: was written by an older compare_q; make it again: gate ... -o FILE")
+            raise InputError(
+                f"{printable(file)}: was written by an older compare_q; make it again: gate ... -o FILE"
+            )
         try:
             found = cls.model_validate_json(content)
         except ValidationError as error:
-            raise InputError(f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}") from None
+            raise InputError(
+                f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}"
+            ) from None
         if not found.variants or not found.variants[0].rows:
-            raise InputError(f"{printable(file)}: is not a gate.json: variants: the first one has no rows")
+            raise InputError(
+                f"{printable(file)}: is not a gate.json: variants: the first one has no rows"
+            )
         return found
 
 
 def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
-    """Yield lines about the noise floors: their limits, their parts, and what the gate would have found."""
+    """Yield lines about the noise floors: their limits, their parts, and what the gate would have
+    found.
+    """
     for text, floor in floors.items():
-        yield (f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
-               f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults that add "
-               f"{floor.limit - min(floor.klds):.2g} or more are found")  # fmt: skip
+        yield (
+            f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
+            f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults that add "
+            f"{floor.limit - min(floor.klds):.2g} or more are found"
+        )
     if own := klds_of(first):
         yield f"KLD of {first.label} from itself: {', '.join(f'{kld:.4g} ({shape})' for kld, shape in own)}"
 
 
 def klds_of(verdict: Verdict) -> list[tuple[float, str]]:
-    """Return the KLDs of a variant, each with what distinguishes its row; without the reference and failed rows."""
-    return [(row.kld, shape_of(row)) for row in verdict.rows if row.kld is not None and not row.reference]
+    """Return the KLDs of a variant, each with what distinguishes its row; without the reference and
+    failed rows.
+    """
+    return [
+        (row.kld, shape_of(row))
+        for row in verdict.rows
+        if row.kld is not None and not row.reference
+    ]
 
 
 def shape_of(row: ModelResult) -> str:
@@ -108,8 +140,14 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
 def used_in_words(row: ModelResult) -> str:
     """Return what a row really used."""
     mode = MODES.get(row.provenance.get("enforce_eager"))
-    attention, cache = row.attention and f"attention {row.attention}", row.kv_cache and f"KV cache {row.kv_cache}"
-    return ", ".join(filter(None, (row.engine_version, row.where, row.kernel, attention, cache, mode))) or "nothing ran"
+    attention, cache = (
+        row.attention and f"attention {row.attention}",
+        row.kv_cache and f"KV cache {row.kv_cache}",
+    )
+    return (
+        ", ".join(filter(None, (row.engine_version, row.where, row.kernel, attention, cache, mode)))
+        or "nothing ran"
+    )
 
 
 def terminal(result: GateResult) -> list[str]:
@@ -117,7 +155,9 @@ def terminal(result: GateResult) -> list[str]:
     found = [result.text, *result.floor, ""]
     for verdict in result.variants:
         found += [f"{verdict.label}: {verdict.words}", *(f"    {line}" for line in lines(verdict))]
-        found += [f"    largest KLD {kld:.4g} ({shape})" for kld, shape in sorted(klds_of(verdict))[-1:]]
+        found += [
+            f"    largest KLD {kld:.4g} ({shape})" for kld, shape in sorted(klds_of(verdict))[-1:]
+        ]
     return [*found, *result.nearer, *(f"failed: {line}" for line in result.conditions)]
 
 
@@ -131,17 +171,29 @@ def markdown(result: GateResult) -> str:
     found += [f"- {escaped(line)}" for line in (*result.nearer, *result.conditions)]
     versions = [f"{name} {version}" for name, version in result.versions.items()]
     has = result.hardware
-    machine = [*(has.get("gpus") or ()), *(f"{name} {has[name]}" for name in ("driver", "cpu") if has.get(name))]
+    machine = [
+        *(has.get("gpus") or ()),
+        *(f"{name} {has[name]}" for name in ("driver", "cpu") if has.get(name)),
+    ]
     facts = (", ".join(versions), ", ".join(machine))
-    found += ["", *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created))]
+    found += [
+        "",
+        *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created)),
+    ]
     return "\n".join([*found, "", "```sh", shlex.join(result.command), "```", ""])
 
 
 def junit(result: GateResult) -> str:
-    """Return the gate as JUnit XML: a test case per variant, and one per row that fails by a condition."""
-    suite = ET.Element("testsuite", name="compare-q gate", timestamp=result.created.partition("+")[0])
+    """Return the gate as JUnit XML: a test case per variant, and one per row that fails by a
+    condition.
+    """
+    suite = ET.Element(
+        "testsuite", name="compare-q gate", timestamp=result.created.partition("+")[0]
+    )
     for verdict in result.variants:
-        case = ET.SubElement(suite, "testcase", classname="compare-q.gate", name=xml_text(verdict.label))
+        case = ET.SubElement(
+            suite, "testcase", classname="compare-q.gate", name=xml_text(verdict.label)
+        )
         if verdict.outcome != "as before":
             kind = "error" if verdict.outcome == "failed" else "failure"
             ET.SubElement(case, kind, type=verdict.outcome, message=xml_text(verdict.words))
@@ -157,5 +209,7 @@ def junit(result: GateResult) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Return a text on one line with only characters that XML can have; control characters are escaped."""
+    """Return a text on one line with only characters that XML can have; control characters are
+    escaped.
+    """
     return NO_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

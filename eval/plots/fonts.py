@@ -1,4 +1,5 @@
-"""Characters of labels that pictures cannot show: those that the font lacks, and control characters.
+"""Characters of labels that pictures cannot show: those that the font lacks, and control
+characters.
 
 Imports no matplotlib, because the command line uses it around all outputs.
 """
@@ -20,7 +21,9 @@ MOST_SHOWN = 8
 
 @contextmanager
 def one_line_on_missing(say: Callable[[str], object]) -> Iterator[None]:
-    """Say in one line which characters the font lacks, instead of matplotlib's warnings; other warnings stay."""
+    """Say in one line which characters the font lacks, instead of matplotlib's warnings; other
+    warnings stay.
+    """
     missing: dict[str, None] = {}
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -32,7 +35,9 @@ def one_line_on_missing(say: Callable[[str], object]) -> Iterator[None]:
             if found:
                 missing[chr(int(found[1]))] = None
             else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
         if missing:
             say(in_words("".join(missing)))
 

@@ -1,8 +1,9 @@
 """Place the labels of a scatter plot: each is next to its point and covers nothing.
 
-Every label has places around its point.  The labels take turns: each moves to its cheapest place while the others stay.
-Random costs, which shrink from round to round, let them leave places that are only locally best (simulated annealing).
-All shapes are boxes [x0, y0, x1, y1] in pixels, one per row of an array: labels, markers, and lines as rows of dots.
+Every label has places around its point.  The labels take turns: each moves to its cheapest place
+while the others stay.  Random costs, which shrink from round to round, let them leave places that
+are only locally best (simulated annealing).  All shapes are boxes [x0, y0, x1, y1] in pixels, one
+per row of an array: labels, markers, and lines as rows of dots.
 """
 
 from __future__ import annotations
@@ -30,42 +31,58 @@ RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350
 LEADER_FROM = 14.0
 """A line joins marker and label if they are more than this many pixels apart."""
 FAR = 50.0
-"""Pixels between marker and label at which a further pixel costs three times as much as next to the marker."""
+"""Pixels between marker and label at which a further pixel costs three times as much as next to the
+marker."""
 DOT = 8.0
 """Pixels between the dots that stand for a line."""
 NEAREST = 120
 """Largest number of places of a label that are compared."""
 ALL_PLACES = 5000
-"""Largest number of places of all labels together, because every place is compared with every other one."""
+"""Largest number of places of all labels together, because every place is compared with every other
+one."""
 MANY = 60
 """If there are more labels, only the smallest size and one arrangement are tried."""
 MOST_LABELS = 100
-"""Largest number of labels in a picture.  Without a limit 300 labels would take 6 GB and many minutes."""
+"""Largest number of labels in a picture.  Without a limit 300 labels would take 6 GB and many
+minutes."""
 OVERLAPS = 8
-"""In the table of pairs of places: added where two labels overlap.  Smaller numbers count what their leaders cross."""
+"""In the table of pairs of places: added where two labels overlap.  Smaller numbers count what
+their leaders cross."""
 OVERLAP, MARKER, LEADER, BESIDE, HEIGHT, LINE = 1e4, 200.0, 600.0, 25.0, 1.0, 0.1
-"""Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader through a marker; a
-leader through a label or leader; another marker as near as the label's own; a pixel above or below the point; dots
-under the label, squared."""
+"""Costs, where a pixel between marker and label costs 1: a label on a label or marker; a leader
+through a marker; a leader through a label or leader; another marker as near as the label's own; a
+pixel above or below the point; dots under the label, squared."""
 HEAT = 100.0
-"""Scale of the random costs in the first round of moves, which let labels leave places that are only locally best."""
-ROUNDS = tuple((OVERLAP * 0.002 ** max(1 - k / 32, 0), HEAT * max(1 - k / 36, 0)) for k in range(40))
-"""Cost of an overlap, which grows, and scale of the random costs, which falls to 0, in each round of moves."""
+"""Scale of the random costs in the first round of moves, which let labels leave places that are
+only locally best."""
+ROUNDS = tuple(
+    (OVERLAP * 0.002 ** max(1 - k / 32, 0), HEAT * max(1 - k / 36, 0)) for k in range(40)
+)
+"""Cost of an overlap, which grows, and scale of the random costs, which falls to 0, in each round
+of moves."""
 TRIALS = 5
-"""Number of arrangements of few labels, each with another order of turns.  The cheapest is taken."""
+"""Number of arrangements of few labels, each with another order of turns.  The cheapest is taken.
+"""
 
 
 def place_labels(
-    axes: Axes, texts: Sequence[Text], marks: Sequence[Line2D], names: Sequence[Text] = (), unnamed: int = 0
+    axes: Axes,
+    texts: Sequence[Text],
+    marks: Sequence[Line2D],
+    names: Sequence[Text] = (),
+    unnamed: int = 0,
 ) -> None:
-    """Move each label next to its marker, with a leader if it is far away; labels that fit nowhere are removed.
+    """Move each label next to its marker, with a leader if it is far away; labels that fit nowhere
+    are removed.
 
-    ``marks``: the labels' markers, then other markers that must stay visible.  ``names``: names of horizontal lines,
-    which are placed first, at free places along their lines.  ``unnamed``: the number of markers that have no label for
-    lack of room.
+    ``marks``: the labels' markers, then other markers that must stay visible.  ``names``: names of
+    horizontal lines, which are placed first, at free places along their lines.  ``unnamed``: the
+    number of markers that have no label for lack of room.
     """
     spots = np.array([mark.get_window_extent().extents for mark in marks])
-    dots = np.vstack([_dots(line.get_transform().transform(line.get_xydata()), axes.bbox) for line in axes.lines])
+    dots = np.vstack(
+        [_dots(line.get_transform().transform(line.get_xydata()), axes.bbox) for line in axes.lines]
+    )
     obstacles = np.vstack([spots, *(_place_name(axes, name, spots) for name in names)])
     sizes_to_try = FONT_SIZES[len(texts) > FEW :]
     trials = TRIALS
@@ -77,7 +94,9 @@ def place_labels(
             text.set_fontsize(size)
         sizes = [np.array(text.get_window_extent().size) + PADDING for text in texts]
         most = min(NEAREST, ALL_PLACES // len(texts))
-        places = [_places(i, each, axes.bbox, obstacles, dots, most) for i, each in enumerate(sizes)]
+        places = [
+            _places(i, each, axes.bbox, obstacles, dots, most) for i, each in enumerate(sizes)
+        ]
         boxes, fits = _arrange(places, spots[: len(texts)], trials)
         if fits.all():
             break
@@ -85,7 +104,9 @@ def place_labels(
     for text, mark, box, spot, is_clear in zip(texts, marks, boxes, spots, fits, strict=False):
         middle = (box[0] + box[2]) / 2
         text.set(position=to_data.transform((box[:2] + box[2:]) / 2))
-        text.set_multialignment("right" if middle < spot[0] else "left" if middle > spot[2] else "center")
+        text.set_multialignment(
+            "right" if middle < spot[0] else "left" if middle > spot[2] else "center"
+        )
         if not is_clear:
             text.remove()
         elif _gaps(box[None], spot[None])[0, 0] > LEADER_FROM:
@@ -99,7 +120,9 @@ def place_labels(
 
 
 def _dots(path: Boxes, area: Bbox) -> Boxes:
-    """Return dots [N, 4] at the points of a path [M, 2] and along its lines, where they are in the area; in pixels."""
+    """Return dots [N, 4] at the points of a path [M, 2] and along its lines, where they are in the
+    area; in pixels.
+    """
     found = [path[((path >= area.min) & (path <= area.max)).all(axis=1)]]
     for a, b in pairwise(path):
         ends = _part_inside(a, b, area)
@@ -138,19 +161,26 @@ def _part_inside(start: Boxes, end: Boxes, area: Bbox) -> tuple[Boxes, Boxes] | 
 
 
 def _place_name(axes: Axes, name: Text, spots: Boxes) -> Boxes:
-    """Move the name of a horizontal line along it, to where it covers no marker; return its box [4]."""
+    """Move the name of a horizontal line along it, to where it covers no marker; return its box
+    [4].
+    """
     width, height = np.array(name.get_window_extent().size) + PADDING
     y = axes.transData.transform(name.get_position())[1]
     starts = np.linspace(axes.bbox.x0 + 2, axes.bbox.x1 - width, 40)
-    boxes = np.array([(x, y + up, x + width, y + up + height) for up in (1, -height - 1) for x in starts])
+    boxes = np.array(
+        [(x, y + up, x + width, y + up + height) for up in (1, -height - 1) for x in starts]
+    )
     outside = (boxes[:, 1] < axes.bbox.y0) | (boxes[:, 3] > axes.bbox.y1)
     best = boxes[np.argmax(np.minimum(_gaps(boxes, spots).min(axis=1), 60) - 1000 * outside)]
     name.set(position=axes.transData.inverted().transform((best[:2] + best[2:]) / 2))
     return np.asarray(best)
 
 
-def _places(own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes, most: int) -> tuple[Boxes, Boxes]:
-    """Return (places [P, 4] of a label of this size [2], the cost of each place alone [P]), the cheapest first.
+def _places(
+    own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes, most: int
+) -> tuple[Boxes, Boxes]:
+    """Return (places [P, 4] of a label of this size [2], the cost of each place alone [P]), the
+    cheapest first.
 
     ``own``: the row of its marker in ``obstacles``; ``most``: the largest P.
     """
@@ -172,13 +202,17 @@ def _places(own: int, size: Boxes, area: Bbox, obstacles: Boxes, dots: Boxes, mo
     return boxes[best], cost[best]
 
 
-def _arrange(places: Sequence[tuple[Boxes, Boxes]], spots: Boxes, trials: int) -> tuple[Boxes, NDArray[np.bool_]]:
+def _arrange(
+    places: Sequence[tuple[Boxes, Boxes]], spots: Boxes, trials: int
+) -> tuple[Boxes, NDArray[np.bool_]]:
     """Return (a place for each label [N, 4], which of them cover no other label and no marker [N]).
 
     ``trials``: how many arrangements are made; the cheapest is returned.
     """
     counts = [len(boxes) for boxes, _ in places]
-    firsts = np.cumsum([0, *counts[:-1]])  # the row of each label's first place among the places of all labels
+    firsts = np.cumsum(
+        [0, *counts[:-1]]
+    )  # the row of each label's first place among the places of all labels
     pairs = _pairs([boxes for boxes, _ in places], spots, firsts)
     random = np.random.default_rng(0)
 
@@ -204,12 +238,14 @@ def _arrange(places: Sequence[tuple[Boxes, Boxes]], spots: Boxes, trials: int) -
             least = total.sum()
             best = chosen
             best_costs = total
-    return np.array([boxes[i] for (boxes, _), i in zip(places, best, strict=True)]), best_costs < OVERLAP
+    return np.array(
+        [boxes[i] for (boxes, _), i in zip(places, best, strict=True)]
+    ), best_costs < OVERLAP
 
 
 def _pairs(boxes: Sequence[Boxes], spots: Boxes, firsts: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Return for all places [M, M] of all labels, two at a time: how often their leaders cross a label or a leader, and
-    ``OVERLAPS`` more if the labels overlap; 0 for two places of one label.
+    """Return for all places [M, M] of all labels, two at a time: how often their leaders cross a
+    label or a leader, and ``OVERLAPS`` more if the labels overlap; 0 for two places of one label.
 
     ``boxes``: the places of each label [P, 4]; ``firsts``: the row of each label's first place.
     """
@@ -246,7 +282,9 @@ def _touching(a: Boxes, b: Boxes) -> NDArray[np.bool_]:
 
 
 def _leaders(boxes: Boxes, spot: Boxes) -> Boxes:
-    """Return the lines [P, 4] from the middle of a marker [4] to the nearest places in boxes [P, 4]."""
+    """Return the lines [P, 4] from the middle of a marker [4] to the nearest places in boxes [P,
+    4].
+    """
     centre = (spot[:2] + spot[2:]) / 2
     ends = np.clip(centre, boxes[:, :2], boxes[:, 2:])
     return np.hstack([np.broadcast_to(centre, ends.shape), ends])
@@ -258,7 +296,9 @@ def _crossed(lines: Boxes, boxes: Boxes) -> NDArray[np.bool_]:
     middle, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     is_near = (np.abs(middle - (start + end) / 2) <= half + np.abs(end - start) / 2).all(axis=2)
     normal = (end - start)[..., ::-1] * (-1, 1)
-    is_on_line = np.abs((normal * (middle - start)).sum(axis=2)) <= (np.abs(normal) * half).sum(axis=2)
+    is_on_line = np.abs((normal * (middle - start)).sum(axis=2)) <= (np.abs(normal) * half).sum(
+        axis=2
+    )
     return np.asarray(is_near & is_on_line)
 
 

@@ -16,7 +16,9 @@ from ..table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_te
 
 
 class Size(NamedTuple):
-    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), column, its field's unit."""
+    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), column,
+    its field's unit.
+    """
 
     name: str
     axis: str
@@ -55,7 +57,9 @@ class Measure(NamedTuple):
 
 
 SIZES = {
-    "bpw": Size("bits per weight", "Bits per weight (without embedding and output head)", "bpw_layer"),
+    "bpw": Size(
+        "bits per weight", "Bits per weight (without embedding and output head)", "bpw_layer"
+    ),
     "vram": Size("VRAM", "Stored weights / GiB (without embedding, with output head)", "vram_gib"),
     "size": Size("file size", "Weight files on disk / GB", "size", 1e9),
     "kv": Size("KV cache", "KV cache / MB (of 1,000 tokens)", "kv_mb"),
@@ -66,24 +70,38 @@ PPL = Measure("Perplexity", "PPL", "Perplexity", "ppl")
 KLD_VALUES = {
     "mean": Measure("KL divergence", "KLD", "KL divergence (nats, mean over tokens)", "kld"),
     "median": Measure("Median KLD", "median KLD", "Median KLD of tokens (nats)", "kld_median", 3),
-    "p99": Measure("99 % KLD", "99 % KLD", "99 % KLD (nats; 99 % of tokens have less)", "kld_p99", 2),
-    "p99.9": Measure("99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)", "kld_p99_9", 2),
+    "p99": Measure(
+        "99 % KLD", "99 % KLD", "99 % KLD (nats; 99 % of tokens have less)", "kld_p99", 2
+    ),
+    "p99.9": Measure(
+        "99.9 % KLD", "99.9 % KLD", "99.9 % KLD (nats; 99.9 % of tokens have less)", "kld_p99_9", 2
+    ),
 }
 """Values of ``--kld-value``."""
 BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
 KLD = KLD_VALUES["mean"]
-SUFFIXES: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+SUFFIXES: dict[str, dict[str, Any]] = {
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
 """File formats, each with the metadata that would otherwise hold the time of day."""
 
 
 def size_of(word: str) -> Size:
-    """Return the x axis of a value of ``--x-axis``, one of ``SIZES`` or ``memory:N``; InputError for another word."""
+    """Return the x axis of a value of ``--x-axis``, one of ``SIZES`` or ``memory:N``; InputError
+    for another word.
+    """
     if word.partition(":")[0] == "memory":
         tokens = columns.named(word).context
         parts = "weights, KV cache, activations of one sequence"
-        return Size(f"memory for {tokens:,} tokens", f"Memory for {tokens:,} tokens / GB ({parts})", word)
+        return Size(
+            f"memory for {tokens:,} tokens", f"Memory for {tokens:,} tokens / GB ({parts})", word
+        )
     if word not in SIZES:
-        raise InputError(f"{word!r} is none of {', '.join(SIZES)}, memory:N (as memory:32k){nearest(word, SIZES)}")
+        raise InputError(
+            f"{word!r} is none of {', '.join(SIZES)}, memory:N (as memory:32k){nearest(word, SIZES)}"
+        )
     return SIZES[word]
 
 
@@ -98,11 +116,13 @@ def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
 
 
 def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """Return (standard error, True if it is the error of the difference from the reference); None for percentiles.
+    """Return (standard error, True if it is the error of the difference from the reference); None
+    for percentiles.
 
-    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that the point would move
-    if the reference stayed in place.  A model that was not compared with the reference (a server) is paired with it by
-    blocks of the text.  An unpaired error is mostly about the choice of text, which all models share.
+    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that
+    the point would move if the reference stayed in place.  A model that was not compared with the
+    reference (a server) is paired with it by blocks of the text.  An unpaired error is mostly about
+    the choice of text, which all models share.
     """
     if measure.kld:
         return None if measure.is_percentile else model.kld_stderr, True
@@ -111,7 +131,9 @@ def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[floa
         return None, True
     relative = model.ln_ppl_ratio_stderr
     if not model.is_compared:
-        reference = next((other.blocks for other in run.models if other.reference and other.blocks), None)
+        reference = next(
+            (other.blocks for other in run.models if other.reference and other.blocks), None
+        )
         difference = paired_difference(model.blocks, reference, "nll") if reference else None
         if difference is None:
             return model.ppl_stderr, False
@@ -125,9 +147,15 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     Without an error: with the measure's significant digits, or as in the table.
     """
     if error:
-        return f"{value:.1e}" if 0 < abs(value) < 1e-5 else number_text(value, max(decimals_of_error(error) - 1, 0))
+        return (
+            f"{value:.1e}"
+            if 0 < abs(value) < 1e-5
+            else number_text(value, max(decimals_of_error(error) - 1, 0))
+        )
     if measure.digits:
-        size = int(f"{value:.{measure.digits - 1}e}".partition("e")[2])  # of the rounded value: 0.999 is 1.0
+        size = int(
+            f"{value:.{measure.digits - 1}e}".partition("e")[2]
+        )  # of the rounded value: 0.999 is 1.0
         return number_text(value, max(measure.digits - 1 - size, 0))
     return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
 

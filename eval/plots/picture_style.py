@@ -1,4 +1,6 @@
-"""Look of all pictures: themes, colours and markers of models, canvas with its heading, ticks, saving."""
+"""Look of all pictures: themes, colours and markers of models, canvas with its heading, ticks,
+saving.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,15 @@ WIDE = 10**1.5
 MARKERS = "soD^vPX<>p"
 """Markers of engines, in the order of the registry."""
 DASHES: tuple[tuple[float, ...], ...] = (
-    (), (6, 2), (1, 1.5), (6, 2, 1, 2), (12, 3), (3, 1.5), (6, 2, 1, 2, 1, 2), (12, 3, 2, 3)
-)  # fmt: skip
+    (),
+    (6, 2),
+    (1, 1.5),
+    (6, 2, 1, 2),
+    (12, 3),
+    (3, 1.5),
+    (6, 2, 1, 2, 1, 2),
+    (12, 3, 2, 3),
+)
 """Dashes and gaps of the lines of one family, in widths of the line."""
 LEGEND = 24
 """Characters of a line of the legend."""
@@ -52,7 +61,9 @@ NAME_CHARACTERS, TAIL = 40, 17
 
 
 class Family(NamedTuple):
-    """Formats that share a colour: name, pattern of their weights ("int4 g128"), other names of ``group``, colours."""
+    """Formats that share a colour: name, pattern of their weights ("int4 g128"), other names of
+    ``group``, colours.
+    """
 
     name: str
     weights: str
@@ -74,9 +85,9 @@ FAMILIES = (
 )
 """Families of formats, which always have these colours.
 
-The colours are those of Okabe and Ito (2008, "Color Universal Design") with plum and grey instead of yellow, and with
-other lightness (CIE L*), which differs by 6 or more, so that all differ in grey.  Seen without red, green or blue cones
-they are at least 0.06 apart in Oklab.
+The colours are those of Okabe and Ito (2008, "Color Universal Design") with plum and grey instead
+of yellow, and with other lightness (CIE L*), which differs by 6 or more, so that all differ in
+grey.  Seen without red, green or blue cones they are at least 0.06 apart in Oklab.
 """
 
 
@@ -104,7 +115,9 @@ class Look(NamedTuple):
 
 
 def family_of(model: ModelResult) -> str:
-    """Return the group that a model's spec names, or the family of its weights' format, or its label's first word."""
+    """Return the group that a model's spec names, or the family of its weights' format, or its
+    label's first word.
+    """
     if group := str(model.spec.get("group") or "").strip():
         return group
     if not model.is_quantized:
@@ -116,8 +129,14 @@ def family_of(model: ModelResult) -> str:
 
 
 def looks_of(models: Sequence[ModelResult]) -> list[Look]:
-    """Return the look of each model of a run.  Families share a colour only if there are more than ``FAMILIES``."""
-    own = {name: place for place, each in enumerate(FAMILIES) for name in (each.name.upper(), *each.groups.split())}
+    """Return the look of each model of a run.  Families share a colour only if there are more than
+    ``FAMILIES``.
+    """
+    own = {
+        name: place
+        for place, each in enumerate(FAMILIES)
+        for name in (each.name.upper(), *each.groups.split())
+    }
     families = [family_of(model) for model in models]
     colours: dict[str, int] = {}
     for family in sorted(set(families), key=lambda each: (each.upper() not in own, each)):
@@ -126,17 +145,25 @@ def looks_of(models: Sequence[ModelResult]) -> list[Look]:
         colours[family] = next((each for each in ring if each not in colours.values()), first)
     engines = list(dict.fromkeys([*ENGINES, *sorted(model.engine for model in models)]))
     marks = [MARKERS[engines.index(model.engine) % len(MARKERS)] for model in models]
-    return [Look(family, model.engine, colours[family], mark)
-            for family, model, mark in zip(families, models, marks, strict=True)]  # fmt: skip
+    return [
+        Look(family, model.engine, colours[family], mark)
+        for family, model, mark in zip(families, models, marks, strict=True)
+    ]
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
-    """Return the labels without brackets at their end, cut in the middle; longer if two would become equal."""
+    """Return the labels without brackets at their end, cut in the middle; longer if two would
+    become equal.
+    """
     forms = []
     for label in map(harmless, labels):
         whole = " ".join(label.split()) or "?"
         short = re.sub(rf"(?<=.)\s*\[[^\[\]]*\](?= {MARK}$|$)", "", whole)
-        cut = short if len(short) <= NAME_CHARACTERS else f"{short[: NAME_CHARACTERS - 3 - TAIL]}...{short[-TAIL:]}"
+        cut = (
+            short
+            if len(short) <= NAME_CHARACTERS
+            else f"{short[: NAME_CHARACTERS - 3 - TAIL]}...{short[-TAIL:]}"
+        )
         forms.append((cut, short, whole, label))
     owners = defaultdict(set)
     for each in forms:
@@ -157,7 +184,13 @@ def halo(theme: Theme) -> list[withStroke]:
 
 @contextmanager
 def canvas(
-    height: float, title: str, subtitle: str, *, dark: bool, characters: int = CHARACTERS, width: float = WIDTH
+    height: float,
+    title: str,
+    subtitle: str,
+    *,
+    dark: bool,
+    characters: int = CHARACTERS,
+    width: float = WIDTH,
 ) -> Iterator[tuple[Figure, Axes, Theme]]:
     """Yield a figure with one pair of axes and a heading; draw everything within the block.
 
@@ -169,26 +202,48 @@ def canvas(
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        axes.set_title(textwrap.fill(title, characters // 2), loc="left", pad=16 + 17 * len(below.splitlines()))
-        axes.annotate(below, (0, 1), (0, 12), "axes fraction", "offset points", va="bottom", size=12, color=theme.muted)
+        axes.set_title(
+            textwrap.fill(title, characters // 2), loc="left", pad=16 + 17 * len(below.splitlines())
+        )
+        axes.annotate(
+            below,
+            (0, 1),
+            (0, 12),
+            "axes fraction",
+            "offset points",
+            va="bottom",
+            size=12,
+            color=theme.muted,
+        )
         yield figure, axes, theme
 
 
 def draw_legend(
-    axes: Axes, looks: Sequence[Look], theme: Theme, *, below: Figure | None = None, markers: bool = True
-) -> None:  # fmt: skip
-    """Draw which colour is which family and which marker is which engine, each only where there are several.
+    axes: Axes,
+    looks: Sequence[Look],
+    theme: Theme,
+    *,
+    below: Figure | None = None,
+    markers: bool = True,
+) -> None:
+    """Draw which colour is which family and which marker is which engine, each only where there are
+    several.
 
-    The legend is right of the axes.  ``below``: the figure, for a legend below the axes; it grows by its height.
+    The legend is right of the axes.  ``below``: the figure, for a legend below the axes; it grows
+    by its height.
     """
     families = {look.family: theme.families[look.colour] for look in looks}
     engines = {look.engine: look.marker for look in looks if markers}
     entries: list[tuple[str, Artist]] = []
     if len(families) > 1:
-        entries += [(name, Patch(color=families[name])) for name in sorted(families, key=str.casefold)]
+        entries += [
+            (name, Patch(color=families[name])) for name in sorted(families, key=str.casefold)
+        ]
     if len(engines) > 1:
-        entries += [(name, Line2D([], [], ls="", marker=engines[name], ms=9, color="none", mec=theme.muted))
-                    for name in sorted(engines)]  # fmt: skip
+        entries += [
+            (name, Line2D([], [], ls="", marker=engines[name], ms=9, color="none", mec=theme.muted))
+            for name in sorted(engines)
+        ]
     if not entries:
         return
     names = [name for name, _ in entries]
@@ -197,7 +252,9 @@ def draw_legend(
         legend_below(below, handles, names)
         return
     columns = math.ceil(len(entries) / 30)
-    legend = axes.legend(handles, ["-"] * len(names), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns)
+    legend = axes.legend(
+        handles, ["-"] * len(names), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns
+    )
     _write_legend(legend, names)
 
 
@@ -205,7 +262,9 @@ def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]
     """Draw a legend below the axes; the figure grows by its height."""
     longest = min(max(map(len, names)), LEGEND)
     columns = CHARACTERS // (longest + 7)
-    legend = figure.legend(handles, ["-"] * len(names), loc="outside lower left", ncols=columns, borderaxespad=1.2)
+    legend = figure.legend(
+        handles, ["-"] * len(names), loc="outside lower left", ncols=columns, borderaxespad=1.2
+    )
     _write_legend(legend, names)
     figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / DPI)
 
@@ -233,8 +292,11 @@ def tick_text(value: float) -> str:
     return f"{value:,.8g}".replace("e-0", "e-")
 
 
-def log_ticks(axis: Axis, *, near: float = 0.0, most: int = 14, text: Callable[[float], str] = tick_text) -> None:
-    """Set ticks at 1, 2 and 5 times the powers of ten, or only at the powers if these are more than ``most``.
+def log_ticks(
+    axis: Axis, *, near: float = 0.0, most: int = 14, text: Callable[[float], str] = tick_text
+) -> None:
+    """Set ticks at 1, 2 and 5 times the powers of ten, or only at the powers if these are more than
+    ``most``.
 
     ``near``: where a symmetric axis becomes linear; it has no tick nearer to 0, except at 0.
     """
@@ -263,21 +325,41 @@ def save_figure(figure: Figure, path: Path) -> None:
     escape_controls(figure)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise ValueError(f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}")
+        raise ValueError(
+            f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}"
+        )
     with replacing(path) as part, style.context(["default", {"svg.hashsalt": "plot"}]):
         figure.savefig(part, format=suffix[1:], dpi=DPI, metadata=SUFFIXES[suffix])
 
 
 def _settings(theme: Theme) -> dict[str, Any]:
-    off = "axes.spines.top", "axes.spines.right", "axes.formatter.useoffset", "legend.frameon", "text.parse_math"
+    off = (
+        "axes.spines.top",
+        "axes.spines.right",
+        "axes.formatter.useoffset",
+        "legend.frameon",
+        "text.parse_math",
+    )
     return {
         **dict.fromkeys(("figure.facecolor", "axes.facecolor"), theme.paper),
         **dict.fromkeys(("axes.labelcolor", "text.color"), theme.ink),
         **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), theme.muted),
         **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 11.5),
-        **dict.fromkeys(("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.2),
+        **dict.fromkeys(
+            ("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.2
+        ),
         **dict.fromkeys(off, False),
-        **{"axes.grid": True, "axes.axisbelow": True, "grid.color": theme.grid, "axes.labelsize": 13},
+        **{
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": theme.grid,
+            "axes.labelsize": 13,
+        },
         **{"axes.titlesize": 18, "axes.titleweight": "bold", "axes.labelpad": 9},
-        **{"axes.xmargin": 0.08, "axes.ymargin": 0.1, "legend.handlelength": 1.5, "legend.handleheight": 0.8},
+        **{
+            "axes.xmargin": 0.08,
+            "axes.ymargin": 0.1,
+            "legend.handlelength": 1.5,
+            "legend.handleheight": 0.8,
+        },
     }

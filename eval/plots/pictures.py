@@ -19,21 +19,34 @@ from .points import points_of
 
 Picture = Callable[[], Figure]
 SCATTER = {
-    "ppl_bpw": (BPW, PPL), "ppl_vram": (VRAM, PPL), "ppl_size": (FILES, PPL), "kld_bpw": (BPW, KLD),
-    "kld_vram": (VRAM, KLD), "kld_size": (FILES, KLD), "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
-}  # fmt: skip
+    "ppl_bpw": (BPW, PPL),
+    "ppl_vram": (VRAM, PPL),
+    "ppl_size": (FILES, PPL),
+    "kld_bpw": (BPW, KLD),
+    "kld_vram": (VRAM, KLD),
+    "kld_size": (FILES, KLD),
+    "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
+}
 """Name -> axes of a scatter plot."""
 
 
 def draw(
-    results: RunResult, file: Path, outputs: Outputs, measure: Measure, *, size: Size = BPW, **options: Any
+    results: RunResult,
+    file: Path,
+    outputs: Outputs,
+    measure: Measure,
+    *,
+    size: Size = BPW,
+    **options: Any,
 ) -> None:
     """Write the scatter plot of a run; ``options``: of ``scatter.scatter_figure``."""
     if options.get("card"):
         options["origin"] = origin_of(results)
     _, left_out = points_of(results, size, measure)
     say(*left_out)
-    picture = partial(scatter.scatter_figure, results, size=size, measure=measure, title=results.title, **options)
+    picture = partial(
+        scatter.scatter_figure, results, size=size, measure=measure, title=results.title, **options
+    )
     if not write("plot", picture, [file], outputs):
         outputs.failures.append(f"{file}: nothing was drawn")
 
@@ -51,7 +64,9 @@ def origin_of(results: RunResult) -> str:
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
-    """Write all pictures of a run into a folder, and print the missing models and pictures with the reasons."""
+    """Write all pictures of a run into a folder, and print the missing models and pictures with the
+    reasons.
+    """
     lines = []
     for size, measure in SCATTER.values():
         points, left_out = points_of(results, size, measure)
@@ -84,8 +99,11 @@ def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) 
     return True
 
 
-def pictures_of(run: RunResult, *, dark: bool = False, title: str | None = None) -> dict[str, Picture]:
-    """Return the name of each picture of a run with the function that draws it, or raises ValueError.
+def pictures_of(
+    run: RunResult, *, dark: bool = False, title: str | None = None
+) -> dict[str, Picture]:
+    """Return the name of each picture of a run with the function that draws it, or raises
+    ValueError.
 
     ``title`` None: each picture has its own title.
     """

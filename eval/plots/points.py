@@ -1,4 +1,6 @@
-"""Data of a scatter plot: points, horizontal lines, which points belong together, and the Pareto front."""
+"""Data of a scatter plot: points, horizontal lines, which points belong together, and the Pareto
+front.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point]
     """Return (points of a measure over a size, one line for each model that cannot be drawn)."""
     drawn = []
     left_out = []
-    for number, (model, look) in enumerate(zip(run.models, picture_style.looks_of(run.models), strict=True)):
+    for number, (model, look) in enumerate(
+        zip(run.models, picture_style.looks_of(run.models), strict=True)
+    ):
         x = size.of(model)
         y = measure.of(model)
         if x is None or y is None:
@@ -96,7 +100,9 @@ def finite_reference(run: RunResult) -> float | None:
 
 
 def reference_name(run: RunResult) -> str:
-    """Return the last part of the name of the reference's folder or repository; its label if it has no row."""
+    """Return the last part of the name of the reference's folder or repository; its label if it has
+    no row.
+    """
     for model in run.models:
         place = model.spec.get("model_dir")
         if model.reference and isinstance(place, str) and PurePath(place).name:
@@ -105,20 +111,28 @@ def reference_name(run: RunResult) -> str:
 
 
 def error_note(points: Sequence[Point], measure: Measure) -> str:
-    """Return what the error bars of these points show; empty without bars, unless the measure has no error.
+    """Return what the error bars of these points show; empty without bars, unless the measure has
+    no error.
 
-    The error of a perplexity is mostly about the choice of text, which all models share, so it would suggest that no
-    two neighbours differ.  Bars therefore show the error of the ratio to the reference's perplexity where it is known.
+    The error of a perplexity is mostly about the choice of text, which all models share, so it
+    would suggest that no two neighbours differ.  Bars therefore show the error of the ratio to the
+    reference's perplexity where it is known.
     """
     barred = [point for point in points if point.error is not None]
     alone = [point.label for point in barred if not point.paired]
     if measure.is_percentile:
         return "no error bars: errors of percentiles are not known"
-    words = "ratio to the reference's" + (f" ({', '.join(alone)}: of the perplexity)" if alone else "")
+    words = "ratio to the reference's" + (
+        f" ({', '.join(alone)}: of the perplexity)" if alone else ""
+    )
     if len(alone) == len(barred):
         words = "perplexity (mostly common to all)"
     what = "mean" if measure.kld else words
-    return f"error bars, where longer than the marker: one standard error of the {what}" if barred else ""
+    return (
+        f"error bars, where longer than the marker: one standard error of the {what}"
+        if barred
+        else ""
+    )
 
 
 def subtitle_of(run: RunResult, labels: Collection[str]) -> str:
@@ -129,10 +143,12 @@ def subtitle_of(run: RunResult, labels: Collection[str]) -> str:
 
 
 def series(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the lists of quantized points that a line joins: one scheme, in order of size, of at least two sizes.
+    """Return the lists of quantized points that a line joins: one scheme, in order of size, of at
+    least two sizes.
 
-    A scheme is a family and the form of its labels.  Numbers in labels count as equal, and so do llama.cpp's sizes of
-    one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K" too, but "Q4_0" is another one.
+    A scheme is a family and the form of its labels.  Numbers in labels count as equal, and so do
+    llama.cpp's sizes of one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K"
+    too, but "Q4_0" is another one.
     """
     members: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda p: p.x):
@@ -149,13 +165,17 @@ def dominates(other: Point, one: Point) -> bool:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the quantized points that no other one dominates, by size.  Equal points are all on the front."""
+    """Return the quantized points that no other one dominates, by size.  Equal points are all on
+    the front.
+    """
     quantized = sorted((p for p in points if not p.unquantized), key=lambda p: p.x)
     return [one for one in quantized if not any(dominates(other, one) for other in quantized)]
 
 
 def nearest_to_front(points: Sequence[Point], most: int) -> list[int]:
-    """Return the indices of at most ``most`` points: unquantized ones, then those that the fewest others dominate."""
+    """Return the indices of at most ``most`` points: unquantized ones, then those that the fewest
+    others dominate.
+    """
     quantized = [p for p in points if not p.unquantized]
 
     def dominating(i: int) -> int:
@@ -171,9 +191,11 @@ def nearest_to_front(points: Sequence[Point], most: int) -> list[int]:
 
 
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
-    """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if nothing moved).
+    """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if
+    nothing moved).
 
-    They move if they are more than 1.2 times as large.  Otherwise the space from 8 to 16 bits would fill half the plot.
+    They move if they are more than 1.2 times as large.  Otherwise the space from 8 to 16 bits would
+    fill half the plot.
     """
     sizes = [p.x for p in points if not p.unquantized]
     others = [p.x for p in points if p.unquantized]
@@ -184,6 +206,8 @@ def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
 
 
 def front_labels(run: RunResult) -> set[str]:
-    """Return the marked labels on the front of KLD over bits per weight, or of perplexity without any KLD."""
+    """Return the marked labels on the front of KLD over bits per weight, or of perplexity without
+    any KLD.
+    """
     kld, ppl = (points_of(run, measures.BPW, measure)[0] for measure in (KLD, PPL))
     return {point.label for point in pareto_front(kld or ppl)}

@@ -1,4 +1,6 @@
-"""Bars of the KLD by slice: a group for each slice of the scored tokens, with a bar for each quantized model."""
+"""Bars of the KLD by slice: a group for each slice of the scored tokens, with a bar for each
+quantized model.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ MOST_NAMED = 6
 """Maximum number of models left out that the heading names."""
 MEANINGS = (
     ((SPECIAL,), "special: the tokenizer's special tokens"),
-    ((SURE, UNSURE), "sure: the reference's highest probability is at least 0.9; unsure: below 0.5"),
+    (
+        (SURE, UNSURE),
+        "sure: the reference's highest probability is at least 0.9; unsure: below 0.5",
+    ),
     ((BEGIN, REST), f"begin: a window's first {BEGIN_LENGTH} tokens; rest: the others"),
 )
 """Slices, and the words that explain them."""
 MARGINS = 2.4
 """Inches: height of everything except the groups and the legend."""
 THICK, THIN, GAP = 0.26, 0.1, 0.16
-"""Inches: heights of a bar if there is one, and of each of ``MOST`` bars; space between two groups."""
+"""Inches: heights of a bar if there is one, and of each of ``MOST`` bars; space between two groups.
+"""
 LABEL_CHARACTERS, LABEL_WIDTH = 18, 1.8
 """Characters of a line of a slice's name, and its largest width (inches)."""
 CHARACTERS = 86
@@ -45,7 +51,8 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
 """Patterns of the bars of one family, which share a colour."""
 ERROR_BARS = "error bars: ± one standard error"
 LEFT, RIGHT = 1.6, 1.15
-"""A logarithmic axis begins at the smallest value divided by ``LEFT`` and ends at the largest one times ``RIGHT``."""
+"""A logarithmic axis begins at the smallest value divided by ``LEFT`` and ends at the largest one
+times ``RIGHT``."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class Bar(NamedTuple):
 def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
     """Return the plot; ValueError if no model has the KLD of a slice.
 
-    The axis is logarithmic if values span more than a decade and a half, as in the scatter plots; then a value that is
-    not above 0 has no bar, but its number.
+    The axis is logarithmic if values span more than a decade and a half, as in the scatter plots;
+    then a value that is not above 0 has no bar, but its number.
     """
     models = models_of(run)
     names = names_of(run, models[:MOST])
@@ -88,7 +95,11 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
     subtitle = "\n".join(note for note in notes if note)
     if title is None:
         title = TITLE
-    with picture_style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (figure, axes, theme):
+    with picture_style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (
+        figure,
+        axes,
+        theme,
+    ):
         axes.set(xlabel=measures.kld_axis(run), xscale="log" if is_log else "linear")
         set_limits(axes, shown, is_log=is_log)
         label_groups(axes, run, names)
@@ -103,7 +114,9 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
 
 
 def models_of(run: RunResult) -> list[ModelResult]:
-    """Return the quantized models that have the KLD of a slice, or all compared ones if none is quantized, by KLD."""
+    """Return the quantized models that have the KLD of a slice, or all compared ones if none is
+    quantized, by KLD.
+    """
     compared = []
     for model in run.models:
         has_kld = any(each.kld is not None for each in model.slices.values())
@@ -114,7 +127,9 @@ def models_of(run: RunResult) -> list[ModelResult]:
 
 
 def names_of(run: RunResult, models: Sequence[ModelResult]) -> list[str]:
-    """Return the names of the slices that have a KLD in one of the models, in the order of their groups."""
+    """Return the names of the slices that have a KLD in one of the models, in the order of their
+    groups.
+    """
     known = []
     for name in run.slices:
         if any(name in model.slices and model.slices[name].kld is not None for model in models):
@@ -123,8 +138,12 @@ def names_of(run: RunResult, models: Sequence[ModelResult]) -> list[str]:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Return names of slices in the order in which they are shown: texts, roles, and then those of any run."""
-    return [name for name in names if name not in SLICES] + [name for name in SLICES if name in names]
+    """Return names of slices in the order in which they are shown: texts, roles, and then those of
+    any run.
+    """
+    return [name for name in names if name not in SLICES] + [
+        name for name in SLICES if name in names
+    ]
 
 
 def rows_of(run: RunResult, models: Sequence[ModelResult]) -> list[Row]:
@@ -168,7 +187,9 @@ def meanings(names: Sequence[str]) -> list[str]:
 
 
 def set_limits(axes: Axes, shown: Sequence[Bar], *, is_log: bool) -> None:
-    """Set the ends of the axis of the values: bars begin at 0, or left of the smallest value above 0."""
+    """Set the ends of the axis of the values: bars begin at 0, or left of the smallest value above
+    0.
+    """
     values = [each.kld for each in shown]
     last = max(each.kld + each.stderr for each in shown)
     if is_log:
@@ -180,7 +201,9 @@ def set_limits(axes: Axes, shown: Sequence[Bar], *, is_log: bool) -> None:
 
 
 def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
-    """Write the name of each slice and its number of tokens at the left of its group; the first one is at the top."""
+    """Write the name of each slice and its number of tokens at the left of its group; the first one
+    is at the top.
+    """
     labels = []
     for name, short in zip(names, picture_style.names_of(names), strict=True):
         tokens = max(model.slices[name].tokens for model in run.models if name in model.slices)
@@ -196,30 +219,56 @@ def label_groups(axes: Axes, run: RunResult, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def draw_bar(axes: Axes, y: float, height: float, row: Row, place: int, found: Slice | None, theme: Theme) -> None:
-    """Draw a bar with its error, or the number or n/a instead of a bar; ``place``: the slice's number."""
+def draw_bar(
+    axes: Axes, y: float, height: float, row: Row, place: int, found: Slice | None, theme: Theme
+) -> None:
+    """Draw a bar with its error, or the number or n/a instead of a bar; ``place``: the slice's
+    number.
+    """
     gid = f"-{row.number}.{place}"
     left, _ = axes.get_xlim()
     kld = None if found is None else found.kld
     is_log = axes.get_xscale() == "log"
     if found is None or kld is None or (is_log and kld <= 0):
         words = "n/a" if kld is None else f"{kld:.1g}"
-        note = axes.annotate(words, (left, y), (3, 0), textcoords="offset points", va="center", size=7)
+        note = axes.annotate(
+            words, (left, y), (3, 0), textcoords="offset points", va="center", size=7
+        )
         note.set(color=theme.muted, gid=f"missing{gid}")
         return
     start = left if is_log else 0.0
     colour = theme.families[row.look.colour]
     axes.barh(
-        y, kld - start, 0.9 * height, start, color=colour, hatch=row.hatch, edgecolor=theme.paper, lw=0, zorder=2,
+        y,
+        kld - start,
+        0.9 * height,
+        start,
+        color=colour,
+        hatch=row.hatch,
+        edgecolor=theme.paper,
+        lw=0,
+        zorder=2,
         gid=f"bar{gid}",
-    )  # fmt: skip
+    )
     if found.kld_stderr:
         ends = [max(kld - found.kld_stderr, left), kld + found.kld_stderr]
-        axes.plot(ends, [y, y], color=theme.ink, lw=1.1, marker="|", ms=4, mew=1.1, zorder=3, gid=f"error{gid}")
+        axes.plot(
+            ends,
+            [y, y],
+            color=theme.ink,
+            lw=1.1,
+            marker="|",
+            ms=4,
+            mew=1.1,
+            zorder=3,
+            gid=f"error{gid}",
+        )
 
 
 def draw_legend(figure: Figure, rows: Sequence[Row], labels: Sequence[str], theme: Theme) -> None:
-    """Draw which bar is which model, in the order of the bars, below the axes; the figure grows by its height."""
+    """Draw which bar is which model, in the order of the bars, below the axes; the figure grows by
+    its height.
+    """
     handles = []
     for row in rows:
         colour = theme.families[row.look.colour]

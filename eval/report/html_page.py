@@ -1,7 +1,9 @@
-"""The report of ``--html``: one file that shows a run in a browser without a network, rendered by jinja2.
+"""The report of ``--html``: one file that shows a run in a browser without a network, rendered by
+jinja2.
 
-All content is static HTML.  The script sorts tables and switches between plots; without it, all plots are shown.
-Labels and token texts come from strangers: jinja2 escapes them, and the content policy allows no other script.
+All content is static HTML.  The script sorts tables and switches between plots; without it, all
+plots are shown.  Labels and token texts come from strangers: jinja2 escapes them, and the content
+policy allows no other script.
 """
 
 from __future__ import annotations
@@ -49,18 +51,24 @@ ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
-def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None) -> str:
+def page_of(
+    results: RunResult, names: Sequence[str] | None = None, stored: RunResult | None = None
+) -> str:
     """Return the page.
 
-    ``names``: names of the table's columns, None for all informative ones; ``stored``: the run that ``show`` reads
-    back from the page, if its rows have another order.
+    ``names``: names of the table's columns, None for all informative ones; ``stored``: the run that
+    ``show`` reads back from the page, if its rows have another order.
     """
     script = (FOLDER / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=on_one_line,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=on_one_line,
+    )
     environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
     return environment.get_template("report.html").render(
         title=results.title or TITLE,
@@ -74,7 +82,8 @@ def page_of(results: RunResult, names: Sequence[str] | None = None, stored: RunR
         sort_key=sort_key,
         command=shell_command(results.command),
         run=results,
-        # without any "<", so that no HTML parser mistakes a part of it for the end of the script element
+        # without any "<", so that no HTML parser mistakes a part of it for the end of the script
+        # element
         results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
     )
 
@@ -85,7 +94,9 @@ def on_one_line(value: Any) -> Any:
 
 
 def shell_command(words: Sequence[str]) -> str:
-    """Return a command line for a shell, started from the checkout if ``words`` names the file of compare_q."""
+    """Return a command line for a shell, started from the checkout if ``words`` names the file of
+    compare_q.
+    """
     start = ["python", "eval/compare_q.py"] if "compare_q.py" in words[:1] else words[:1]
     return shlex.join([*start, *words[1:]])
 
@@ -103,7 +114,8 @@ def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
 
 
 def columns_of_slices(results: RunResult) -> list[Filled]:
-    """Return the columns of the small table of slices: the KLD in each, or the PPL without a reference.
+    """Return the columns of the small table of slices: the KLD in each, or the PPL without a
+    reference.
 
     Empty without slices.
     """
@@ -155,30 +167,44 @@ def figures_of(drawn: dict[str, Picture]) -> list[dict[str, Any]]:
 def svg_of(figure: Figure, title: str) -> Markup:
     """Return a figure as an SVG element with text as text, in the colours of either theme.
 
-    ``title``: also a salt for the ids of its markers, clip paths and hatches, so that they differ from other pictures'.
+    ``title``: also a salt for the ids of its markers, clip paths and hatches, so that they differ
+    from other pictures'.
     """
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set_visible(False)  # the page's paper and the shadow of its scrolling box show through
+        patch.set_visible(
+            False
+        )  # the page's paper and the shadow of its scrolling box show through
     picture_style.escape_controls(figure)
     for text in figure.findobj(Text):
-        text.set_path_effects([])  # which would draw it as paths; the page's style has a rim for texts
+        text.set_path_effects(
+            []
+        )  # which would draw it as paths; the page's style has a rim for texts
     file = io.StringIO()
     with matplotlib.style.context(["default", {"svg.hashsalt": title, "svg.fonttype": "none"}]):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL)
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL
+    )
     found = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
     return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
 
 
 def short_tag(tag: str) -> str:
-    """Return an SVG tag with rounded coordinates, only the ids that are used, and colours of both themes."""
+    """Return an SVG tag with rounded coordinates, only the ids that are used, and colours of both
+    themes.
+    """
     tag = LONG_NUMBER.sub(lambda number: f"{float(number[0]):z.1f}", ID.sub("", tag))
-    return re.sub('#[0-9a-f]{6}(?=[;"])', lambda colour: themed_colours().get(colour[0], colour[0]), tag)
+    return re.sub(
+        '#[0-9a-f]{6}(?=[;"])', lambda colour: themed_colours().get(colour[0], colour[0]), tag
+    )
 
 
 @cache
 def themed_colours() -> dict[str, str]:
     """Return the colours of light pictures that differ in dark ones, each with CSS for both."""
     pairs = dict(zip((*LIGHT[:4], *LIGHT.families), (*DARK[:4], *DARK.families), strict=True))
-    pairs |= {picture_style.ink_of(light, LIGHT): picture_style.ink_of(dark, DARK) for light, dark in pairs.items()}
+    pairs |= {
+        picture_style.ink_of(light, LIGHT): picture_style.ink_of(dark, DARK)
+        for light, dark in pairs.items()
+    }
     return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items()}

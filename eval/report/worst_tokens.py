@@ -1,6 +1,7 @@
 """The tokens of a text on which each model lost most, with the text around them.
 
-They are chosen from the cached scores of single tokens, one model at a time, and stored in results.json.
+They are chosen from the cached scores of single tokens, one model at a time, and stored in
+results.json.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ BEFORE, AFTER = 24, 4
 def with_worst_tokens(results: RunResult, data: EvalData, cache: Cache) -> RunResult:
     """Return the results with the worst tokens of every row that has scores in the cache.
 
-    If the tokens cannot be decoded, the rows stay unchanged, and the reason is printed on standard error.
+    If the tokens cannot be decoded, the rows stay unchanged, and the reason is printed on standard
+    error.
     """
     return results.updated(models=rows_with_tokens(results.models, data, cache))
 
 
-def rows_with_tokens(models: Sequence[ModelResult], data: EvalData, cache: Cache) -> tuple[ModelResult, ...]:
+def rows_with_tokens(
+    models: Sequence[ModelResult], data: EvalData, cache: Cache
+) -> tuple[ModelResult, ...]:
     """Return these rows with their worst tokens; see ``with_worst_tokens``."""
     chosen: list[list[WorstToken]] = []
     pieces: list[Piece] = []
@@ -62,12 +66,15 @@ def rows_with_tokens(models: Sequence[ModelResult], data: EvalData, cache: Cache
         return tuple(models)
     rows = []
     for model, worst in zip(models, chosen, strict=True):
-        rows.append(model.updated(worst_tokens=tuple(token.updated(**next(texts)) for token in worst)))
+        rows.append(
+            model.updated(worst_tokens=tuple(token.updated(**next(texts)) for token in worst))
+        )
     return tuple(rows)
 
 
 def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
-    """Return the tokens with the largest KLD, or loss without a reference, largest first, without their texts.
+    """Return the tokens with the largest KLD, or loss without a reference, largest first, without
+    their texts.
 
     Where windows overlap, a token counts once, with its largest value.
     """
@@ -81,23 +88,28 @@ def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
         names = ("kld", "logprob", "ref_logprob")
         kld, logprob, ref_logprob = (rounded(stored.columns.get(name), entry) for name in names)
         token = WorstToken(
-            window=int(stored.window[entry]), position=int(stored.position[entry]), kld=kld, logprob=logprob,
+            window=int(stored.window[entry]),
+            position=int(stored.position[entry]),
+            kld=kld,
+            logprob=logprob,
             ref_logprob=ref_logprob,
-        )  # fmt: skip
+        )
         found.setdefault(int(places[entry]), token)
     return list(found.values())
 
 
 def rounded(values: NDArray[Any] | None, entry: int) -> float | None:
     """Return one number with four significant digits; None if it is missing or not finite."""
-    return None if values is None or not np.isfinite(values[entry]) else float(f"{values[entry]:.4g}")
+    return (
+        None if values is None or not np.isfinite(values[entry]) else float(f"{values[entry]:.4g}")
+    )
 
 
 def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
     """Return the text of each piece by the text's tokenizer, as ``split`` does.
 
-    A tokenizer.json is read in this process.  Without one, Transformers decodes in a subprocess, since importing it
-    takes seconds.  Raises InputError if the tokenizer cannot be read.
+    A tokenizer.json is read in this process.  Without one, Transformers decodes in a subprocess,
+    since importing it takes seconds.  Raises InputError if the tokenizer cannot be read.
     """
     from tokenizers import Tokenizer
 
@@ -105,7 +117,11 @@ def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
     if not file.is_file():
         trust = any(text.spec.trust_remote_code for text in data.texts)
         found: list[dict[str, str]] = processes.run_in_subprocess(
-            split_by_transformers, "decoding tokens", folder=str(data.tokenizer), trust_remote_code=trust, pieces=pieces
+            split_by_transformers,
+            "decoding tokens",
+            folder=str(data.tokenizer),
+            trust_remote_code=trust,
+            pieces=pieces,
         )
         return found
     try:
@@ -115,10 +131,15 @@ def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
     return split(partial(tokenizer.decode, skip_special_tokens=False), pieces)
 
 
-def split_by_transformers(folder: str, trust_remote_code: bool, pieces: Sequence[Piece]) -> list[dict[str, str]]:
+def split_by_transformers(
+    folder: str, trust_remote_code: bool, pieces: Sequence[Piece]
+) -> list[dict[str, str]]:
     """Return the text of each piece by Transformers' tokenizer of a folder."""
     loaded = vocabulary.load_tokenizer(Path(folder), trust_remote_code=trust_remote_code)
-    return split(partial(loaded.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False), pieces)
+    return split(
+        partial(loaded.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
+        pieces,
+    )
 
 
 def split(text_of: Callable[[list[int]], str], pieces: Sequence[Piece]) -> list[dict[str, str]]:
@@ -130,7 +151,11 @@ def split(text_of: Callable[[list[int]], str], pieces: Sequence[Piece]) -> list[
     for ids, begin, end in pieces:
         whole = text_of(ids)
         # U+FFFD marks an incomplete character
-        first, second = (len(text_of(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")) for cut in (begin, end))
+        first, second = (
+            len(text_of(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")) for cut in (begin, end)
+        )
         second = len(whole) if end == len(ids) else max(first, second)
-        found.append({"before": whole[:first], "token": whole[first:second], "after": whole[second:]})
+        found.append(
+            {"before": whole[:first], "token": whole[first:second], "after": whole[second:]}
+        )
     return found

@@ -1,4 +1,5 @@
-"""Notes on a row whose files compute another function than the reference's, or make other tokens of a text.
+"""Notes on a row whose files compute another function than the reference's, or make other tokens of
+a text.
 
 The row keeps its numbers, which are those that the engine serves.
 """
@@ -28,12 +29,16 @@ ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3
 """A KLD in nats that eight bits per weight do not cost: the measured ones are below 0.1."""
 FEW_BITS = re.compile(r"[a-z]*[1-7](?!\d)")
-"""Beginning of the name of a weight format with fewer than eight bits: int4, nvfp4, q6_k, but not int8 or bfloat16."""
+"""Beginning of the name of a weight format with fewer than eight bits: int4, nvfp4, q6_k, but not
+int8 or bfloat16."""
 PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
 
 
-def notes(row: ModelResult, model: PlannedModel, reference: PlannedModel | None, tokenizer: Path) -> Iterator[str]:
-    """Yield the notes on a finished row; nothing about files that are not on this machine, or cannot be read.
+def notes(
+    row: ModelResult, model: PlannedModel, reference: PlannedModel | None, tokenizer: Path
+) -> Iterator[str]:
+    """Yield the notes on a finished row; nothing about files that are not on this machine, or
+    cannot be read.
 
     ``tokenizer``: the folder of the tokenizer that made the run's tokens.
     """
@@ -52,7 +57,9 @@ def notes(row: ModelResult, model: PlannedModel, reference: PlannedModel | None,
 
 
 def path_of(model: PlannedModel) -> Path | None:
-    """Return the folder or GGUF file of a model; None if it is not here, or if options change the config."""
+    """Return the folder or GGUF file of a model; None if it is not here, or if options change the
+    config.
+    """
     files = backends.files_of(model)
     if not isinstance(files, HuggingFaceFolder | GgufFiles) or changes_config(model):
         return None
@@ -67,7 +74,9 @@ def changes_config(model: PlannedModel) -> bool:
 
 
 def of_function(path: Path, reference: Path | None) -> str:
-    """Return a note on values of the config that differ from the reference's; empty if there are none."""
+    """Return a note on values of the config that differ from the reference's; empty if there are
+    none.
+    """
     if reference is None or path == reference or not model_function.may_differ(path, reference):
         return ""
     folders = [each for each in (path, reference) if not is_gguf(each)]
@@ -78,18 +87,26 @@ def of_function(path: Path, reference: Path | None) -> str:
 
 @cache
 def filled(folder: Path, config: bytes) -> model_function.Facts:
-    """Return the values of a config with Transformers' defaults; ``config``: its content, so that changes are read."""
-    (facts,) = run_in_subprocess(model_function.filled, f"reading the config of {folder}", folders=[str(folder)])
+    """Return the values of a config with Transformers' defaults; ``config``: its content, so that
+    changes are read.
+    """
+    (facts,) = run_in_subprocess(
+        model_function.filled, f"reading the config of {folder}", folders=[str(folder)]
+    )
     return dict(facts)
 
 
 def of_eight_bits(row: ModelResult) -> str:
-    """Return a note if a row with eight or more bits per weight loses more than these bits can cost."""
+    """Return a note if a row with eight or more bits per weight loses more than these bits can
+    cost.
+    """
     if row.kld is None or row.noise_floor or not row.kld > MOST_OF_EIGHT_BITS:
         return ""
     if row.bpw_layer is None or row.bpw_layer < ENOUGH_BITS:
         return ""
-    if any(FEW_BITS.match(layer.weights.lower()) for layer in row.layers):  # other layers have more bits
+    if any(
+        FEW_BITS.match(layer.weights.lower()) for layer in row.layers
+    ):  # other layers have more bits
         return ""
     causes = "wrongly converted, or another model"
     formats = {layer.activations for layer in row.layers} - groups.PLAIN - {UNKNOWN}
@@ -100,7 +117,9 @@ def of_eight_bits(row: ModelResult) -> str:
 
 
 def of_tokens(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:
-    """Yield a note on each rule that gives a GGUF's tokenizer different tokens than the run's tokenizer."""
+    """Yield a note on each rule that gives a GGUF's tokenizer different tokens than the run's
+    tokenizer.
+    """
     made = row.provenance.get(MADE)
     mine = of_gguf(read_model(path), made if isinstance(made, dict) else None)
     for fault in token_rules.faults(mine.rules, rules_of(tokenizer)):

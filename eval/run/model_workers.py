@@ -20,11 +20,14 @@ from .token_scores import Work
 from .workers import Worker
 
 MOST_LOST = 3
-"""Workers of one model that may be lost with their machines.  A fourth loss is more likely caused by the model."""
+"""Workers of one model that may be lost with their machines.  A fourth loss is more likely caused
+by the model."""
 
 
 class Replicas:
-    """The workers of one model on its GPUs.  They start, and load the model, before the first scoring."""
+    """The workers of one model on its GPUs.  They start, and load the model, before the first
+    scoring.
+    """
 
     def __init__(self, rows: Rows, work: Work, gpus: Sequence[str] | None) -> None:
         self.config = rows.config
@@ -49,10 +52,12 @@ class Replicas:
         self.close()
 
     def score(self, missing: Collection[str], to_record: Collection[str]) -> None:
-        """Score the windows with these digests, split among the workers, and record those of the reference's store.
+        """Score the windows with these digests, split among the workers, and record those of the
+        reference's store.
 
-        ``missing``: windows without scores; ``to_record``: windows that the reference's store must have.  If the
-        machine of a worker is lost, new workers continue.  ModelError if the model fails; committed scores stay.
+        ``missing``: windows without scores; ``to_record``: windows that the reference's store must
+        have.  If the machine of a worker is lost, new workers continue.  ModelError if the model
+        fails; committed scores stay.
         """
         self.config.cache.check_writable()
         n_lost = 0
@@ -67,15 +72,21 @@ class Replicas:
                 self.end()
                 n_lost += 1
                 if n_lost > MOST_LOST:
-                    raise ModelError(f"{lost}, as {MOST_LOST} workers of this model before") from None
-                self.config.progress.say(f"{self.model.label}: {lost}; what is not kept of it is scored again")
+                    raise ModelError(
+                        f"{lost}, as {MOST_LOST} workers of this model before"
+                    ) from None
+                self.config.progress.say(
+                    f"{self.model.label}: {lost}; what is not kept of it is scored again"
+                )
                 missing = set(missing) - self.committed()
             except (InputError, ModelError) as error:
                 if self.work.store is None or storage.NOT_KEPT not in str(error) or not to_record:
                     raise
                 self.end()  # without a store there may be room for the scores
                 self.work.unkept = reference.abandon(self.config, self.work.store, to_record, error)
-                self.config.progress.say(f"{self.model.label}: {self.work.unkept}; it is scored without")
+                self.config.progress.say(
+                    f"{self.model.label}: {self.work.unkept}; it is scored without"
+                )
                 to_record = ()
                 missing = set(missing) - self.committed()
 
@@ -84,7 +95,9 @@ class Replicas:
         folder = self.config.cache.path("scores", self.work.key, "")
         return segments.committed(folder, self.work.tag, self.recordings)
 
-    def record(self, own: reference.Reference, missing: Collection[str], to_record: Collection[str]) -> None:
+    def record(
+        self, own: reference.Reference, missing: Collection[str], to_record: Collection[str]
+    ) -> None:
         """Score and record windows, and add them to the store."""
         with ExitStack() as held:
             held.callback(reference.tidy, self.config, own)
@@ -97,7 +110,9 @@ class Replicas:
                 reference.seal(self.config, own, to_record)
 
     def score_windows(self, wanted: Collection[str], request: ScoreRequest) -> None:
-        """Score the windows with these digests: all together, and those that must be alone one after the other."""
+        """Score the windows with these digests: all together, and those that must be alone one
+        after the other.
+        """
         windows = [window for window in self.data.distinct if window.digest in wanted]
         together = [window for window in windows if not window.alone]
         batches = [together] if together else []
@@ -109,11 +124,17 @@ class Replicas:
                 title = f"scoring {self.title}"
                 self.perform(commands, self.config.window_timeout_s, title, "windows", len(batch))
 
-    def commands(self, windows: Sequence[Window], request: ScoreRequest, held: ExitStack) -> list[ScoreCommand]:
+    def commands(
+        self, windows: Sequence[Window], request: ScoreRequest, held: ExitStack
+    ) -> list[ScoreCommand]:
         """Return a command for each worker; ``held`` removes the files of its windows."""
         cache = self.config.cache
         work = self.work
-        facts: dict[str, Any] = {"label": self.model.label, "known": self.model.known, "reference": None}
+        facts: dict[str, Any] = {
+            "label": self.model.label,
+            "known": self.model.known,
+            "reference": None,
+        }
         if work.reference is not None and work.tag != segments.ALONE:
             entries = store.open_reference(work.reference.path).head.vocab_size
             request = ScoreRequest(reference=work.reference.path, vocab_size=entries)
@@ -133,7 +154,9 @@ class Replicas:
             file = held.enter_context(cache.scratch())
             with storage.keeping("the windows of a run", file.parent):
                 write_windows(file, windows[begin:end])
-            commands.append(ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts))
+            commands.append(
+                ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts)
+            )
         return commands
 
     def load(self) -> None:
@@ -155,7 +178,12 @@ class Replicas:
         self.perform(commands, config.load_timeout_s, f"loading {self.title}")
 
     def perform(
-        self, commands: Sequence[Any], silence_s: float, title: str, unit: str = "", total: int | None = None
+        self,
+        commands: Sequence[Any],
+        silence_s: float,
+        title: str,
+        unit: str = "",
+        total: int | None = None,
     ) -> None:
         """Give each worker a command, and show their progress; the first failure ends all workers."""
         with (
@@ -163,7 +191,10 @@ class Replicas:
             self.config.workers.pool(len(commands)) as pool,
         ):
             pairs = zip(self.workers, commands, strict=False)
-            ends = [pool.submit(worker.perform, command, silence_s, phase.show) for worker, command in pairs]
+            ends = [
+                pool.submit(worker.perform, command, silence_s, phase.show)
+                for worker, command in pairs
+            ]
             try:
                 for end in as_completed(ends):
                     end.result()

@@ -1,4 +1,6 @@
-"""Turn model specs into ``PlannedModel``s: all checks that need no engine, and the key of a model's token scores."""
+"""Turn model specs into ``PlannedModel``s: all checks that need no engine, and the key of a model's
+token scores.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,24 @@ from .run_config import RunConfig
 from .workers import Hardware
 
 WEIGHTS_SHARE = 0.7
-"""Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and the KV cache."""
+"""Share of a GPU's memory that weights may fill; the rest is for logits (1 GB for 2,048 tokens) and
+the KV cache."""
 HASHED_BYTES = 1 << 24
 DECODE_BATCH = 32
-"""Number of windows that are decoded together, if the spec has no ``batch`` and the engine supports it."""
+"""Number of windows that are decoded together, if the spec has no ``batch`` and the engine supports
+it."""
 SCORES_VERSION = 9
-"""Version of the scoring; raise it when numbers or the stored data change, so that stored scores are not mixed."""
+"""Version of the scoring; raise it when numbers or the stored data change, so that stored scores
+are not mixed."""
 
 
-def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[PlannedModel]:
+def plan_models(
+    config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int
+) -> list[PlannedModel]:
     """Check every model spec for windows of ``max_tokens``, before a text is tokenized.
 
-    InputError with one line per problem.  A server that does not answer is not a problem yet: it is asked
-    again when its model is scheduled.
+    InputError with one line per problem.  A server that does not answer is not a problem yet: it is
+    asked again when its model is scheduled.
     """
     check_unicode("--logits_file", config.logits_file)
     if config.clear:
@@ -49,7 +56,9 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     raise_all(problems)
     for model in models:
         if model.info.silence:
-            config.progress.say(f"{model.label}: {model.info.silence}; it is asked again before it runs")
+            config.progress.say(
+                f"{model.label}: {model.info.silence}; it is asked again before it runs"
+            )
     return models
 
 
@@ -64,13 +73,24 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
     engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
     python = None if spec.python is None else spec.locate(spec.python)
     model = PlannedModel(
-        label=spec.name, engine=engine, load_fn=spec.load_fn, model_dir=spec.located, max_tokens=max_tokens,
-        options=spec.options, override_tensors=spec.override_tensors, revision=spec.revision,
-        decode=decode_of(spec, engine_class.capabilities), spec=spec.model_dump(mode="json", exclude_unset=True),
-        spec_sha256=spec.digest(), python=config.workers.python(python, engine, spec.load_fn),
-        replicas=spec.replicas, resources=dict(spec.resources), is_reference=spec.is_reference,
-        check_decode=config.check_decode, out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
-    )  # fmt: skip
+        label=spec.name,
+        engine=engine,
+        load_fn=spec.load_fn,
+        model_dir=spec.located,
+        max_tokens=max_tokens,
+        options=spec.options,
+        override_tensors=spec.override_tensors,
+        revision=spec.revision,
+        decode=decode_of(spec, engine_class.capabilities),
+        spec=spec.model_dump(mode="json", exclude_unset=True),
+        spec_sha256=spec.digest(),
+        python=config.workers.python(python, engine, spec.load_fn),
+        replicas=spec.replicas,
+        resources=dict(spec.resources),
+        is_reference=spec.is_reference,
+        check_decode=config.check_decode,
+        out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
+    )
     check_unicode("model_dir", model.model_dir, *model.override_tensors)
     check_unicode("python", model.python)
     check_unicode("out_logits", model.out_logits)
@@ -78,7 +98,9 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
 
 
 def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
-    """Return the decode steps of a spec, None for prefill; InputError if its engine cannot take them."""
+    """Return the decode steps of a spec, None for prefill; InputError if its engine cannot take
+    them.
+    """
     if spec.phase == "prefill":
         return None
     if not capabilities.decodes:
@@ -98,7 +120,8 @@ def facts_of(model: PlannedModel) -> ModelFacts:
 def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
     """Return the model with its engine's versions in its Python, its hardware, GPUs and replicas.
 
-    InputError if the engine is not installed, its options are wrong, or a local model's files do not fit.
+    InputError if the engine is not installed, its options are wrong, or a local model's files do
+    not fit.
     """
     engine_class, name, spec = backends.engine_class(model.engine), model.load_fn, model.spec
     capabilities, files = engine_class.capabilities, backends.files_of(model)
@@ -108,9 +131,13 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         where = "" if model.python is None else f" in {model.python}"
         raise InputError(f"load_fn: {name!r} is not installed{where}: {capabilities.install}")
     if model.is_reference and not capabilities.reference:
-        raise InputError(f"reference: {name!r} does not return logits to compare with; mark another model")
+        raise InputError(
+            f"reference: {name!r} does not return logits to compare with; mark another model"
+        )
     if model.is_reference and spec.get("noise_floor"):
-        raise InputError("noise_floor: the reference cannot be its own noise floor; mark one of the two")
+        raise InputError(
+            "noise_floor: the reference cannot be its own noise floor; mark one of the two"
+        )
     if model.options.get("noise") is not None and not spec.get("noise_floor"):
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
     if model.revision is not None and not files.is_remote:
@@ -125,25 +152,48 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
     model = model.updated(info=info)
     context = None if files.is_remote else facts_of(model).context
     if context is not None and model.max_tokens > context:
-        raise InputError(f"eval_len: windows of {model.max_tokens} tokens exceed the model's context of {context}")
-    if not config.workers.is_local and (option := backends.engine_class(model.engine).spread_by(model)):
-        raise InputError(f"engine.{option}: the engine itself spreads this model over machines; run it without --ray")
+        raise InputError(
+            f"eval_len: windows of {model.max_tokens} tokens exceed the model's context of {context}"
+        )
+    if not config.workers.is_local and (
+        option := backends.engine_class(model.engine).spread_by(model)
+    ):
+        raise InputError(
+            f"engine.{option}: the engine itself spreads this model over machines; run it without --ray"
+        )
     n_gpus = gpus_of(model, hardware.gpus)
-    most, asked = 1 if config.workers.in_process else hardware.most_replicas(n_gpus), spec.get("replicas", 1)
+    most, asked = (
+        1 if config.workers.in_process else hardware.most_replicas(n_gpus),
+        spec.get("replicas", 1),
+    )
     found = hardware_of(model, hardware, n_gpus)
-    cores = {name: hardware.processor.get(name) for name in machine.threads()} if capabilities.here else {}
+    cores = (
+        {name: hardware.processor.get(name) for name in machine.threads()}
+        if capabilities.here
+        else {}
+    )
     python = {} if model.python is None else {"python_path": model.python}
     phase = {} if model.decode is None else {"phase": model.decode.words}
     package = {"engine_version": " ".join(info.installed).strip()}
-    known = {"engine": model.engine, **package, **phase, **info.versions, **python, **found, **cores}
+    known = {
+        "engine": model.engine,
+        **package,
+        **phase,
+        **info.versions,
+        **python,
+        **found,
+        **cores,
+    }
     replicas = asked if most is None else max(min(asked, most), 1)
     return model.updated(n_gpus=n_gpus, replicas=replicas, hardware=found, known=known)
 
 
 def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
-    """Return how many of a machine's ``gpus`` a replica of the model gets; InputError if there are too few.
+    """Return how many of a machine's ``gpus`` a replica of the model gets; InputError if there are
+    too few.
 
-    An engine that spreads a model over all visible GPUs gets as many as the weights fill up to ``WEIGHTS_SHARE``.
+    An engine that spreads a model over all visible GPUs gets as many as the weights fill up to
+    ``WEIGHTS_SHARE``.
     """
     asked = model.spec.get("gpus")
     wanted = backends.engine_class(model.engine).gpus(model) if asked is None else asked
@@ -151,7 +201,10 @@ def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
         return 0
     if wanted is None:
         files = backends.files_of(model)
-        bits, room = None if files.is_remote else files.storage().vram_bits, WEIGHTS_SHARE * gpus[0].mib * 1024**2
+        bits, room = (
+            None if files.is_remote else files.storage().vram_bits,
+            WEIGHTS_SHARE * gpus[0].mib * 1024**2,
+        )
         wanted = 0 if bits is None or not room else min(math.ceil(bits / 8 / room), len(gpus))
     if wanted > len(gpus):
         raise InputError(f"gpus: the model needs {wanted} GPUs, the run has {len(gpus)}")
@@ -159,9 +212,11 @@ def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
 
 
 def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[str, Any]:
-    """Return the part of the scores' key that names GPUs by their type, or the processor, and the settings.
+    """Return the part of the scores' key that names GPUs by their type, or the processor, and the
+    settings.
 
-    It is empty for a model on a server.  An engine that does not compute with torch may use GPUs and processor.
+    It is empty for a model on a server.  An engine that does not compute with torch may use GPUs
+    and processor.
     """
     capabilities, gpus = backends.engine_class(model.engine).capabilities, hardware.gpus[:n_gpus]
     if not capabilities.here:
@@ -176,7 +231,8 @@ def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[st
 def fitted(
     config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[PlannedModel], data: EvalData
 ) -> list[PlannedModel]:
-    """Check the models of these specs again, now with the windows of the run; InputError with one line per problem.
+    """Check the models of these specs again, now with the windows of the run; InputError with one
+    line per problem.
 
     A chat prefix may have made the windows longer than the data specs say.
     """
@@ -210,7 +266,9 @@ def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
     facts = facts_of(model)
     where = f"{model.label}: tokenizer_dir:"
     if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
-        reaches = f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens"
+        reaches = (
+            f"its vocabulary reaches id {data.top_id}, the model has {facts.vocab_size} tokens"
+        )
         return [f"{where} {reaches}; give the model's own tokenizer"]
     if facts.tokenizer is None:
         return []
@@ -225,29 +283,46 @@ def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
 
 
 def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | None:
-    """Return a line on the models whose dtype this CPU emulates, and on the gain from another dtype."""
+    """Return a line on the models whose dtype this CPU emulates, and on the gain from another
+    dtype.
+    """
     if not (config.workers.is_local and machine.emulates_bf16()):
         return None
     labels = []
     for model in models:
         capabilities = backends.engine_class(model.engine).capabilities
-        on_cpu = capabilities.here and capabilities.torch and (model.info.cpu_only or not model.n_gpus)
-        if on_cpu and not backends.files_of(model).is_remote and facts_of(model).dtype in ("bfloat16", "float16"):
+        on_cpu = (
+            capabilities.here and capabilities.torch and (model.info.cpu_only or not model.n_gpus)
+        )
+        if (
+            on_cpu
+            and not backends.files_of(model).is_remote
+            and facts_of(model).dtype in ("bfloat16", "float16")
+        ):
             labels.append(model.label)
     said = "16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
-    remedy = '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
+    remedy = (
+        '"dtype": "float32" in "engine" takes about a quarter of the time, for a KLD of some 0.001'
+    )
     return f"{', '.join(labels)}: {said}{remedy}" if labels else None
 
 
 def is_known(model: PlannedModel) -> bool:
-    """Return True if the model is known before it runs: no download, and no request to a server, is needed."""
-    return backends.engine_class(model.engine).capabilities.here and not backends.files_of(model).is_remote
+    """Return True if the model is known before it runs: no download, and no request to a server, is
+    needed.
+    """
+    return (
+        backends.engine_class(model.engine).capabilities.here
+        and not backends.files_of(model).is_remote
+    )
 
 
 def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
-    """Return a model that is on this machine, with the fingerprint of its files; InputError if the files do not fit.
+    """Return a model that is on this machine, with the fingerprint of its files; InputError if the
+    files do not fit.
 
-    Missing files are downloaded.  A server must now name its model; ModelError if it does not answer.
+    Missing files are downloaded.  A server must now name its model; ModelError if it does not
+    answer.
     """
     config.workers.check()
     files, known = backends.files_of(model), is_known(model)
@@ -265,7 +340,9 @@ def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
 
 
 def stamp_of(model: PlannedModel) -> str:
-    """Return the fingerprint of a model that is on this machine, or the one that its server has sent."""
+    """Return the fingerprint of a model that is on this machine, or the one that its server has
+    sent.
+    """
     return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
 
 
@@ -293,18 +370,25 @@ def identity(config: RunConfig, model: PlannedModel) -> dict[str, Any]:
     if edge is not None:  # the longest window of a run decides for all of them
         facts["long_rope"] = model.max_tokens > edge
     if config.verify_weights:
-        facts["weights"] = [digest_of(config, file) for file in backends.files_of(model).weight_files()]
+        facts["weights"] = [
+            digest_of(config, file) for file in backends.files_of(model).weight_files()
+        ]
     return facts
 
 
 def digest_of(config: RunConfig, file: Path) -> str:
-    """Return SHA-256 of a whole file, which one run computes once; InputError if the file cannot be read."""
+    """Return SHA-256 of a whole file, which one run computes once; InputError if the file cannot be
+    read.
+    """
     try:
         stat = file.stat()
         key = (str(file), stat.st_size, stat.st_mtime_ns)
         if key not in config.digests:
             title = f"hashing {file.name}"
-            with config.progress.phase(title, unit="bytes", total=stat.st_size) as phase, file.open("rb") as stream:
+            with (
+                config.progress.phase(title, unit="bytes", total=stat.st_size) as phase,
+                file.open("rb") as stream,
+            ):
                 watch, digest = config.workers.stoppable(phase), hashlib.sha256()
                 while content := stream.read(HASHED_BYTES):
                     digest.update(content)

@@ -1,8 +1,10 @@
-"""The reference of a run: its key, the path of its store, and checks that the store is right and has the windows.
+"""The reference of a run: its key, the path of its store, and checks that the store is right and
+has the windows.
 
-A store belongs to one model, tokenizer, engine, hardware and version of the recording, and holds windows of any text,
-by their digests.  In the cache, and in a folder that ``out_logits`` names, the store's name is a key made from all of
-these.  At a path that the user gives, the store's identity is checked.
+A store belongs to one model, tokenizer, engine, hardware and version of the recording, and holds
+windows of any text, by their digests.  In the cache, and in a folder that ``out_logits`` names, the
+store's name is a key made from all of these.  At a path that the user gives, the store's identity
+is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from .claims import is_shared, short_lock
 from .run_config import RunConfig
 
 RECORDING_VERSION = 5
-"""Version of the recording; a change that moves numbers, or that older code cannot read, raises it."""
+"""Version of the recording; a change that moves numbers, or that older code cannot read, raises it.
+"""
 MEANING = {
     "vocabulary": "was made with another tokenizer",
     "model": "was made by another model",
@@ -48,7 +51,9 @@ class Reference:
     path: Path  # folder of the store, which may not exist yet
     label: str  # the model's name
     identity: Mapping[str, Any]  # everything that the store depends on
-    content: str | None = None  # fingerprint of the model that records the store; None: given without a model
+    content: str | None = (
+        None  # fingerprint of the model that records the store; None: given without a model
+    )
     is_pack: bool = False  # the store is in a reference pack: it is not locked, extended or deleted
 
     @property
@@ -65,23 +70,32 @@ class Reference:
         return frozenset()
 
     def recordings(self, windows: Set[str]) -> dict[str, str]:
-        """Return the recordings of those of the ``windows`` (digests) that are in the store, by digest."""
+        """Return the recordings of those of the ``windows`` (digests) that are in the store, by
+        digest.
+        """
         with suppress(InputError):
             if self.exists:
                 opened = open_reference(self.path)
-                return {window: opened.recording(window) for window in windows & opened.windows.keys()}
+                return {
+                    window: opened.recording(window) for window in windows & opened.windows.keys()
+                }
         return {}
 
 
 def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference:
     """Return the reference that a model on this machine makes.
 
-    InputError if a path that the user gave holds another reference, or cannot be written.  A store under the
-    reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and ``config.clear`` deletes it.
+    InputError if a path that the user gave holds another reference, or cannot be written.  A store
+    under the reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and
+    ``config.clear`` deletes it.
     """
     if backends.files_of(model).is_store:
         return of_pack(config, model, data)
-    identity = {**plan.identity(config, model), "vocabulary": data.vocabulary, "reference": RECORDING_VERSION}
+    identity = {
+        **plan.identity(config, model),
+        "vocabulary": data.vocabulary,
+        "reference": RECORDING_VERSION,
+    }
     key = store.key_of(identity)
     in_cache = config.cache.path("references", key, "")
     option = "out_logits"
@@ -109,7 +123,9 @@ def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Referenc
 def of_pack(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference:
     """Return the reference in a pack; InputError if the pack lacks windows of the run."""
     if config.logits_file is not None:
-        raise InputError("--logits_file: a reference pack is a store already; leave --logits_file out")
+        raise InputError(
+            "--logits_file: a reference pack is a store already; leave --logits_file out"
+        )
     reference = of_store(backends.files_of(model).finished_store(), data, is_pack=True)
     return replace(reference, label=model.label, is_pack=True)
 
@@ -142,14 +158,20 @@ def of_store(path: Path, data: EvalData, *, is_pack: bool = False) -> Reference:
         windows = amount(len(data.windows), "window")
         raise InputError(f"{where}: holds {n_held:,} of the run's {windows}; {remedy}")
     if opened.head.vocab_size <= data.top_id:
-        raise InputError(f"{where}: has {opened.head.vocab_size} logits, the tokenizer reaches id {data.top_id}")
+        raise InputError(
+            f"{where}: has {opened.head.vocab_size} logits, the tokenizer reaches id {data.top_id}"
+        )
     identity = store.unlabelled(opened.identity)
     label = str(opened.identity.get("label", ""))
     return Reference(store.key_of(identity), path, label, identity)
 
 
-def check(opened: Reader, expected: Mapping[str, Any], where: str = "", advice: str = "give another path") -> None:
-    """InputError that names the first of the ``expected`` entries in which a store's identity differs."""
+def check(
+    opened: Reader, expected: Mapping[str, Any], where: str = "", advice: str = "give another path"
+) -> None:
+    """InputError that names the first of the ``expected`` entries in which a store's identity
+    differs.
+    """
     for name in (*MEANING, *expected):
         if name in expected and opened.identity.get(name) != expected[name]:
             meaning = MEANING.get(name, "was made by another version of compare_q")
@@ -157,24 +179,32 @@ def check(opened: Reader, expected: Mapping[str, Any], where: str = "", advice: 
 
 
 def verify(config: RunConfig, reference: Reference, windows: Collection[str]) -> None:
-    """Check every byte of these windows of a store, and of its head; InputError names a damaged file."""
+    """Check every byte of these windows of a store, and of its head; InputError names a damaged
+    file.
+    """
     opened = open_reference(reference.path)
     with config.progress.phase(f"checking reference {reference.label}", unit="files") as phase:
         opened.verify(windows, config.workers.stoppable(phase).advance)
 
 
 def begin(config: RunConfig, reference: Reference) -> None:
-    """Prepare the folder of the store for windows; InputError if another run is recording another reference there."""
+    """Prepare the folder of the store for windows; InputError if another run is recording another
+    reference there.
+    """
     with short_lock(config.cache, reference.path, config.workers.check):
         unfinished = store.unfinished_in(reference.path)
         is_other = unfinished and unfinished["identity"] != store.unlabelled(reference.identity)
         if is_other and is_shared(reference.path):
-            raise InputError(f"{reference.path}: another run is recording another reference there; give another path")
+            raise InputError(
+                f"{reference.path}: another run is recording another reference there; give another path"
+            )
         store.begin(reference.path, reference.identity)
 
 
 def tidy(config: RunConfig, reference: Reference) -> None:
-    """Delete the folder of a store without any window, unless another run is about to record windows there."""
+    """Delete the folder of a store without any window, unless another run is about to record
+    windows there.
+    """
     with short_lock(config.cache, reference.path, lambda: None):
         if not is_shared(reference.path):
             store.tidy(reference.path)
@@ -189,7 +219,9 @@ def seal(config: RunConfig, reference: Reference, windows: Collection[str]) -> N
     size = f"{opened.bytes_of(windows) / 1024**2:,.0f} MiB of {opened.contents}"
     config.progress.say(f"{label}: kept as the reference, {size}, in {reference.path}")
     if opened.reason:
-        config.progress.say(f"{label}: {opened.head.dtype} logits are kept, not states: {opened.reason}")
+        config.progress.say(
+            f"{label}: {opened.head.dtype} logits are kept, not states: {opened.reason}"
+        )
 
 
 def forget(config: RunConfig, reference: Reference, windows: Collection[str]) -> None:
@@ -203,8 +235,15 @@ def forget(config: RunConfig, reference: Reference, windows: Collection[str]) ->
         store.forget(reference.path, windows)
 
 
-def abandon(config: RunConfig, reference: Reference, windows: Collection[str], error: InputError | ModelError) -> str:
-    """Delete what a run has recorded of these windows, which cannot be kept; return the reason, with sizes."""
+def abandon(
+    config: RunConfig,
+    reference: Reference,
+    windows: Collection[str],
+    error: InputError | ModelError,
+) -> str:
+    """Delete what a run has recorded of these windows, which cannot be kept; return the reason,
+    with sizes.
+    """
     needed = store.abandon(reference.path, windows) * len(windows)
     free = 0
     with suppress(OSError):
@@ -221,7 +260,9 @@ def as_json(reference: Reference, data: EvalData) -> dict[str, Any]:
     facts: dict[str, Any] = {"label": reference.label, "key": reference.key, **reference.identity}
     if reference.content is not None:
         facts["content"] = reference.content
-    with suppress(InputError):  # the scores came from the cache, and the store has been deleted since
+    with suppress(
+        InputError
+    ):  # the scores came from the cache, and the store has been deleted since
         opened = open_reference(reference.path)
         if data.digests <= opened.windows.keys():
             n_bytes = opened.bytes_of(data.digests)

@@ -1,4 +1,6 @@
-"""The statistics of a row of results.json, from the estimates of its scores: one line for each field."""
+"""The statistics of a row of results.json, from the estimates of its scores: one line for each
+field.
+"""
 
 from __future__ import annotations
 

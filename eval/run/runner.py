@@ -1,7 +1,8 @@
-"""One run: score models on a list of windows and make rows.  The reference is scored first, then the other models.
+"""One run: score models on a list of windows and make rows.  The reference is scored first, then
+the other models.
 
-Every check that needs no engine runs before the first model loads.  After that, a model that fails becomes a row with
-the reason, and the others continue.
+Every check that needs no engine runs before the first model loads.  After that, a model that fails
+becomes a row with the reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ class RunOutcome:
 
 
 def run(
-    config: RunConfig, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None = None
+    config: RunConfig,
+    data_specs: Mapping[str, DataSpec],
+    specs: Sequence[ModelSpec],
+    n_windows: int | None = None,
 ) -> RunOutcome:
-    """Score every model on ``n_windows`` windows of each text; 0: all, None: the data spec's ``max_rows``.
+    """Score every model on ``n_windows`` windows of each text; 0: all, None: the data spec's
+    ``max_rows``.
 
-    ``data_specs``: by the texts' names.  InputError with one line per problem, before anything loads.  A signal raises
-    InterruptedRun before the first model is running; after that, a signal ends the run early.  As many models as the
-    GPUs allow score at the same time, each in a thread.  The main thread makes rows and waits, so that it receives
-    signals, and the next model loads while a row is made.
+    ``data_specs``: by the texts' names.  InputError with one line per problem, before anything
+    loads.  A signal raises InterruptedRun before the first model is running; after that, a signal
+    ends the run early.  As many models as the GPUs allow score at the same time, each in a thread.
+    The main thread makes rows and waits, so that it receives signals, and the next model loads
+    while a row is made.
     """
     models, data = prepared(config, data_specs, specs, n_windows)
     rows = Rows(config, models, data)
@@ -71,22 +77,36 @@ def run(
 
 
 def add_row(rows: Rows, scored: Scored) -> None:
-    """Add the row of a model whose thread has ended; InputError, which ends the run, if a pack failed."""
+    """Add the row of a model whose thread has ended; InputError, which ends the run, if a pack
+    failed.
+    """
     if scored.work is None or scored.stored is None:
-        rows.fail(scored.model, scored.error or RuntimeError("its thread returned neither scores nor an error"))
+        rows.fail(
+            scored.model,
+            scored.error or RuntimeError("its thread returned neither scores nor an error"),
+        )
     else:
-        rows.add(scored.work, scored.stored, from_cache=scored.from_cache, recordings=scored.recordings)
+        rows.add(
+            scored.work, scored.stored, from_cache=scored.from_cache, recordings=scored.recordings
+        )
 
 
 def prepared(
-    config: RunConfig, data_specs: Mapping[str, DataSpec], specs: Sequence[ModelSpec], n_windows: int | None
+    config: RunConfig,
+    data_specs: Mapping[str, DataSpec],
+    specs: Sequence[ModelSpec],
+    n_windows: int | None,
 ) -> tuple[list[PlannedModel], EvalData]:
     """Return (the checked models, the windows of all texts); InputError with one line per problem."""
     models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
     with suppress(CompareQError):  # tokenizing reports it
-        if config.clear or not all(text_windows.are_stored(spec, config.cache) for spec in data_specs.values()):
+        if config.clear or not all(
+            text_windows.are_stored(spec, config.cache) for spec in data_specs.values()
+        ):
             first = next((model for model in models if model.is_reference), models[0])
-            if not backends.files_of(first).is_remote:  # its engine is imported while texts are tokenized
+            if not backends.files_of(
+                first
+            ).is_remote:  # its engine is imported while texts are tokenized
                 config.workers.import_ahead(first, verbose=config.verbose)
     texts = []
     problems = []
@@ -105,7 +125,9 @@ def prepared(
             problems.append(spec.blamed(error))
             continue
         if name in config.alone:
-            text = replace(text, windows=tuple(replace(window, alone=True) for window in text.windows))
+            text = replace(
+                text, windows=tuple(replace(window, alone=True) for window in text.windows)
+            )
         texts.append(text)
     plan.raise_all(problems)
     data = EvalData.joined(texts)

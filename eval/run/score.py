@@ -41,12 +41,16 @@ class Scored:
     work: Work | None = None
     stored: StoredScores | None = None
     from_cache: bool = False  # an earlier run has made the scores
-    recordings: Mapping[str, str] = field(default_factory=dict)  # of the reference: what its windows are compared with
+    recordings: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the reference: what its windows are compared with
     error: Exception | None = None
 
 
 class Downloads:
-    """Downloads and fingerprints the models of a run in their order, one model ahead of those that score."""
+    """Downloads and fingerprints the models of a run in their order, one model ahead of those that
+    score.
+    """
 
     def __init__(self, rows: Rows, loader: Executor) -> None:
         self.config = rows.config
@@ -56,7 +60,9 @@ class Downloads:
         self.begun: dict[str, Future[PlannedModel]] = {}
 
     def result(self, model: PlannedModel) -> PlannedModel:
-        """Return a model that is on this machine, and start with the next one; InputError or ModelError."""
+        """Return a model that is on this machine, and start with the next one; InputError or
+        ModelError.
+        """
         with self.lock:
             for ahead in self.models:
                 is_ahead = model.label in self.begun
@@ -69,9 +75,9 @@ class Downloads:
 def score_model(rows: Rows, planned: PlannedModel, downloads: Downloads) -> Scored:
     """Return the scores of one model, or the error of its row.
 
-    Everything is acquired in one order: this thread, the claims, GPUs.  A model that has GPUs waits only for its
-    engine, so that two runs never wait for each other.  InputError, which ends the run before any model loads, if the
-    store of a reference is another reference's, or damaged.
+    Everything is acquired in one order: this thread, the claims, GPUs.  A model that has GPUs waits
+    only for its engine, so that two runs never wait for each other.  InputError, which ends the run
+    before any model loads, if the store of a reference is another reference's, or damaged.
     """
     config = rows.config
     try:
@@ -92,19 +98,25 @@ def score_reference(rows: Rows, work: Work) -> Scored:
     """Return the scores of the reference, after its store has the windows that other models need."""
     work.store = reference.of_model(rows.config, work.model, rows.data)
     rows.config.check_reference(work.store.content, rows.data)
-    rows.config.cache.use("references", work.store.key, temporary=is_temporary(rows.config, work.model))
+    rows.config.cache.use(
+        "references", work.store.key, temporary=is_temporary(rows.config, work.model)
+    )
     recordings = agreed_recordings(rows, work.store)
     required = required_windows(rows, work.store, recordings)
     return replace(score_work(rows, work, required), recordings=recordings)
 
 
 def is_temporary(config: RunConfig, model: PlannedModel) -> bool:
-    """Return True if no later run uses the scores of a model in this run: each pass of a gate has its own key."""
+    """Return True if no later run uses the scores of a model in this run: each pass of a gate has
+    its own key.
+    """
     return config.is_temporary and model.spec.get("repeat") is not None
 
 
 def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
-    """Return the scores of a model; ``required``: windows that its store must have, if it is the reference."""
+    """Return the scores of a model; ``required``: windows that its store must have, if it is the
+    reference.
+    """
     if not rows.config.clear and not required:
         # Complete scores need no claim: another run may hold one while it scores for hours.
         scored = read_or_error(rows, work)
@@ -123,7 +135,9 @@ def work_of(rows: Rows, model: PlannedModel) -> Work:
 
 
 def tag_of(model: PlannedModel, against: Reference | None) -> str:
-    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores without a reference."""
+    """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores without a
+    reference.
+    """
     compares = backends.engine_class(model.engine).capabilities.compares
     if against is None or model.is_reference or not compares:
         return segments.ALONE
@@ -142,7 +156,9 @@ def read_or_error(rows: Rows, work: Work, *, from_cache: bool = True) -> Scored 
 
 
 def score_missing(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
-    """Score the missing windows of a model, and record those that its store must have (``required``)."""
+    """Score the missing windows of a model, and record those that its store must have
+    (``required``).
+    """
     config = rows.config
     wanted = rows.data.digests
     if not config.clear:
@@ -160,11 +176,17 @@ def score_missing(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
             if lookup.missing | to_record <= wanted:
                 forget_outdated(rows, work, lookup.missing)
                 return score_claimed(rows, work, lookup.missing, to_record)
-        wanted = lookup.missing | to_record  # a damaged file was found, or another run has forgotten windows
+        wanted = (
+            lookup.missing | to_record
+        )  # a damaged file was found, or another run has forgotten windows
 
 
-def score_claimed(rows: Rows, work: Work, missing: frozenset[str], to_record: frozenset[str]) -> Scored:
-    """Score windows that this run has claimed; return the complete scores, or the error of the model's row."""
+def score_claimed(
+    rows: Rows, work: Work, missing: frozenset[str], to_record: frozenset[str]
+) -> Scored:
+    """Score windows that this run has claimed; return the complete scores, or the error of the
+    model's row.
+    """
     config = rows.config
     try:
         if missing or to_record:
@@ -176,19 +198,27 @@ def score_claimed(rows: Rows, work: Work, missing: frozenset[str], to_record: fr
                 replicas.score(missing, to_record)
         scored = read_or_error(rows, work, from_cache=not (missing or to_record))
         if scored is None:
-            raise ModelError(f"{config.cache.path('scores', work.key, '')}: vanished during the run")
+            raise ModelError(
+                f"{config.cache.path('scores', work.key, '')}: vanished during the run"
+            )
         return scored
     except Exception as error:
         return Scored(work.model, error=error)
 
 
 @contextmanager
-def claims(rows: Rows, work: Work, wanted: frozenset[str], required: frozenset[str]) -> Iterator[None]:
-    """Claim windows of the model's scores, then those that its store lacks (``eval/run/claims.py``)."""
+def claims(
+    rows: Rows, work: Work, wanted: frozenset[str], required: frozenset[str]
+) -> Iterator[None]:
+    """Claim windows of the model's scores, then those that its store lacks
+    (``eval/run/claims.py``).
+    """
     config = rows.config
 
     def waits() -> None:
-        config.progress.say(f"{work.model.label}: another run is scoring it; this one waits for that")
+        config.progress.say(
+            f"{work.model.label}: another run is scoring it; this one waits for that"
+        )
 
     with ExitStack() as held:
         folder = config.cache.path("scores", work.key, "")
@@ -226,12 +256,17 @@ def forget(rows: Rows, work: Work) -> None:
 
 
 def required_windows(rows: Rows, own: Reference, recordings: Mapping[str, str]) -> frozenset[str]:
-    """Return the windows that the reference's store must have: those that a compared model has no scores of.
+    """Return the windows that the reference's store must have: those that a compared model has no
+    scores of.
 
     All windows if the user has named a place for the store, or makes a pack.
     """
     digests = rows.data.digests
-    if rows.config.record_all or rows.config.logits_file is not None or rows.marked[0].out_logits is not None:
+    if (
+        rows.config.record_all
+        or rows.config.logits_file is not None
+        or rows.marked[0].out_logits is not None
+    ):
         return digests
     required = set[str]()
     for model in rows.others:
@@ -247,7 +282,9 @@ def lacking_in_store(own: Reference | None, required: frozenset[str]) -> frozens
 
 
 def key_of(rows: Rows, model: PlannedModel) -> str | None:
-    """Return the key of a model's scores; None if the model is not on this machine yet, or its files are wrong."""
+    """Return the key of a model's scores; None if the model is not on this machine yet, or its
+    files are wrong.
+    """
     try:
         here = backends.files_of(model).cached()
         if here is None:
@@ -260,7 +297,9 @@ def key_of(rows: Rows, model: PlannedModel) -> str | None:
 def lacking_scores(
     rows: Rows, model: PlannedModel, against: Reference, recordings: Mapping[str, str]
 ) -> frozenset[str]:
-    """Return the windows that a compared model still has to score; all of them if this is not known."""
+    """Return the windows that a compared model still has to score; all of them if this is not
+    known.
+    """
     digests = rows.data.digests
     tag = tag_of(model, against)
     if tag == segments.ALONE:
@@ -274,7 +313,8 @@ def lacking_scores(
 def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
     """Return which numbers of the reference each window is compared with in this run.
 
-    The recordings in the store; for windows that are no longer in the store, those that most models were compared with.
+    The recordings in the store; for windows that are no longer in the store, those that most models
+    were compared with.
     """
     digests = rows.data.digests
     counts = defaultdict[str, Counter[str]](Counter)
@@ -283,7 +323,9 @@ def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
         if key is None:
             continue
         folder = rows.config.cache.path("scores", key, "")
-        for window, recordings in segments.recordings(folder, tag_of(model, against), digests).items():
+        for window, recordings in segments.recordings(
+            folder, tag_of(model, against), digests
+        ).items():
             counts[window].update(recordings)
     agreed = {}
     for window, counter in counts.items():
@@ -294,7 +336,9 @@ def agreed_recordings(rows: Rows, against: Reference) -> Mapping[str, str]:
 
 
 def note_other_rope(rows: Rows, work: Work) -> None:
-    """Print a line if the model's windows were scored with the other rotary factors, and are scored again."""
+    """Print a line if the model's windows were scored with the other rotary factors, and are scored
+    again.
+    """
     config = rows.config
     identity = plan.identity(config, work.model)
     if "long_rope" not in identity:
@@ -310,7 +354,9 @@ def note_other_rope(rows: Rows, work: Work) -> None:
 
 
 def use_given_store(config: RunConfig, rows: Rows, data: EvalData) -> None:
-    """Make the store that the user named the reference of all models; every byte is checked if a model needs it."""
+    """Make the store that the user named the reference of all models; every byte is checked if a
+    model needs it.
+    """
     assert config.logits_file is not None
     against = reference.of_store(config.logits_file, data)
     config.cache.use("references", against.key)

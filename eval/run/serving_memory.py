@@ -1,4 +1,6 @@
-"""The memory that serving a model takes: its parts, and the source of each part (``eval.results.Memory``)."""
+"""The memory that serving a model takes: its parts, and the source of each part
+(``eval.results.Memory``).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
 def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> Memory:
     """Return the memory that serving a scored model takes; ``provenance`` describes its run.
 
-    The engine reports the size of its KV cache.  If it scored without a cache, or does not report the size of an
-    unquantized cache, the size is computed from the config and the dtype of the run.
+    The engine reports the size of its KV cache.  If it scored without a cache, or does not report
+    the size of an unquantized cache, the size is computed from the config and the dtype of the run.
     """
     facts, ran = backends.files_of(model).serving(), str(provenance.get("dtype"))
     caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
@@ -27,7 +29,9 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
     parts = [(numbers * BITS[kept] / 8, window) for numbers, window in facts.kv if kept in BITS]
     if caches:
         is_known = None not in {each.token_bytes for each in caches}
-        is_known &= sum(each.count for each in caches) >= facts.kv_layers  # an engine may not report all layers
+        is_known &= (
+            sum(each.count for each in caches) >= facts.kv_layers
+        )  # an engine may not report all layers
         parts = [((each.token_bytes or 0) * each.count, each.window) for each in caches if is_known]
     number_bytes = facts.float_bytes or BITS.get(ran, 16.0) / 8
     missing = weights_missing(model, storage, provenance)
@@ -48,7 +52,9 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
 
 
 def weights_missing(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> str:
-    """Return why the size of the weight files is not the size of the loaded weights; empty if it is."""
+    """Return why the size of the weight files is not the size of the loaded weights; empty if it
+    is.
+    """
     layers = groups.groups_from_json(provenance.get("layers", ()))
     bits, stored = [BITS.get(layer.weights) for layer in layers], storage.bpw_layer
     plain = [each for each in bits if each is not None]
@@ -60,6 +66,13 @@ def weights_missing(model: PlannedModel, storage: Storage, provenance: Mapping[s
         return "weights: override tensors replace a part of the weight files"
     if any("dequantized" in layer.kernel for layer in layers):
         return "weights: the engine decompresses them while loading"
-    if stored and plain and len(plain) == len(bits) and not 0.99 * min(plain) <= stored <= 1.01 * max(plain):
-        return f"weights: stored with {stored:.3g} bits per weight, and loaded with {max(plain):.3g}"
+    if (
+        stored
+        and plain
+        and len(plain) == len(bits)
+        and not 0.99 * min(plain) <= stored <= 1.01 * max(plain)
+    ):
+        return (
+            f"weights: stored with {stored:.3g} bits per weight, and loaded with {max(plain):.3g}"
+        )
     return ""

@@ -1,4 +1,6 @@
-"""The slices of a run: which scored tokens belong to each text, each role, and each of the fixed slices."""
+"""The slices of a run: which scored tokens belong to each text, each role, and each of the fixed
+slices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def slices_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> di
 
 
 def masks_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> Mapping[str, Mask]:
-    """Return the mask [N] of each slice, by its name: texts if there are several, roles, then the fixed ones."""
+    """Return the mask [N] of each slice, by its name: texts if there are several, roles, then the
+    fixed ones.
+    """
     masks: dict[str, Mask] = {}
     text_of = data.text_of[stored.window]
     if len(data.texts) > 1:
@@ -39,7 +43,9 @@ def masks_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> Map
 
 
 def by_role(stored: StoredScores, data: EvalData, text_of: NDArray[np.int32]) -> dict[str, Mask]:
-    """Return the mask [N] of the tokens that each role of the conversations has written, by the role's name."""
+    """Return the mask [N] of the tokens that each role of the conversations has written, by the
+    role's name.
+    """
     index = data.text_index(stored.window, stored.position)
     masks: dict[str, Mask] = {}
     before = 0

@@ -1,9 +1,11 @@
-"""Token scores of one model: read from segments in the cache, made into a row of the results, written as parquet.
+"""Token scores of one model: read from segments in the cache, made into a row of the results,
+written as parquet.
 
-The parquet file has one row per scored token, with the columns ``text`` (its name, if there are several), ``window``,
-``position`` (of the scored token in its window), ``token_id``, ``logprob``, and every other field of ``TokenScores``
-that the engine and the reference computed.  Columns that they did not compute are absent.  The other columns have no
-nulls, and NaN stays NaN.  All other statistics can be computed from these columns later, without running a model.
+The parquet file has one row per scored token, with the columns ``text`` (its name, if there are
+several), ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``,
+and every other field of ``TokenScores`` that the engine and the reference computed.  Columns that
+they did not compute are absent.  The other columns have no nulls, and NaN stays NaN.  All other
+statistics can be computed from these columns later, without running a model.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from .serving_memory import memory_of
 INDEX = ("window", "position", "token_id")
 FIRST = ("started", "score_began", "first_window")
 LAST = ("loaded", "last_window")
-"""Times that every run records; with replicas, the earliest counts in ``FIRST``, and the latest in ``LAST``."""
+"""Times that every run records; with replicas, the earliest counts in ``FIRST``, and the latest in
+``LAST``."""
 
 
 @dataclass
@@ -61,11 +64,15 @@ class Work:
 class StoredScores:
     """A model's scores over all N scored tokens, and the record of the run that made them."""
 
-    columns: dict[str, NDArray[Any]]  # name -> float32 (nats) or bool: ``logprob``, and every other stored score
+    columns: dict[
+        str, NDArray[Any]
+    ]  # name -> float32 (nats) or bool: ``logprob``, and every other stored score
     window: NDArray[np.int32]  # of each scored token, as in the next two fields
     position: NDArray[np.int32]  # in the window
     token_id: NDArray[np.int32]
-    run_record: dict[str, Any]  # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom
+    run_record: dict[
+        str, Any
+    ]  # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom
     sessions: int = 1  # how many runs of the model the windows came from
     replicas: int = 1  # how many workers shared the windows of the last of these runs
     timing: Timing | None = None  # times of the steps of this run
@@ -89,9 +96,9 @@ def look_up(
 ) -> Lookup:
     """Look up the scores of the run's windows, which are stored under a key and a tag.
 
-    ``recordings``: which numbers of the reference the windows are compared with.  With ``progress``, which needs a
-    claim on the windows, damaged files are deleted and reported.  ModelError if some windows have a score that others
-    do not have.
+    ``recordings``: which numbers of the reference the windows are compared with.  With
+    ``progress``, which needs a claim on the windows, damaged files are deleted and reported.
+    ModelError if some windows have a score that others do not have.
     """
     folder = cache.path("scores", key, "")
     if progress is None:  # headers are read faster than content
@@ -120,30 +127,45 @@ def report_damage(folder: Path, loaded: Loaded, progress: Progress) -> None:
     storage.delete(loaded.damaged)
     count = segments.foreign(folder)
     if count:
-        progress.say(f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q: not used")
+        progress.say(
+            f"{folder}: {amount(count, 'file')} of other scores, or of an older compare_q: not used"
+        )
 
 
 def has_record(loaded: Loaded, session: str, tag: str) -> bool:
-    """Return True if a session has a record of the kernels that ran; with the reference, if the scores are compared."""
+    """Return True if a session has a record of the kernels that ran; with the reference, if the
+    scores are compared.
+    """
     record = loaded.records.get(session)
     return record is not None and (tag == segments.ALONE or record["reference"] is not None)
 
 
-def assembled(loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence[Window]) -> StoredScores:
-    """Return the scores of all windows in their order, with what their sessions recorded; ModelError.
+def assembled(
+    loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence[Window]
+) -> StoredScores:
+    """Return the scores of all windows in their order, with what their sessions recorded;
+    ModelError.
 
     ``usable``: the sessions with a record, the last one first; it says what ran.
     """
     seconds = dict[str, float]()
-    for session, taken in loaded.sessions.items():  # the replicas of a run have a session each: the run's, "-", number
+    for (
+        session,
+        taken,
+    ) in (
+        loaded.sessions.items()
+    ):  # the replicas of a run have a session each: the run's, "-", number
         run = session.partition("-")[0]
         seconds[run] = max(seconds.get(run, 0.0), taken)
     records = [loaded.records[session] for session in usable]
     record = records[0]
     last_run = usable[0].partition("-")[0]
-    replicas = [loaded.records[session] for session in usable if session.partition("-")[0] == last_run]
+    replicas = [
+        loaded.records[session] for session in usable if session.partition("-")[0] == last_run
+    ]
     provenance = {**record["known"], **record["provenance"]}
-    # A warning about some windows must be shown, although the run that scored the others did not report it.
+    # A warning about some windows must be shown, although the run that scored the others did not
+    # report it.
     notes = dict.fromkeys(note for each in records for note in each["provenance"].get("notes", ()))
     if notes:
         provenance["notes"] = list(notes)
@@ -163,7 +185,8 @@ def assembled(loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence
     return StoredScores(
         columns=columns,
         window=np.repeat(
-            np.array([window.index for window in windows], np.int32), [window.n_scored for window in windows]
+            np.array([window.index for window in windows], np.int32),
+            [window.n_scored for window in windows],
         ),
         position=np.concatenate([window.positions for window in windows]),
         token_id=np.concatenate([window.targets for window in windows]),
@@ -175,31 +198,42 @@ def assembled(loaded: Loaded, tag: str, usable: Sequence[str], windows: Sequence
 
 
 def of_row(cache: Cache, scores_key: str, data: EvalData) -> StoredScores | None:
-    """Return the scores that a row of the table was made from, by the row's ``scores_key``; None without any."""
+    """Return the scores that a row of the table was made from, by the row's ``scores_key``; None
+    without any.
+    """
     key, _, tag = scores_key.partition("/")
     return look_up(cache, key, tag, data, {}).stored if tag else None
 
 
 def timing_of(found: Sequence[Mapping[str, Any]]) -> Timing | None:
-    """Return the timing of a run from the moments in the records of its replicas; None if a record lacks some.
+    """Return the timing of a run from the moments in the records of its replicas; None if a record
+    lacks some.
 
-    A run begins with the first of its replicas, and ends with the last one.  No moment is before an earlier one, even
-    if replicas overlap or the clock was set back.
+    A run begins with the first of its replicas, and ends with the last one.  No moment is before an
+    earlier one, even if replicas overlap or the clock was set back.
     """
     if not found or any(not each.keys() >= {*FIRST, *LAST} for each in found):
         return None
     moments = {name: min(float(each[name]) for each in found) for name in FIRST}
     moments |= {name: max(float(each[name]) for each in found) for name in LAST}
-    if all(each["started"] == each["loaded"] for each in found):  # loaded for a text before this one
+    if all(
+        each["started"] == each["loaded"] for each in found
+    ):  # loaded for a text before this one
         moments["started"] = moments["loaded"]
     if all(each.get("closed") is not None for each in found):
         moments["closed"] = max(float(each["closed"]) for each in found)
     names = [each.name for each in fields(Timing) if each.name in moments]
-    return Timing(**dict(zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)))
+    return Timing(
+        **dict(
+            zip(names, itertools.accumulate((moments[name] for name in names), max), strict=True)
+        )
+    )
 
 
 def index_of(stored: StoredScores, data: EvalData) -> dict[str, Any]:
-    """Return the columns [N] that locate the token of each score; the text's name only if there are several."""
+    """Return the columns [N] that locate the token of each score; the text's name only if there are
+    several.
+    """
     index = {name: getattr(stored, name) for name in INDEX}
     if len(data.texts) > 1:
         names = np.array([text.name for text in data.texts], dtype=object)
@@ -208,12 +242,17 @@ def index_of(stored: StoredScores, data: EvalData) -> dict[str, Any]:
 
 
 def write_parquet(stored: StoredScores, data: EvalData, target: Path) -> None:
-    """Write the scores as a parquet file, whole or not at all; InputError in one line if that fails."""
+    """Write the scores as a parquet file, whole or not at all; InputError in one line if that
+    fails.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     try:
-        with replacing(target) as part, part.open("wb") as stream:  # pyarrow opens no name that is not UTF-8
+        with (
+            replacing(target) as part,
+            part.open("wb") as stream,
+        ):  # pyarrow opens no name that is not UTF-8
             parquet.write_table(pa.table({**index_of(stored, data), **stored.columns}), stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
@@ -222,9 +261,13 @@ def write_parquet(stored: StoredScores, data: EvalData, target: Path) -> None:
 def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
     """Return the row of a model with the facts of its spec, and these fields."""
     return ModelResult.of(
-        model.label, model.engine, spec=model.spec, spec_sha256=model.spec_sha256, reference=model.is_reference,
+        model.label,
+        model.engine,
+        spec=model.spec,
+        spec_sha256=model.spec_sha256,
+        reference=model.is_reference,
         **fields,
-    )  # fmt: skip
+    )
 
 
 def of_scores(
@@ -233,9 +276,13 @@ def of_scores(
     """Return the row of a model; ModelError if none of its scores is finite."""
     model = work.model
     record = stored.run_record
-    row_estimates = estimates.summarize(stored.columns, places_in(data, stored), stored.position, data.text_size)
+    row_estimates = estimates.summarize(
+        stored.columns, places_in(data, stored), stored.position, data.text_size
+    )
     if not row_estimates.ppl.tokens:
-        why = "; ".join(["", *overflow(model, record["provenance"]), *record["provenance"].get("notes", ())])
+        why = "; ".join(
+            ["", *overflow(model, record["provenance"]), *record["provenance"].get("notes", ())]
+        )
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite{why}")
     row_estimates = replace(row_estimates, sampled=sampled(data, stored))
     overrides = {}
@@ -243,8 +290,13 @@ def of_scores(
         value = model.spec.get(f"override_{name}")
         if value is not None:
             overrides[name] = value
-    size_on_disk = replace(backends.files_of(model).storage(), file_bytes=file_bytes(model), **overrides)
-    notes = (*notes_of(work, stored, has_reference=has_reference), *record["provenance"].get("notes", ()))
+    size_on_disk = replace(
+        backends.files_of(model).storage(), file_bytes=file_bytes(model), **overrides
+    )
+    notes = (
+        *notes_of(work, stored, has_reference=has_reference),
+        *record["provenance"].get("notes", ()),
+    )
     if row_estimates.ppl.non_finite:
         notes = (*notes, *overflow(model, record["provenance"]))
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
@@ -267,7 +319,9 @@ def of_scores(
 
 
 def overflow(model: PlannedModel, provenance: Mapping[str, Any]) -> list[str]:
-    """Return the probable reason why scores of a model are not finite, and what to do; empty if none is known."""
+    """Return the probable reason why scores of a model are not finite, and what to do; empty if
+    none is known.
+    """
     if provenance.get("dtype") != "float16":
         return []
     remedy = ""
@@ -277,8 +331,12 @@ def overflow(model: PlannedModel, provenance: Mapping[str, Any]) -> list[str]:
 
 
 def row_on(row: ModelResult, stored: StoredScores, data: EvalData) -> ModelResult:
-    """Return a row whose statistics are those of one text alone; ``stored``: its scores of this text's windows."""
-    text_estimates = estimates.summarize(stored.columns, places_in(data, stored), stored.position, data.text_size)
+    """Return a row whose statistics are those of one text alone; ``stored``: its scores of this
+    text's windows.
+    """
+    text_estimates = estimates.summarize(
+        stored.columns, places_in(data, stored), stored.position, data.text_size
+    )
     digest = hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest()
     return row.updated(**fields_of(text_estimates), windows=len(data.windows), scores_digest=digest)
 
@@ -292,7 +350,9 @@ def places_in(data: EvalData, stored: StoredScores) -> Places:
 
 
 def sampled(data: EvalData, stored: StoredScores) -> Sampled | None:
-    """Return the errors of the means as means of all windows of the texts; None if no text's windows are a sample."""
+    """Return the errors of the means as means of all windows of the texts; None if no text's
+    windows are a sample.
+    """
     if not any(text.is_spread for text in data.texts):
         return None
     parts = []
@@ -303,14 +363,18 @@ def sampled(data: EvalData, stored: StoredScores) -> Sampled | None:
         columns = {name: column[inside] for name, column in stored.columns.items()}
         errors = Sampled(0.0, 0.0)  # the whole text was scored
         if text.is_spread:
-            errors = estimates.sampled(columns, stored.window[inside] - first, text.starts, text.available)
+            errors = estimates.sampled(
+                columns, stored.window[inside] - first, text.starts, text.available
+            )
         parts.append((errors, int(inside.sum())))
         first = last
     return estimates.sampled_together(parts)
 
 
 def file_bytes(model: PlannedModel) -> int | None:
-    """Return the size of the weight files on disk in bytes; None if they are not here (a server, or deleted since)."""
+    """Return the size of the weight files on disk in bytes; None if they are not here (a server, or
+    deleted since).
+    """
     try:
         return sum(file.stat().st_size for file in backends.files_of(model).weight_files()) or None
     except OSError:
@@ -318,13 +382,17 @@ def file_bytes(model: PlannedModel) -> int | None:
 
 
 def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterator[str]:
-    """Yield notes on replicas, on runs whose batches and so whose rounding differ, and on why there is no KLD."""
+    """Yield notes on replicas, on runs whose batches and so whose rounding differ, and on why there
+    is no KLD.
+    """
     model, decode = work.model, work.model.decode
     asked, count = model.spec.get("replicas", 1), stored.replicas
     if max(asked, count) > 1:
         fewer = f", not by {asked}: there were no more GPUs, or no more windows"
         yield f"scored by {count} replicas{fewer if count < asked else ''}"
-    batches = decode.batch > 1 if decode else backends.engine_class(model.engine).capabilities.batches
+    batches = (
+        decode.batch > 1 if decode else backends.engine_class(model.engine).capabilities.batches
+    )
     if stored.sessions > 1 and batches:
         yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
     if shared := stored.run_record.get("shared_gpu"):

@@ -1,6 +1,7 @@
 """Start, inspect and stop workers, which load and score one model each.
 
-``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine; ``eval/cluster.py`` has workers on nodes.
+``WorkerProcess`` (``eval/common/processes.py``) is a process of this machine; ``eval/cluster.py``
+has workers on nodes.
 """
 
 from __future__ import annotations
@@ -38,30 +39,39 @@ AGAIN_S = 1.0
 
 
 class Worker(Protocol):
-    """One worker of one model: it performs the commands of ``backends/worker/protocol.py`` one after the other.
+    """One worker of one model: it performs the commands of ``backends/worker/protocol.py`` one
+    after the other.
 
-    Paths in commands are paths on the driver's machine.  A worker on another machine copies the windows and the
-    reference store from there, and copies its segments and its recorded reference back.
+    Paths in commands are paths on the driver's machine.  A worker on another machine copies the
+    windows and the reference store from there, and copies its segments and its recorded reference
+    back.
     """
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
         """Return what the command returns; call ``show`` with each message on the way.
 
-        ModelError if it fails, if the worker dies, or if nothing comes from it for ``silence_s`` seconds.
-        LostWorkerError if its machine is gone.  StoppedError if it was killed by ``kill``.
+        ModelError if it fails, if the worker dies, or if nothing comes from it for ``silence_s``
+        seconds.  LostWorkerError if its machine is gone.  StoppedError if it was killed by
+        ``kill``.
         """
 
     def kill(self) -> None:
-        """End the worker and all processes of its engine at once; may be called from any thread, and twice."""
+        """End the worker and all processes of its engine at once; may be called from any thread,
+        and twice.
+        """
 
     def close(self) -> None:
-        """Let the worker end, and wait until no process of it is left; always called last, also after ``kill``."""
+        """Let the worker end, and wait until no process of it is left; always called last, also
+        after ``kill``.
+        """
 
 
 class InProcessWorker:
-    """A worker in the driver's own process, for debugging and tests: one model at a time, shown when it has ended.
+    """A worker in the driver's own process, for debugging and tests: one model at a time, shown
+    when it has ended.
 
-    ``close`` restores the environment, because variables that an engine sets would change the keys of later models.
+    ``close`` restores the environment, because variables that an engine sets would change the keys
+    of later models.
     """
 
     def __init__(self, model: PlannedModel) -> None:
@@ -116,15 +126,19 @@ class Hardware:
 class Workers:
     """The workers of a run on this machine.
 
-    ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it must report its
-    engine's versions, and a server its model; ``in_process``: engines run in this process.  A subclass for
-    another place overrides ``create``, ``inspect`` and ``import_ahead``, and is not ``is_local``.
+    ``pythons``: engine or load_fn -> the Python that runs it; ``inspect_s``: seconds in which it
+    must report its engine's versions, and a server its model; ``in_process``: engines run in this
+    process.  A subclass for another place overrides ``create``, ``inspect`` and ``import_ahead``,
+    and is not ``is_local``.
     """
 
     is_local = True
 
     def __init__(
-        self, pythons: Mapping[str, str] | None = None, gpus: GpuPool | None = None, inspect_s: float = 600.0
+        self,
+        pythons: Mapping[str, str] | None = None,
+        gpus: GpuPool | None = None,
+        inspect_s: float = 600.0,
     ) -> None:
         self.pythons, self.gpus, self.inspect_s = dict(pythons or {}), gpus or GpuPool(), inspect_s
         self.in_process = in_process()
@@ -137,13 +151,16 @@ class Workers:
         if self.in_process:
             return InProcessWorker(model)
         file = model.log_file
-        return WorkerProcess(model.python, model.engine, self.gpus.names, log_file=file, verbose=file is None)
+        return WorkerProcess(
+            model.python, model.engine, self.gpus.names, log_file=file, verbose=file is None
+        )
 
     def inspect(self, model: PlannedModel) -> tuple[EngineInfo, Hardware]:
-        """Return the engine's versions in the model's Python, and the hardware that the model would run on.
+        """Return the engine's versions in the model's Python, and the hardware that the model would
+        run on.
 
-        InputError if that Python cannot run workers.  A separate worker sends requests to a server, since it
-        may never answer; ``EngineInfo.silence`` is the reason if it did not.
+        InputError if that Python cannot run workers.  A separate worker sends requests to a server,
+        since it may never answer; ``EngineInfo.silence`` is the reason if it did not.
         """
         hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
         here = backends.engine_class(model.engine).capabilities.here
@@ -155,16 +172,24 @@ class Workers:
             if here:
                 named = str(error).startswith("python: ")
                 cure = "give a Python that has the engine, or the folder of its virtual environment"
-                raise InputError(str(error) if named else f"python: {model.python}: {error}; {cure}") from None
+                raise InputError(
+                    str(error) if named else f"python: {model.python}: {error}; {cure}"
+                ) from None
             return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), hardware
 
     def ask(self, model: PlannedModel) -> EngineInfo:
-        """Return the facts about the engine that a worker in the model's Python finds; ModelError if it fails."""
+        """Return the facts about the engine that a worker in the model's Python finds; ModelError
+        if it fails.
+        """
         with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
-            return EngineInfo.model_validate(worker.perform(InspectEngine(model), self.inspect_s, lambda message: None))
+            return EngineInfo.model_validate(
+                worker.perform(InspectEngine(model), self.inspect_s, lambda message: None)
+            )
 
     def refusal(self, model: PlannedModel) -> str:
-        """Return why the engine's own checks of the config would refuse the model; "" if they accept it."""
+        """Return why the engine's own checks of the config would refuse the model; "" if they
+        accept it.
+        """
         if not (self.is_local and backends.engine_class(model.engine).capabilities.refuses):
             return ""
         function = f"{worker_side.__name__}:{worker_side.refusal.__name__}"
@@ -175,20 +200,26 @@ class Workers:
     def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
         """Start to import a model's engine, so that its worker need not wait for the import.
 
-        The calling thread must live until the import has ended: the system ends a process that a thread has started
-        when that thread ends (``backends/common/process.py``).
+        The calling thread must live until the import has ended: the system ends a process that a
+        thread has started when that thread ends (``backends/common/process.py``).
         """
         if not self.in_process:
             with suppress(InputError):  # starting the worker reports it
-                PROCESSES.get(model.python or sys.executable, model.engine, self.gpus.names, verbose=verbose)
+                PROCESSES.get(
+                    model.python or sys.executable, model.engine, self.gpus.names, verbose=verbose
+                )
 
     def pool(self, threads: int) -> Executor:
-        """Return an executor for work that is done at the same time; in this process, one after the other."""
+        """Return an executor for work that is done at the same time; in this process, one after the
+        other.
+        """
         return Immediately() if self.in_process else ThreadPoolExecutor(threads)
 
     @contextmanager
     def started(self, create: Callable[[], Worker]) -> Iterator[Worker]:
-        """Run the block with a new worker, which is ended in any case; StoppedError if the run was stopped."""
+        """Run the block with a new worker, which is ended in any case; StoppedError if the run was
+        stopped.
+        """
         with self.lock:
             self.check()
             worker = create()
@@ -215,7 +246,9 @@ class Workers:
             raise StoppedError()
 
     def stoppable(self, watch: Watch) -> Any:
-        """Return a ``Watch`` like ``watch``, whose ``advance`` raises StoppedError once the run was stopped."""
+        """Return a ``Watch`` like ``watch``, whose ``advance`` raises StoppedError once the run was
+        stopped.
+        """
 
         def advance(amount: int = 1) -> None:
             self.check()
@@ -224,7 +257,8 @@ class Workers:
         return SimpleNamespace(expect=watch.expect, advance=advance, say=watch.say)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
-        """Return the Python that runs a model: its spec's, its engine's in the settings, or None for this one.
+        """Return the Python that runs a model: its spec's, its engine's in the settings, or None
+        for this one.
 
         A virtual environment may be given by its folder.  InputError if it is not a program.
         """
@@ -234,7 +268,9 @@ class Workers:
         path = expanded(chosen)
         path = path / "bin" / "python" if path.is_dir() else path
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise InputError(f"python: {chosen}: not a program; give a Python, or the folder of a virtual environment")
+            raise InputError(
+                f"python: {chosen}: not a program; give a Python, or the folder of a virtual environment"
+            )
         return os.path.abspath(path)
 
 
@@ -248,11 +284,13 @@ class InterruptedRun(KeyboardInterrupt):
 
 @contextmanager
 def signals_interrupt(workers: Workers) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, unless this process ignores them (nohup).
+    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, unless this process ignores them
+    (nohup).
 
-    Only the first signal interrupts, until the process ends: a second interrupt could leave threading's locks in a
-    wrong state, and the finished rows are still to be shown.  The same signal interrupts once more after ``AGAIN_S``
-    if the run has not been stopped, because Python drops exceptions that are raised while it deletes an object.
+    Only the first signal interrupts, until the process ends: a second interrupt could leave
+    threading's locks in a wrong state, and the finished rows are still to be shown.  The same
+    signal interrupts once more after ``AGAIN_S`` if the run has not been stopped, because Python
+    drops exceptions that are raised while it deletes an object.
     """
     first, at = 0, 0.0
 
@@ -268,5 +306,8 @@ def signals_interrupt(workers: Workers) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():  # while Python ends, our handler would kill the process
+        for (
+            number,
+            handler,
+        ) in before.items():  # while Python ends, our handler would kill the process
             signal.signal(number, signal.SIG_IGN if first else handler)

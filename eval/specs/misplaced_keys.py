@@ -17,7 +17,8 @@ DATA_KEYS = DataSpec.model_fields.keys()
 
 
 def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
-    """Return where an unknown ``key`` of a spec belongs, as the end of a sentence; empty if no level has it.
+    """Return where an unknown ``key`` of a spec belongs, as the end of a sentence; empty if no
+    level has it.
 
     ``raw``: the JSON of the spec.
     """
@@ -39,7 +40,9 @@ def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
 
 
 def hint_on_axis(axis: str) -> str:
-    """Return how an option of an engine is written in a ``sweep``, as the end of a sentence; empty if it is none."""
+    """Return how an option of an engine is written in a ``sweep``, as the end of a sentence; empty
+    if it is none.
+    """
     return f'; an option of the engine is written "{ENGINE}{axis}"' if engines_with(axis) else ""
 
 

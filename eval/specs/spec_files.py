@@ -36,14 +36,17 @@ NO_REFERENCE = (
 )
 SETTINGS = "COMPARE_Q_SETTINGS"
 COMMAND_LINE = Path("command line")
-"""In errors, the file of specs from the command line; their relative paths start in the working directory."""
+"""In errors, the file of specs from the command line; their relative paths start in the working
+directory."""
 
 
-def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[str, str] | None = None) -> S:
+def parse(
+    kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[str, str] | None = None
+) -> S:
     """Return a spec from parsed JSON; InputError in one line that names the file and the key.
 
-    ``file``: relative paths of the spec start in its folder.  ``where``: comes before the key in errors.  ``places``:
-    how keys are called in the file, if differently.
+    ``file``: relative paths of the spec start in its folder.  ``where``: comes before the key in
+    errors.  ``places``: how keys are called in the file, if differently.
     """
     place, places = printable(f"{file}: {where}"), places or {}
     if isinstance(raw, dict):
@@ -60,13 +63,21 @@ def parse(kind: type[S], raw: Any, file: Path, where: str = "", places: Mapping[
     except ValidationError as error:
         reason = fault_of(error, kind, raw)
         raise InputError(f"{place}{placed(reason, places)}") from None
-    spec._folder, spec._place, spec._places = file.parent, place, {key: place + at for key, at in places.items()}
+    spec._folder, spec._place, spec._places = (
+        file.parent,
+        place,
+        {key: place + at for key, at in places.items()},
+    )
     return spec
 
 
 def fault_of(error: ValidationError, kind: type[Spec], raw: Any) -> str:
-    """Return ``key: what is wrong`` with a spec, and where a key belongs that is on the wrong level."""
-    spec_kind: type[DataSpec] | type[ModelSpec] = DataSpec if issubclass(kind, DataSpec) else ModelSpec
+    """Return ``key: what is wrong`` with a spec, and where a key belongs that is on the wrong
+    level.
+    """
+    spec_kind: type[DataSpec] | type[ModelSpec] = (
+        DataSpec if issubclass(kind, DataSpec) else ModelSpec
+    )
     reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
     key, unknown, _ = reason.partition(": unknown key")
     hint = misplaced_keys.hint(key, spec_kind, raw) if unknown else ""
@@ -76,16 +87,22 @@ def fault_of(error: ValidationError, kind: type[Spec], raw: Any) -> str:
     if axis and misplaced_keys.hint_on_axis(axis[1]):
         return f"{axis[0]}{misplaced_keys.hint_on_axis(axis[1])}"
     if isinstance(raw, dict) and raw and not raw.keys() & kind.model_fields:
-        required = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+        required = ", ".join(
+            name for name, field in kind.model_fields.items() if field.is_required()
+        )
         reason += f"; it holds no key of a {'data' if spec_kind is DataSpec else 'model'} spec ({required}, ...)"
     return reason
 
 
 def with_pack(raw: Mapping[str, Any], beside: Path) -> dict[str, Any]:
-    """Return the keys of a data spec with those of the reference pack that it names; InputError if it is none."""
+    """Return the keys of a data spec with those of the reference pack that it names; InputError if
+    it is none.
+    """
     path = beside / json_files.expanded(raw["pack"])
     try:
-        folder = pack_files.resolve(str(path) if json_files.exists(path) else raw["pack"], raw.get("revision"))
+        folder = pack_files.resolve(
+            str(path) if json_files.exists(path) else raw["pack"], raw.get("revision")
+        )
     except InputError as error:
         raise InputError(f"pack: {error}") from None
     return {**pack_files.data_keys(folder), **raw, "pack": str(folder.absolute())}
@@ -96,7 +113,9 @@ parse_model_spec = partial(parse, ModelSpec)
 
 
 def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
-    """Return the specs of a file's JSON, which is an object or a list; a ``sweep`` gives several model specs."""
+    """Return the specs of a file's JSON, which is an object or a list; a ``sweep`` gives several
+    model specs.
+    """
     if raw == []:
         raise InputError(f"{printable(file)}: holds no {NAMES[kind]}")
     if isinstance(raw, dict) and raw.keys() >= OF_RESULTS:
@@ -114,7 +133,9 @@ def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
 
 
 def load(kind: type[S], files: Iterable[Path], hint: str = "") -> list[S]:
-    """Return the specs of all files in order; ``hint``: added to the error for a file that is not called .json."""
+    """Return the specs of all files in order; ``hint``: added to the error for a file that is not
+    called .json.
+    """
     specs = []
     for file in files:
         try:
@@ -140,30 +161,41 @@ def check_labels(specs: Sequence[DataSpec]) -> None:
         raise InputError(f"label: two texts are called {twice!r}; give them different labels")
 
 
-def load_model_specs(files: Iterable[Path], hint: str = "", say: Say = lambda _: None) -> list[ModelSpec]:
+def load_model_specs(
+    files: Iterable[Path], hint: str = "", say: Say = lambda _: None
+) -> list[ModelSpec]:
     """Return the model specs of all files in order, with different labels."""
     return with_own_labels(load(ModelSpec, files, hint), say)
 
 
 def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
-    """Return the specs with different labels: the second model of one label becomes ``Label (2)``, and ``say`` is
-    called with a line about it."""
+    """Return the specs with different labels: the second model of one label becomes ``Label (2)``,
+    and ``say`` is called with a line about it.
+    """
     found = []
     for spec, name in zip(specs, numbered([spec.name for spec in specs]), strict=True):
         if name != spec.name:
             model = printable(f"{spec.load_fn} {spec.located}")
-            say(f"label: an earlier model is called {printable(spec.name)} too; this one ({model}) is called {name}")
+            say(
+                f"label: an earlier model is called {printable(spec.name)} too; this one ({model}) is called {name}"
+            )
         found.append(spec if name == spec.name else spec.model_copy(update={"label": name}))
     return found
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """Return different names: the second ``name`` becomes ``name (2)``, or gets the next number that is not taken."""
+    """Return different names: the second ``name`` becomes ``name (2)``, or gets the next number
+    that is not taken.
+    """
     different: list[str] = []
     for name in names:
         others = (f"{name} ({number})" for number in itertools.count(2))
         free = (other for other in others if other not in names)
-        own = (each for each in itertools.chain([name], free) if each not in different and each not in taken)
+        own = (
+            each
+            for each in itertools.chain([name], free)
+            if each not in different and each not in taken
+        )
         different.append(next(own))
     return different
 
@@ -191,7 +223,8 @@ def expand(patterns: Iterable[str]) -> list[Path]:
 
 
 def matching(labels: Sequence[str], mask: str | None) -> list[str]:
-    """Return the labels that contain one of the mask's words, which are separated by semicolons; case is ignored.
+    """Return the labels that contain one of the mask's words, which are separated by semicolons;
+    case is ignored.
 
     Without a mask all match.  InputError if none does.
     """
@@ -203,16 +236,20 @@ def matching(labels: Sequence[str], mask: str | None) -> list[str]:
 
 
 def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """Return the models that match a mask, and the reference, without which the others have no KL divergence."""
+    """Return the models that match a mask, and the reference, without which the others have no KL
+    divergence.
+    """
     named = matching([spec.name for spec in specs], mask)
     return [spec for spec in specs if spec.name in named or spec.is_reference]
 
 
-def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[list[ModelSpec], list[str]]:
+def one_reference(
+    specs: Sequence[ModelSpec], *, stored: bool = False
+) -> tuple[list[ModelSpec], list[str]]:
     """Return (the specs with at most one reference, lines to print about the reference).
 
-    Example files mark their unquantized model, so several files have several marks; the first one counts.  ``stored``:
-    without a mark the reference is a store.
+    Example files mark their unquantized model, so several files have several marks; the first one
+    counts.  ``stored``: without a mark the reference is a store.
     """
     marked = [spec for spec in specs if spec.is_reference]
     if len(marked) < 2:
@@ -220,7 +257,9 @@ def one_reference(specs: Sequence[ModelSpec], *, stored: bool = False) -> tuple[
     first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
     unmarked = {"reference": False, "out_logits": None}
     kept = [spec.model_copy(update=unmarked if spec in marked[1:] else {}) for spec in specs]
-    return kept, [f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"]
+    return kept, [
+        f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"
+    ]
 
 
 def json_or_word(text: str) -> Any:
@@ -243,12 +282,15 @@ class Settings(BaseModel):
 
 
 def load_settings() -> Settings:
-    """Return the settings of ``$COMPARE_Q_SETTINGS``, or of ``settings.json`` in the user's configuration folder.
+    """Return the settings of ``$COMPARE_Q_SETTINGS``, or of ``settings.json`` in the user's
+    configuration folder.
 
     They are empty if there is no file; InputError names the file and the key.
     """
     chosen = os.environ.get(SETTINGS)
-    file = Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
+    file = (
+        Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
+    )
     if not file.is_file():
         return Settings()
     try:

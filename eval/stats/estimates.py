@@ -1,9 +1,10 @@
-"""Estimates and their errors (``eval/stats/uncertainty.py``) from token scores, of a model and against a reference.
+"""Estimates and their errors (``eval/stats/uncertainty.py``) from token scores, of a model and
+against a reference.
 
-**Against a reference**, llama.cpp's statistics (tools/perplexity): with a = -ln q(token), b = -ln p_ref(token),
-ln(PPL(Q)/PPL(ref)) = mean(a - b), and its error is the error of that mean, which is a paired error.  The error of
-PPL(Q) - PPL(ref) is the error of the mean of PPL(Q) a - PPL(ref) b.  The change of probability is
-q(token) - p_ref(token).
+**Against a reference**, llama.cpp's statistics (tools/perplexity): with a = -ln q(token), b = -ln
+p_ref(token), ln(PPL(Q)/PPL(ref)) = mean(a - b), and its error is the error of that mean, which is a
+paired error.  The error of PPL(Q) - PPL(ref) is the error of the mean of PPL(Q) a - PPL(ref) b.
+The change of probability is q(token) - p_ref(token).
 """
 
 from __future__ import annotations
@@ -44,15 +45,18 @@ CURVE_BINS = 32
 MOST_TEXTS = 1000
 """Largest number of texts of a run: each has at least one block."""
 LEAST_BLOCKS = FEWEST_WAVES + 1
-"""Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 % or better."""
+"""Minimum number of blocks of the text in a bin that has an error; the error is then known to 35 %
+or better."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] - 1``.
+    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] -
+    1``.
 
-    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite score.  Their errors
-    are standard errors from the blocks of the text; None where a bin has scores in too few blocks.
+    ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite
+    score.  Their errors are standard errors from the blocks of the text; None where a bin has
+    scores in too few blocks.
     """
 
     edges: tuple[Count, ...]
@@ -73,11 +77,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class BlockSums:
-    """Sums over the entries of each of G blocks: ``tokens`` (entries), ``nll``, ``kld`` (nats), ``same_top``.
+    """Sums over the entries of each of G blocks: ``tokens`` (entries), ``nll``, ``kld`` (nats),
+    ``same_top``.
 
-    The difference of any two models' means, and its error, follow from the sums.  ``whole`` names the sums with only
-    finite entries, which can be compared; the other sums leave out entries that are not finite.  ``length``: tokens of
-    the text that the blocks cover, each counted once.
+    The difference of any two models' means, and its error, follow from the sums.  ``whole`` names
+    the sums with only finite entries, which can be compared; the other sums leave out entries that
+    are not finite.  ``length``: tokens of the text that the blocks cover, each counted once.
     """
 
     tokens: Annotated[tuple[Count, ...], Field(max_length=MOST_TEXTS)]
@@ -110,13 +115,15 @@ class BlockSums:
 
 @dataclass(frozen=True)
 class AgainstReference:
-    """A model compared with its reference, over the entries with two finite log-probabilities (KLD: with a finite KLD).
+    """A model compared with its reference, over the entries with two finite log-probabilities (KLD:
+    with a finite KLD).
 
-    Nats, and probabilities from 0 to 1; ``ref_ppl`` is of the same entries, so that it differs from the reference's own
-    perplexity where the model has infinite losses.
+    Nats, and probabilities from 0 to 1; ``ref_ppl`` is of the same entries, so that it differs from
+    the reference's own perplexity where the model has infinite losses.
 
-    ``correlation``: of the two losses over the entries; None if either loss is constant.  ``delta_p``: model minus
-    reference.  Percentiles: percent ("50"), "min" and "max" -> value, of the finite entries.
+    ``correlation``: of the two losses over the entries; None if either loss is constant.
+    ``delta_p``: model minus reference.  Percentiles: percent ("50"), "min" and "max" -> value, of
+    the finite entries.
     """
 
     ref_ppl: Perplexity
@@ -134,7 +141,9 @@ class AgainstReference:
 
 @dataclass(frozen=True)
 class TextRates:
-    """Losses in units that no tokenizer changes: nats over the bytes (UTF-8) or words of the scored text."""
+    """Losses in units that no tokenizer changes: nats over the bytes (UTF-8) or words of the scored
+    text.
+    """
 
     bits_per_byte: Value
     byte_perplexity: Value
@@ -145,8 +154,10 @@ class TextRates:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Standard errors of means over spread windows, as what all windows of the text would give: ``nll`` (nats, so
-    relative ones of PPL), and ``kld`` (nats); None where a score is missing or not finite."""
+    """Standard errors of means over spread windows, as what all windows of the text would give:
+    ``nll`` (nats, so relative ones of PPL), and ``kld`` (nats); None where a score is missing or
+    not finite.
+    """
 
     nll: Error | None
     kld: Error | None = None
@@ -154,10 +165,11 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Estimates:
-    """All estimates from a model's scores; None for an estimate whose scores the engine does not give.
+    """All estimates from a model's scores; None for an estimate whose scores the engine does not
+    give.
 
-    ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the real token is the
-    model's most probable one, of those with a finite log-probability.
+    ``entropy``: of the model's distribution, nats.  ``top1``: share of the positions at which the
+    real token is the model's most probable one, of those with a finite log-probability.
     ``sampled``: None unless the windows are some of the text's, spread over it.
     """
 
@@ -172,7 +184,8 @@ class Estimates:
 
 
 def short_text_cautions(models: Sequence[BlockSums], text: int | None) -> list[str]:
-    """Return cautions, without repeats, about errors of models that come from few tokens, by the models' blocks.
+    """Return cautions, without repeats, about errors of models that come from few tokens, by the
+    models' blocks.
 
     ``text``: number of tokens of the whole text, if known.
     """
@@ -192,10 +205,12 @@ def summarize(
     position: NDArray[Any],
     text: tuple[float, float] | None = None,
 ) -> Estimates:
-    """All estimates of one model's columns [N] (``StoredScores.columns``); only ``logprob`` is mandatory.
+    """All estimates of one model's columns [N] (``StoredScores.columns``); only ``logprob`` is
+    mandatory.
 
-    ``places``: of the entries in their texts; ``position`` [N]: in their windows.  ``text``: bytes and words of the
-    scored tokens together, each as often as it was scored; None if they are not known.
+    ``places``: of the entries in their texts; ``position`` [N]: in their windows.  ``text``: bytes
+    and words of the scored tokens together, each as often as it was scored; None if they are not
+    known.
     """
     logprob = columns["logprob"]
     finite = np.isfinite(logprob)
@@ -206,7 +221,9 @@ def summarize(
         ppl=ppl,
         against=against_reference(columns, places) if compared else None,
         top1=mean_with_errors(columns["top1"], finite, places) if "top1" in columns else None,
-        entropy=mean_with_errors(columns["entropy"], None, places) if "entropy" in columns else None,
+        entropy=mean_with_errors(columns["entropy"], None, places)
+        if "entropy" in columns
+        else None,
         rates=None if text is None or ppl.non_finite else text_rates(mean_logprob, *text),
         blocks=block_sums(columns, places),
         curve=curve_over_position(position, -logprob, columns.get("kld"), places),
@@ -218,8 +235,12 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
     model, reference = (columns[name].astype(np.float64) for name in ("logprob", "ref_logprob"))
     # If the reference's logits are nan, argmax returns some token.
     both = np.isfinite(model) & np.isfinite(reference)
-    model, reference = (np.where(both, logprob, np.nan) for logprob in (model, reference))  # inf - inf would warn
-    ppl, ref_ppl = (perplexity(mean_with_errors(logprob, None, places)) for logprob in (model, reference))
+    model, reference = (
+        np.where(both, logprob, np.nan) for logprob in (model, reference)
+    )  # inf - inf would warn
+    ppl, ref_ppl = (
+        perplexity(mean_with_errors(logprob, None, places)) for logprob in (model, reference)
+    )
     ratio, difference = mean_with_errors(reference - model, None, places), Value(None)
     if ppl.value is not None and ref_ppl.value is not None:
         linear = mean_with_errors(ref_ppl.value * reference - ppl.value * model, None, places)
@@ -244,7 +265,8 @@ def against_reference(columns: Mapping[str, NDArray[Any]], places: Places) -> Ag
 
 
 def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | None:
-    """Rates over bytes and words of a mean log-probability (nats per token); None if nothing was scored.
+    """Rates over bytes and words of a mean log-probability (nats per token); None if nothing was
+    scored.
 
     Their errors treat the numbers of bytes and words per token as exact.
     """
@@ -252,10 +274,14 @@ def text_rates(logprob: Mean, n_bytes: float, n_words: float) -> TextRates | Non
         return None
 
     def per(units: float) -> Value:
-        return with_errors(-logprob.total / units, logprob, lambda error: error * (logprob.tokens / units))
+        return with_errors(
+            -logprob.total / units, logprob, lambda error: error * (logprob.tokens / units)
+        )
 
     nats = per(n_bytes)
-    bits = with_errors(-logprob.total / n_bytes / math.log(2), nats, lambda error: error / math.log(2))
+    bits = with_errors(
+        -logprob.total / n_bytes / math.log(2), nats, lambda error: error / math.log(2)
+    )
     return TextRates(bits, exp_mean(nats), exp_mean(per(n_words)), n_bytes, n_words)
 
 
@@ -268,11 +294,16 @@ def block_sums(columns: Mapping[str, NDArray[Any]], places: Places) -> BlockSums
     for name, scores in values.items():
         finite = np.isfinite(scores)
         sums[name] = tuple(np.bincount(places.block, np.where(finite, scores, 0)).tolist())
-        if name == "same_top" and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all():
+        if (
+            name == "same_top"
+            and not np.isfinite(columns.get("ref_logprob", columns["logprob"])).all()
+        ):
             continue  # argmax of nan is some token
         if finite.all() and (name != "same_top" or "nll" in whole):
             whole.append(name)
-    return BlockSums(tuple(np.bincount(places.block).tolist()), **sums, whole=tuple(whole), length=places.length)
+    return BlockSums(
+        tuple(np.bincount(places.block).tolist()), **sums, whole=tuple(whole), length=places.length
+    )
 
 
 def sampled(
@@ -280,8 +311,8 @@ def sampled(
 ) -> Sampled:
     """Errors of the means of spread windows as means of all windows of their text.
 
-    ``window`` [N]: number of the window of each entry of the ``columns`` [N]; ``starts``: text index at which each
-    window starts; ``available``: number of windows of the text.
+    ``window`` [N]: number of the window of each entry of the ``columns`` [N]; ``starts``: text
+    index at which each window starts; ``available``: number of windows of the text.
     """
     in_text_order = np.argsort(starts)
     tokens = np.bincount(window, minlength=len(starts))[in_text_order]
@@ -296,7 +327,8 @@ def sampled(
 
 
 def sampled_together(parts: Sequence[tuple[Sampled, int]]) -> Sampled:
-    """Errors of the means over several texts, from the (errors, number of scored tokens) of each: they are independent.
+    """Errors of the means over several texts, from the (errors, number of scored tokens) of each:
+    they are independent.
 
     None where the error of a text is not known.
     """
@@ -310,13 +342,17 @@ def sampled_together(parts: Sequence[tuple[Sampled, int]]) -> Sampled:
             squares += (error * tokens / total) ** 2
         return math.sqrt(squares)
 
-    return Sampled(together([part.nll for part, _ in parts]), together([part.kld for part, _ in parts]))
+    return Sampled(
+        together([part.nll for part, _ in parts]), together([part.kld for part, _ in parts])
+    )
 
 
 def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
-    """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus the mean of b, paired.
+    """Mean of ``name`` ("nll": ln of the ratio of perplexities; "kld"; "same_top") of a minus the
+    mean of b, paired.
 
-    None if a model has no such scores, or some that are not finite, or the windows are not the same.
+    None if a model has no such scores, or some that are not finite, or the windows are not the
+    same.
     """
     if name not in a.whole or name not in b.whole or a.tokens != b.tokens:
         return None
@@ -326,16 +362,22 @@ def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
 
 
 def percentiles_of(values: NDArray[Any]) -> dict[str, float]:
-    """Percent -> percentile of finite values [N], "min" and "max" too, interpolated linearly at (N - 1) p as llama.cpp
-    does; empty without values."""
+    """Percent -> percentile of finite values [N], "min" and "max" too, interpolated linearly at (N
+    - 1) p as llama.cpp does; empty without values.
+    """
     if not len(values):
         return {}
-    quantiles = np.quantile(values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0])
+    quantiles = np.quantile(
+        values.astype(np.float64), [0.0, *(percent / 100 for percent in PERCENTS), 1.0]
+    )
     return dict(zip(PERCENTILES, quantiles.tolist(), strict=True))
 
 
-def curve_over_position(position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places) -> Curve:
-    """Mean loss [N] and KLD [N] by position [N] in the window, in bins whose widths grow with the position.
+def curve_over_position(
+    position: NDArray[Any], nll: NDArray[Any], kld: NDArray[Any] | None, places: Places
+) -> Curve:
+    """Mean loss [N] and KLD [N] by position [N] in the window, in bins whose widths grow with the
+    position.
 
     Early positions change fastest: the loss falls about as fast from 1 to 2 as from 500 to 1,000.
     """

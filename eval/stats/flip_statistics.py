@@ -1,20 +1,25 @@
-"""Statistics of two models' answers to the same questions: flips, McNemar's test, equivalence within a margin.
+"""Statistics of two models' answers to the same questions: flips, McNemar's test, equivalence
+within a margin.
 
-``lost`` of n questions are right only in the reference, and ``gained`` only in the new model.  All others say nothing
-about which of the two is better.  The difference of the accuracies is (gained - lost) / n.
+``lost`` of n questions are right only in the reference, and ``gained`` only in the new model.  All
+others say nothing about which of the two is better.  The difference of the accuracies is (gained -
+lost) / n.
 
-**McNemar's exact test** (for language models: Kübler et al., arXiv 2602.10144) asks whether the two differ at all.  If
-neither is better, each of the lost + gained answers goes either way like a coin toss; p is the probability of counts at
-least as far apart, on both sides.  A large p does not show that the two are equal: few answers give a large p, too.
+**McNemar's exact test** (for language models: Kübler et al., arXiv 2602.10144) asks whether the two
+differ at all.  If neither is better, each of the lost + gained answers goes either way like a coin
+toss; p is the probability of counts at least as far apart, on both sides.  A large p does not show
+that the two are equal: few answers give a large p, too.
 
-**Equivalence** asks whether the accuracies differ by less than a margin m, with two one-sided tests (Schuirmann,
-Journal of Pharmacokinetics and Biopharmaceutics 15, 1987): one of the difference <= -m, one of the difference >= m.  If
-both are rejected at 5 %, the two are equivalent; models that differ by exactly m are called so in at most 5 % of cases.
-Each test uses Tango's score statistic for paired proportions (Statistics in Medicine 17, 1998), in which the variance
-is that of the best fit with a difference of exactly m.  Other statistics take the variance from the answers; with few
-flips it is far too small, and 0 without any.  A continuity correction of half an answer makes the test conservative:
-enumerated exactly for 20 to 10,000 questions, margins of 0.2 to 10 %, 0 to 60 % of flips and up to 1,500 lost answers,
-the error at the margin is at most 4.9 %; without the correction it is up to 6.1 %.
+**Equivalence** asks whether the accuracies differ by less than a margin m, with two one-sided tests
+(Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987): one of the difference <=
+-m, one of the difference >= m.  If both are rejected at 5 %, the two are equivalent; models that
+differ by exactly m are called so in at most 5 % of cases.  Each test uses Tango's score statistic
+for paired proportions (Statistics in Medicine 17, 1998), in which the variance is that of the best
+fit with a difference of exactly m.  Other statistics take the variance from the answers; with few
+flips it is far too small, and 0 without any.  A continuity correction of half an answer makes the
+test conservative: enumerated exactly for 20 to 10,000 questions, margins of 0.2 to 10 %, 0 to 60 %
+of flips and up to 1,500 lost answers, the error at the margin is at most 4.9 %; without the
+correction it is up to 6.1 %.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEVEL = 0.05
-"""The level of each one-sided test of equivalence.  The interval of the difference has 1 - 2 * LEVEL."""
+"""The level of each one-sided test of equivalence.  The interval of the difference has 1 - 2 *
+LEVEL."""
 Z = 1.6448536269514722
 """The standard normal distribution's quantile of 1 - LEVEL."""
 CORRECTION = 0.5
@@ -37,7 +43,9 @@ Outcome = Literal["equivalent", "undecided", "different"]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers, and its standard error over independent questions; None for a single question."""
+    """A share of right answers, and its standard error over independent questions; None for a
+    single question.
+    """
 
     value: float
     stderr: float | None
@@ -47,8 +55,8 @@ class Accuracy:
 class Flips:
     """Answers of a new model compared with the reference's.
 
-    ``other_wrong``: questions that both have wrong, with different answers; None if the answers are not known.
-    ``interval``: of ``difference``, the new accuracy minus the reference's, with 90 %.
+    ``other_wrong``: questions that both have wrong, with different answers; None if the answers are
+    not known.  ``interval``: of ``difference``, the new accuracy minus the reference's, with 90 %.
     """
 
     questions: int
@@ -62,9 +70,11 @@ class Flips:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether two accuracies differ by less than ``margin``, and the p of the two one-sided tests together.
+    """Whether two accuracies differ by less than ``margin``, and the p of the two one-sided tests
+    together.
 
-    "different": they differ by more than the margin, at the same level; "undecided": neither is shown.
+    "different": they differ by more than the margin, at the same level; "undecided": neither is
+    shown.
     """
 
     margin: float
@@ -73,7 +83,9 @@ class Equivalence:
 
 
 def accuracy(right: Sequence[bool]) -> Accuracy:
-    """Return the share of right answers with its standard error, by lm-eval's formula in lm-eval's order."""
+    """Return the share of right answers with its standard error, by lm-eval's formula in lm-eval's
+    order.
+    """
     count = len(right)
     share = sum(right) / count
     if count < 2:
@@ -83,7 +95,9 @@ def accuracy(right: Sequence[bool]) -> Accuracy:
 
 
 def flips(reference: Sequence[bool], new: Sequence[bool], other_wrong: int | None = None) -> Flips:
-    """Return the flips of two models' answers to the same questions, in the same order: True for a right one."""
+    """Return the flips of two models' answers to the same questions, in the same order: True for a
+    right one.
+    """
     pairs = list(zip(reference, new, strict=True))
     lost = pairs.count((True, False))
     gained = pairs.count((False, True))
@@ -99,7 +113,9 @@ def flips(reference: Sequence[bool], new: Sequence[bool], other_wrong: int | Non
 
 
 def mcnemar_p(lost: int, gained: int) -> float:
-    """Return McNemar's exact two-sided p: 2 P(X <= the smaller count), X binomial with 1/2, at most 1."""
+    """Return McNemar's exact two-sided p: 2 P(X <= the smaller count), X binomial with 1/2, at most
+    1.
+    """
     total = lost + gained
     term = 1
     tail = 0
@@ -124,7 +140,9 @@ def equivalence(counts: Flips, margin: float) -> Equivalence:
 
 
 def interval(lost: int, gained: int, questions: int) -> tuple[float, float]:
-    """Return the 90 % interval of the difference: the values that neither one-sided test rejects at 5 %."""
+    """Return the 90 % interval of the difference: the values that neither one-sided test rejects at
+    5 %.
+    """
     worst = largest_loss(lost, gained, questions)
     best = largest_loss(gained, lost, questions)
     return -worst, best
@@ -144,16 +162,19 @@ def largest_loss(lost: int, gained: int, questions: int) -> float:
 
 
 def p_below(lost: int, gained: int, questions: int, loss: float) -> float:
-    """Return the one-sided p of the hypothesis that the true loss is ``loss`` or more; small if it is below."""
+    """Return the one-sided p of the hypothesis that the true loss is ``loss`` or more; small if it
+    is below.
+    """
     return 0.5 * math.erfc(score(lost, gained, questions, loss) / math.sqrt(2))
 
 
 def score(lost: int, gained: int, questions: int, loss: float) -> float:
-    """Return Tango's score statistic with the continuity correction; large if the true loss is below ``loss``.
+    """Return Tango's score statistic with the continuity correction; large if the true loss is
+    below ``loss``.
 
-    A loss is the share of lost answers minus that of gained ones.  If the true one is ``loss``, the statistic is
-    standard normal.  ``share`` is then the most probable true share of gained answers: the larger root of Tango's
-    quadratic equation, whose coefficients are ``a``, ``b`` and ``c``.
+    A loss is the share of lost answers minus that of gained ones.  If the true one is ``loss``, the
+    statistic is standard normal.  ``share`` is then the most probable true share of gained answers:
+    the larger root of Tango's quadratic equation, whose coefficients are ``a``, ``b`` and ``c``.
     """
     a = 2.0 * questions
     b = (2 * questions - lost + gained) * loss - lost - gained

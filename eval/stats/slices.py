@@ -1,8 +1,8 @@
 """Scores of slices: named sets of a model's scored tokens, each given by a mask over the entries.
 
-A slice has the same statistics as the whole row (``eval/stats/estimates.py``), over fewer tokens.  Its error is the
-error of a ratio: the sum over the slice's tokens, divided by their number, where both vary between the blocks of the
-row.  Blocks without a token of the slice are left out.
+A slice has the same statistics as the whole row (``eval/stats/estimates.py``), over fewer tokens.
+Its error is the error of a ratio: the sum over the slice's tokens, divided by their number, where
+both vary between the blocks of the row.  Blocks without a token of the slice are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Mask = NDArray[np.bool_]
 SURE_FROM = np.float32(math.log(0.9))
 """Smallest log-probability of the reference's most probable token at which the reference is sure.
 
-Both thresholds are rounded as the scores are, so that a probability of exactly 0.9 is sure, and 0.5 is not unsure.
+Both thresholds are rounded as the scores are, so that a probability of exactly 0.9 is sure, and 0.5
+is not unsure.
 """
 UNSURE_BELOW = np.float32(math.log(0.5))
 BEGIN_LENGTH = 256
@@ -36,9 +37,9 @@ BEGIN_LENGTH = 256
 class Slice:
     """Statistics of the tokens of a slice; None for what is not known.
 
-    ``tokens`` counts the finite log-probabilities; ``kld`` (nats) and ``same_top`` (a share from 0 to 1) leave out the
-    same entries as those of the whole row.  Standard errors are None if fewer than ``LEAST_BLOCKS`` blocks of the row
-    have entries of the slice.
+    ``tokens`` counts the finite log-probabilities; ``kld`` (nats) and ``same_top`` (a share from 0
+    to 1) leave out the same entries as those of the whole row.  Standard errors are None if fewer
+    than ``LEAST_BLOCKS`` blocks of the row have entries of the slice.
     """
 
     tokens: Count
@@ -77,7 +78,9 @@ def summarize(columns: Columns, mask: Mask, places: Places) -> Slice:
 
 
 def masked_mean(values: NDArray[Any], mask: Mask, places: Places) -> Mean:
-    """Return the mean of the finite ``values`` [N] where ``mask`` [N]; its error is None if too few blocks have one."""
+    """Return the mean of the finite ``values`` [N] where ``mask`` [N]; its error is None if too few
+    blocks have one.
+    """
     mean = mean_with_errors(values, mask, places)
     used = mask & np.isfinite(values)
     entries = np.bincount(places.block[used])  # by block
@@ -89,8 +92,8 @@ def masked_mean(values: NDArray[Any], mask: Mask, places: Places) -> Mean:
 def by_confidence(columns: Columns, *, is_reference: bool = False) -> dict[str, Mask]:
     """Return the masks [N] of the tokens at which the reference is sure, and at which it is unsure.
 
-    ``is_reference``: the columns are the reference's own.  Without a reference there are no masks.  An entry whose
-    highest probability is not finite is in neither mask.
+    ``is_reference``: the columns are the reference's own.  Without a reference there are no masks.
+    An entry whose highest probability is not finite is in neither mask.
     """
     name = "top1_logprob" if is_reference else "ref_top1_logprob"
     if name not in columns:
@@ -104,6 +107,8 @@ def by_confidence(columns: Columns, *, is_reference: bool = False) -> dict[str, 
 
 
 def by_position(position: NDArray[Any]) -> dict[str, Mask]:
-    """Return the masks [N] of the first tokens of the windows and of the other ones, from ``position`` [N] in them."""
+    """Return the masks [N] of the first tokens of the windows and of the other ones, from
+    ``position`` [N] in them.
+    """
     is_begin = np.asarray(position < BEGIN_LENGTH)
     return {BEGIN: is_begin, REST: ~is_begin}

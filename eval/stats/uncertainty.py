@@ -1,30 +1,34 @@
-"""Means of per-token scores, and their errors.  Uses only numpy; sums and counts are divided once, at the end.
+"""Means of per-token scores, and their errors.  Uses only numpy; sums and counts are divided once,
+at the end.
 
-A text's tokens are not independent: windows overlap, so that a token is scored several times, and an easy
-article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30 disjoint blocks of the
-text by the place of its token (``places_of``).  With u_g = sum of y - m * entries over block g, the mean m of a score y
-over N entries has
+A text's tokens are not independent: windows overlap, so that a token is scored several times, and
+an easy article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30
+disjoint blocks of the text by the place of its token (``places_of``).  With u_g = sum of y - m *
+entries over block g, the mean m of a score y over N entries has
 
     stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
     p_j = 2 * (sum over g of u_g * cos(pi * j * (g + 1/2) / G)) ** 2
 
-and m ± t(0.975, B) stderr is a 95 % interval (``clustered_error``; blocks that hold no entry are left out).  This is
-the estimator of Lazarus, Lewis, Stock and Watson (J. Business & Economic Statistics 36, 2018) from the B cosines of
-lowest frequency, times a factor.  Changes of the mean over a text are in its low frequencies; the noise of single
-tokens is in all frequencies.  (With all cosines, B = G - 1, and without the factor, this would be the clustered
-estimator of Liang and Zeger, Biometrika 73, 1986.)  If a score has an autocorrelation time of tau tokens, its component
-of frequency f is 1 + (2 pi f tau) ** 2 times smaller than its component of frequency 0, which is the error of the mean.
-The factor corrects this, for an autocorrelation time that grows as the root of the text's length.  In the factor, a
-text of less than 20,000 tokens counts as one of 20,000.  B = root(tokens of text / 30,000), rounded down, at least 4,
-at most 16: the error itself is known to 35 % (4 cosines) or better.
+and m ± t(0.975, B) stderr is a 95 % interval (``clustered_error``; blocks that hold no entry are
+left out).  This is the estimator of Lazarus, Lewis, Stock and Watson (J. Business & Economic
+Statistics 36, 2018) from the B cosines of lowest frequency, times a factor.  Changes of the mean
+over a text are in its low frequencies; the noise of single tokens is in all frequencies.  (With all
+cosines, B = G - 1, and without the factor, this would be the clustered estimator of Liang and
+Zeger, Biometrika 73, 1986.)  If a score has an autocorrelation time of tau tokens, its component of
+frequency f is 1 + (2 pi f tau) ** 2 times smaller than its component of frequency 0, which is the
+error of the mean.  The factor corrects this, for an autocorrelation time that grows as the root of
+the text's length.  In the factor, a text of less than 20,000 tokens counts as one of 20,000.  B =
+root(tokens of text / 30,000), rounded down, at least 4, at most 16: the error itself is known to 35
+% (4 cosines) or better.
 
-The lengths of documents cannot be found from the scores of a text: a text that is a single document shows no change.
-The rule is therefore fixed, and ``longest_documents`` returns the longest documents that it holds for.
-docs/statistics.md and results/coverage.md list how often intervals cover on simulated texts
-(``benchmarks/coverage.py``) and on real texts.
+The lengths of documents cannot be found from the scores of a text: a text that is a single document
+shows no change.  The rule is therefore fixed, and ``longest_documents`` returns the longest
+documents that it holds for.  docs/statistics.md and results/coverage.md list how often intervals
+cover on simulated texts (``benchmarks/coverage.py``) and on real texts.
 
-Functions of means (perplexity, ratios) have the error of their linear approximation.  ``stderr_independent`` is
-llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries as independent: it is several times too small.
+Functions of means (perplexity, ratios) have the error of their linear approximation.
+``stderr_independent`` is llama.cpp's error, sqrt((mean y^2 - m^2) / (N - 1)), which takes entries
+as independent: it is several times too small.
 """
 
 from __future__ import annotations
@@ -46,9 +50,11 @@ Error = Annotated[float, Field(ge=0)]
 
 LARGEST_EXPONENT = math.log(1.7e308)
 FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
-"""A text is cut into blocks of at least ``LEAST_BLOCK`` tokens, within these two limits of their number."""
+"""A text is cut into blocks of at least ``LEAST_BLOCK`` tokens, within these two limits of their
+number."""
 FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
-"""Errors come from root(tokens of text / UNIT) cosines, within the two limits, and fewer than the blocks."""
+"""Errors come from root(tokens of text / UNIT) cosines, within the two limits, and fewer than the
+blocks."""
 MEMORY = 12_000
 """Tokens; with this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
@@ -59,7 +65,9 @@ TAIL = 0.025
 
 @dataclass(frozen=True)
 class Places:
-    """Position of entries in a text: the block of each (``block`` [N]), and the tokens of all blocks (``length``)."""
+    """Position of entries in a text: the block of each (``block`` [N]), and the tokens of all
+    blocks (``length``).
+    """
 
     block: NDArray[Any]
     length: int
@@ -67,10 +75,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """``value`` = exp(-logprob_sum / tokens); None if nothing finite was scored, or if it overflows.
+    """``value`` = exp(-logprob_sum / tokens); None if nothing finite was scored, or if it
+    overflows.
 
-    ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those left out of it.
-    Errors: one standard error; None with one block, or one token.
+    ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those
+    left out of it.  Errors: one standard error; None with one block, or one token.
     """
 
     value: Annotated[float, Field(gt=0)] | None
@@ -83,7 +92,9 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Mean:
-    """``value`` = total / tokens; None if no entry was finite.  ``non_finite`` counts the entries left out of both."""
+    """``value`` = total / tokens; None if no entry was finite.  ``non_finite`` counts the entries
+    left out of both.
+    """
 
     value: float | None
     total: float
@@ -103,14 +114,18 @@ class Value:
 
 
 def places_of(
-    index: NDArray[Any], begin: NDArray[Any] | None = None, text: NDArray[np.integer[Any]] | None = None
+    index: NDArray[Any],
+    begin: NDArray[Any] | None = None,
+    text: NDArray[np.integer[Any]] | None = None,
 ) -> Places:
-    """Return the blocks of entries from their tokens' indices [N] in the text, in any order and with any gaps.
+    """Return the blocks of entries from their tokens' indices [N] in the text, in any order and
+    with any gaps.
 
     The length is counted from the first to the last scored token, including gaps between windows.
-    ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is then in the
-    block of its first token.  ``text`` [N]: number of the text of each entry; the texts then share the blocks by their
-    lengths, at least one for each, so that no block spans two texts, and the length is the sum of their lengths.
+    ``begin`` [N]: where the conversation of each entry begins in the text; a whole conversation is
+    then in the block of its first token.  ``text`` [N]: number of the text of each entry; the texts
+    then share the blocks by their lengths, at least one for each, so that no block spans two texts,
+    and the length is the sum of their lengths.
     """
     place = index if begin is None else begin
     members = [np.ones(len(index), np.bool_)]
@@ -136,17 +151,22 @@ def length_of(index: NDArray[Any]) -> int:
 
 
 def shares_of(lengths: Sequence[int], count: int) -> list[int]:
-    """Return how many of ``count`` blocks each text gets: by their lengths, at least one, by largest remainder."""
+    """Return how many of ``count`` blocks each text gets: by their lengths, at least one, by
+    largest remainder.
+    """
     total = max(sum(lengths), 1)
     shares = [max(length * count // total, 1) for length in lengths]
-    by_remainder = sorted(range(len(lengths)), key=lambda number: -(lengths[number] * count % total))
+    by_remainder = sorted(
+        range(len(lengths)), key=lambda number: -(lengths[number] * count % total)
+    )
     for number in by_remainder[: max(count - sum(shares), 0)]:
         shares[number] += 1
     return shares
 
 
 def longest_documents(length: int) -> int:
-    """Return the longest documents (two digits) that still leave intervals of ``length`` tokens a coverage of 94 %.
+    """Return the longest documents (two digits) that still leave intervals of ``length`` tokens a
+    coverage of 94 %.
 
     This is the length of a token's document, averaged over the tokens of the text.
     """
@@ -156,7 +176,9 @@ def longest_documents(length: int) -> int:
 
 
 def n_waves(groups: int, length: int) -> int:
-    """Number of cosines in errors over ``groups`` blocks, which is their number of degrees of freedom."""
+    """Number of cosines in errors over ``groups`` blocks, which is their number of degrees of
+    freedom.
+    """
     return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
 
 
@@ -179,12 +201,13 @@ def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> f
 
 
 def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) -> float | None:
-    """Standard error of sum(total) / sum(tokens) as the mean of all ``available`` windows of a text, from sums and
-    counts [n] of windows that are spread over it, in the text's order; None for fewer than two.
+    """Standard error of sum(total) / sum(tokens) as the mean of all ``available`` windows of a
+    text, from sums and counts [n] of windows that are spread over it, in the text's order; None for
+    fewer than two.
 
-    From the differences of neighbours, with the finite population correction (Wolter, Introduction to Variance
-    Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left out than taken, the
-    compared neighbours are as far apart as the windows that are left out.
+    From the differences of neighbours, with the finite population correction (Wolter, Introduction
+    to Variance Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left
+    out than taken, the compared neighbours are as far apart as the windows that are left out.
     """
     n, count = len(tokens), float(tokens.sum())
     if n < 2:
@@ -198,7 +221,8 @@ def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) ->
 
 
 def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> tuple[float, float]:
-    """Interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees of freedom (``n_waves``).
+    """Interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees of freedom
+    (``n_waves``).
 
     ``tail``: the probability beyond each end.
     """
@@ -208,9 +232,11 @@ def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> t
 
 @cache
 def student_t(freedom: int, tail: float = TAIL) -> float:
-    """The value that Student's t exceeds with the probability ``tail``, below 1/2; ValueError for 0 degrees of freedom.
+    """The value that Student's t exceeds with the probability ``tail``, below 1/2; ValueError for 0
+    degrees of freedom.
 
-    By bisection of the closed forms for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    By bisection of the closed forms for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and
+    26.7.4).
     """
     if freedom < 1:
         raise ValueError(f"an interval needs 1 degree of freedom or more, not {freedom}")
@@ -229,7 +255,9 @@ def student_t(freedom: int, tail: float = TAIL) -> float:
 def mean_with_errors(
     values: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: Places | None = None
 ) -> Mean:
-    """Mean of numbers [N], summed in float64, over the finite ones (and, of those, where ``finite``)."""
+    """Mean of numbers [N], summed in float64, over the finite ones (and, of those, where
+    ``finite``).
+    """
     used = np.isfinite(values) if finite is None else np.isfinite(values) & finite
     kept = values[used].astype(np.float64)
     total, tokens = float(kept.sum()), len(kept)
@@ -237,7 +265,9 @@ def mean_with_errors(
         return Mean(None, total, 0, len(used))
     with np.errstate(over="ignore"):
         variance = float(kept.var())
-    independent = math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
+    independent = (
+        math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
+    )
     error = None
     if places is not None:
         block = places.block[used]
@@ -256,7 +286,14 @@ def exp_mean(mean: Mean | Value, sign: int = 1) -> Value:
 def perplexity(logprob: Mean) -> Perplexity:
     """Perplexity of a mean log-probability."""
     ppl = exp_mean(logprob, -1)
-    return Perplexity(ppl.value, logprob.total, logprob.tokens, logprob.non_finite, ppl.stderr, ppl.stderr_independent)
+    return Perplexity(
+        ppl.value,
+        logprob.total,
+        logprob.tokens,
+        logprob.non_finite,
+        ppl.stderr,
+        ppl.stderr_independent,
+    )
 
 
 def root_of_mean(squares: Mean) -> Value:
@@ -268,6 +305,12 @@ def root_of_mean(squares: Mean) -> Value:
 
 
 def with_errors(value: float, mean: Mean | Value, change: Callable[[float], float]) -> Value:
-    """Return a function's ``value`` at a mean, with the mean's errors after ``change``; None for an overflow."""
-    known = (None if error is None else change(error) for error in (mean.stderr, mean.stderr_independent))
-    return Value(value, *(error if error is None or math.isfinite(error) else None for error in known))
+    """Return a function's ``value`` at a mean, with the mean's errors after ``change``; None for an
+    overflow.
+    """
+    known = (
+        None if error is None else change(error) for error in (mean.stderr, mean.stderr_independent)
+    )
+    return Value(
+        value, *(error if error is None or math.isfinite(error) else None for error in known)
+    )

@@ -1,8 +1,9 @@
 """The columns of the table, one declaration each, and the order of the rows.
 
-Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outputs.md read ``COLUMNS``.  A field of
-``ModelResult`` (``eval/results.py``) becomes a column by one entry there.  A column may take a parameter after a colon:
-``memory:32k`` takes a number of tokens, ``kld:chat`` a slice of the scored tokens.
+Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outputs.md read
+``COLUMNS``.  A field of ``ModelResult`` (``eval/results.py``) becomes a column by one entry there.
+A column may take a parameter after a colon: ``memory:32k`` takes a number of tokens, ``kld:chat`` a
+slice of the scored tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .numbers import KLD_DIGITS, PPL_DIGITS
 class Column:
     """A column of the table.
 
-    ``shown``: when the table of a run has the column by default; with ``of_reference`` it also needs a reference.
+    ``shown``: when the table of a run has the column by default; with ``of_reference`` it also
+    needs a reference.
 
     - "known": a row has a value;
     - "different": rows have different values;
@@ -42,19 +44,27 @@ class Column:
     plus: float = 0.0
     signed: bool = False  # a positive number has a sign
     error: bool = False  # the field has a standard error, ``..._stderr``
-    of_reference: float | None = None  # the reference's value by definition; None: models are not compared with it
-    best: Literal["", "nll", "kld", "same_top"] = ""  # the score of ``eval/ranking.py`` that marks the best rows
+    of_reference: float | None = (
+        None  # the reference's value by definition; None: models are not compared with it
+    )
+    best: Literal["", "nll", "kld", "same_top"] = (
+        ""  # the score of ``eval/ranking.py`` that marks the best rows
+    )
     more_is_better: bool = False  # sorting begins with the largest value
     wraps: bool = False  # words that a narrow terminal may wrap
     shown: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
-    spare: int = 0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
+    spare: int = (
+        0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
+    )
     parameter: Literal["", "context", "slice"] = ""  # what may follow the name after a colon
     context: int = 0  # N of ``memory:N``, a number of tokens; 0 for any other column
     slice: str = ""  # the slice whose tokens the column is over; empty: all scored tokens
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The field of results.json, and that of its error; of a slice, the names that CSV and pandas have for them."""
+        """The field of results.json, and that of its error; of a slice, the names that CSV and
+        pandas have for them.
+        """
         field = self.name if self.slice else self.field or self.name
         return (field, f"{field}_stderr") if self.error else (field,)
 
@@ -70,14 +80,18 @@ class Column:
         return self.attribute(model, "")
 
     def stderr(self, model: ModelResult) -> float | None:
-        """The standard error of a row's value; None if it is not known, or if the column does not have one."""
+        """The standard error of a row's value; None if it is not known, or if the column does not
+        have one.
+        """
         if not self.error:
             return None
         stderr: float | None = self.attribute(model, "_stderr")
         return stderr
 
     def attribute(self, model: ModelResult, suffix: str) -> Any:
-        """A row's field with this suffix, or that of the row's slice; None if the row does not have the slice."""
+        """A row's field with this suffix, or that of the row's slice; None if the row does not have
+        the slice.
+        """
         name = (self.field or self.name.partition(":")[0]).replace(".", "_") + suffix
         if self.slice:
             return getattr(model.slices.get(self.slice), name, None)
@@ -88,10 +102,13 @@ class Column:
         values = [self.value(model) for model in run.models]
         known = values.count(None) < len(values)
         return (self.of_reference is None or run.reference is not None) and {
-            "": False, "always": True, "known": known, "nonzero": any(values),
+            "": False,
+            "always": True,
+            "known": known,
+            "nonzero": any(values),
             "different": len({*values} - {None}) > 1,
             "no files": not any(model.file_bytes for model in run.models),
-        }[self.shown]  # fmt: skip
+        }[self.shown]
 
 
 share = partial(Column, digits=2, times=100.0, error=True)
@@ -99,44 +116,159 @@ share = partial(Column, digits=2, times=100.0, error=True)
 COLUMNS = (
     Column("label", "label", "the model, with its marks", wraps=True, shown="always"),
     Column("engine", "engine", "the load_fn of its spec", wraps=True),
-    Column("kernel", "kernel", "what computed most quantized layers, by the engine's own name", wraps=True,
-          shown="always"),
+    Column(
+        "kernel",
+        "kernel",
+        "what computed most quantized layers, by the engine's own name",
+        wraps=True,
+        shown="always",
+    ),
     Column("where", "where", "the machine that it ran on", shown="different"),
-    Column("attention", "attention", "what computed the attention, by the engine's own name", wraps=True),
-    Column("version", "version", "the package that provided the engine", "engine_version", wraps=True),
-    Column("options", "options", "the engine's options in which rows of the table differ", wraps=True),
-    Column("phase", "phase", "prefill, or decode SxB: in steps of S tokens of each of B windows", wraps=True,
-          shown="different"),
-    Column("kv_cache", "KV\ncache", "the precision in which keys and values were kept", shown="different", spare=12),
-    Column("kv_mb", "KV MB /\n1k tok", "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs", digits=1,
-          shown="different", spare=11),
-    Column("bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2, shown="always"),
-    Column("bpw_head", "head\nbpw", "stored bits per weight of the output head", digits=2, shown="different", spare=2),
-    Column("vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, shown="no files"),
-    Column("size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9, shown="known"),
-    Column("ppl", "PPL", "perplexity: how well the model predicts the text; lower is better, within one table",
-           digits=PPL_DIGITS, error=True, best="nll", shown="always", parameter="slice"),
-    Column("ratio", "PPL vs\nref %", "how far perplexity is above the reference's, with the paired error", "ppl_ratio",
-           2, 100, -100, signed=True, error=True, of_reference=1, shown="known", spare=10),
-    Column("kld", "KLD", "how far predictions are from the reference's: mean KL(reference || model) over tokens, nats",
-           digits=KLD_DIGITS, error=True, of_reference=0, best="kld", shown="always", parameter="slice"),
-    Column("kld_median", "median\nKLD", "half of the tokens have a smaller KLD", digits=KLD_DIGITS, of_reference=0),
-    Column("kld_p99", "99 %\nKLD", "99 % of the tokens have a smaller KLD", digits=4, of_reference=0),
-    Column("kld_p99.9", "99.9 %\nKLD", "99.9 % of the tokens have a smaller KLD", digits=4, of_reference=0,
-           shown="known", spare=9),
+    Column(
+        "attention",
+        "attention",
+        "what computed the attention, by the engine's own name",
+        wraps=True,
+    ),
+    Column(
+        "version", "version", "the package that provided the engine", "engine_version", wraps=True
+    ),
+    Column(
+        "options", "options", "the engine's options in which rows of the table differ", wraps=True
+    ),
+    Column(
+        "phase",
+        "phase",
+        "prefill, or decode SxB: in steps of S tokens of each of B windows",
+        wraps=True,
+        shown="different",
+    ),
+    Column(
+        "kv_cache",
+        "KV\ncache",
+        "the precision in which keys and values were kept",
+        shown="different",
+        spare=12,
+    ),
+    Column(
+        "kv_mb",
+        "KV MB /\n1k tok",
+        "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs",
+        digits=1,
+        shown="different",
+        spare=11,
+    ),
+    Column(
+        "bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2, shown="always"
+    ),
+    Column(
+        "bpw_head",
+        "head\nbpw",
+        "stored bits per weight of the output head",
+        digits=2,
+        shown="different",
+        spare=2,
+    ),
+    Column(
+        "vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, shown="no files"
+    ),
+    Column(
+        "size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9, shown="known"
+    ),
+    Column(
+        "ppl",
+        "PPL",
+        "perplexity: how well the model predicts the text; lower is better, within one table",
+        digits=PPL_DIGITS,
+        error=True,
+        best="nll",
+        shown="always",
+        parameter="slice",
+    ),
+    Column(
+        "ratio",
+        "PPL vs\nref %",
+        "how far perplexity is above the reference's, with the paired error",
+        "ppl_ratio",
+        2,
+        100,
+        -100,
+        signed=True,
+        error=True,
+        of_reference=1,
+        shown="known",
+        spare=10,
+    ),
+    Column(
+        "kld",
+        "KLD",
+        "how far predictions are from the reference's: mean KL(reference || model) over tokens, nats",
+        digits=KLD_DIGITS,
+        error=True,
+        of_reference=0,
+        best="kld",
+        shown="always",
+        parameter="slice",
+    ),
+    Column(
+        "kld_median",
+        "median\nKLD",
+        "half of the tokens have a smaller KLD",
+        digits=KLD_DIGITS,
+        of_reference=0,
+    ),
+    Column(
+        "kld_p99", "99 %\nKLD", "99 % of the tokens have a smaller KLD", digits=4, of_reference=0
+    ),
+    Column(
+        "kld_p99.9",
+        "99.9 %\nKLD",
+        "99.9 % of the tokens have a smaller KLD",
+        digits=4,
+        of_reference=0,
+        shown="known",
+        spare=9,
+    ),
     Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
-    share("same_top", "same\ntop %", "tokens at which model and reference have the same most probable token",
-          of_reference=1, best="same_top", more_is_better=True, shown="always", parameter="slice"),
-    share("top1", "hits\n%", "tokens of the text that are the model's most probable", error=False, more_is_better=True),
+    share(
+        "same_top",
+        "same\ntop %",
+        "tokens at which model and reference have the same most probable token",
+        of_reference=1,
+        best="same_top",
+        more_is_better=True,
+        shown="always",
+        parameter="slice",
+    ),
+    share(
+        "top1",
+        "hits\n%",
+        "tokens of the text that are the model's most probable",
+        error=False,
+        more_is_better=True,
+    ),
     Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
     Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
-    Column("non_finite", "non-\nfinite", "tokens without a finite log-probability, left out of PPL", digits=0,
-           shown="nonzero"),
+    Column(
+        "non_finite",
+        "non-\nfinite",
+        "tokens without a finite log-probability, left out of PPL",
+        digits=0,
+        shown="nonzero",
+    ),
     Column("load", "load\ns", "seconds of loading", "load_seconds", 1),
     Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
-    Column("speed", "tok/s", "scored tokens per second of scoring", "tokens_per_second", 0, more_is_better=True,
-           shown="known", spare=3),
-)  # fmt: skip
+    Column(
+        "speed",
+        "tok/s",
+        "scored tokens per second of scoring",
+        "tokens_per_second",
+        0,
+        more_is_better=True,
+        shown="known",
+        spare=3,
+    ),
+)
 """In the order of the table, unless ``--columns`` gives another order."""
 BY_NAME = {column.name: column for column in COLUMNS}
 MEMORY = Column(
@@ -169,7 +301,9 @@ def named(name: str) -> Column:
     column = MEMORY if first == MEMORY.name else BY_NAME.get(first)
     if column is None or (colon and not column.parameter):
         slices = ", ".join(f"{each}:SLICE" for each in OF_SLICES)
-        known = f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
+        known = (
+            f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
+        )
         raise InputError(f"{printable(name)!r} is not a column{meant(name)}; there are: {known}")
     if column.parameter == "context":
         return of_context(column, parameter)
@@ -185,12 +319,16 @@ def meant(name: str) -> str:
 
 
 def of_context(column: Column, parameter: str) -> Column:
-    """Return a column for a number of tokens; InputError unless the ``parameter`` is one, as 8192 or 32k."""
+    """Return a column for a number of tokens; InputError unless the ``parameter`` is one, as 8192
+    or 32k.
+    """
     found = CONTEXT.fullmatch(parameter)
     if found is None:
         first = column.name
         name = f"{first}:{parameter}" if parameter else first
-        raise InputError(f"{name!r}: write the number of tokens after {first}, as {first}:8192 or {first}:32k")
+        raise InputError(
+            f"{name!r}: write the number of tokens after {first}, as {first}:8192 or {first}:32k"
+        )
     thousands = found[2]
     tokens = int(found[1]) * (1024 if thousands else 1)
     header = column.header.replace("\n", f"\n{found[1]}{thousands} ")
@@ -203,7 +341,9 @@ def of_slice(column: Column, name: str) -> Column:
     It marks no best rows, and is in no table by its own rule.
     """
     if not name:
-        raise InputError(f"'{column.name}:': write the name of a slice after the colon, as {column.name}:special")
+        raise InputError(
+            f"'{column.name}:': write the name of a slice after the colon, as {column.name}:special"
+        )
     in_words = SLICES.get(name, f"tokens of {name}")
     return replace(
         column,
@@ -224,7 +364,9 @@ def check_slices(columns: Sequence[Column], known: Sequence[str]) -> None:
         if column.slice and column.slice not in known:
             there = f"there are: {printable(', '.join(known))}" if known else "this run has none"
             near = nearest(column.slice, known)
-            raise InputError(f"{printable(column.name)}: no row has the slice {column.slice!r}{near}; {there}")
+            raise InputError(
+                f"{printable(column.name)}: no row has the slice {column.slice!r}{near}; {there}"
+            )
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:
@@ -245,7 +387,9 @@ def fields_of(names: Sequence[str]) -> list[str]:
 
 
 def values_of(model: ModelResult, names: Sequence[str] | None) -> Mapping[str, Any]:
-    """Return a row's fields with a single value, and the values of those chosen columns that have a parameter."""
+    """Return a row's fields with a single value, and the values of those chosen columns that have a
+    parameter.
+    """
     values = model.flat
     for column in map(named, names or ()):
         if column.context or column.slice:
@@ -257,7 +401,8 @@ def values_of(model: ModelResult, names: Sequence[str] | None) -> Mapping[str, A
 def ordered(run: RunResult, key: str | None) -> RunResult:
     """Return the run with its rows sorted by ``key``, unknown values and then failures last.
 
-    ``key``: the name of a column; None: unchanged.  The smallest value comes first, or the largest if more is better.
+    ``key``: the name of a column; None: unchanged.  The smallest value comes first, or the largest
+    if more is better.
     """
     if key is None:
         return run
@@ -276,7 +421,9 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
 
 
 def sort_value(column: Column, model: ModelResult) -> Any:
-    """Return a row's value for sorting; the reference has the value that the column gives it by definition."""
+    """Return a row's value for sorting; the reference has the value that the column gives it by
+    definition.
+    """
     if model.error:
         return None
     if model.reference and column.of_reference is not None:
@@ -285,7 +432,9 @@ def sort_value(column: Column, model: ModelResult) -> Any:
 
 
 def no_order(run: RunResult, key: str) -> str | None:
-    """Return why sorting by ``key`` has no effect, and what to do; None if a row except the reference has a value."""
+    """Return why sorting by ``key`` has no effect, and what to do; None if a row except the
+    reference has a value.
+    """
     column = named(key)
     is_compared = column.of_reference is not None
     rows = [model for model in run.models if not (model.reference and is_compared)]

@@ -1,7 +1,8 @@
 """``--fail-if 'kld > 0.05'``: a row fails if a column of the table has such a value.
 
-The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails too, since it
-may be wrong.  The reference has no value in columns that compare with the reference, and cannot fail there.
+The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails
+too, since it may be wrong.  The reference has no value in columns that compare with the reference,
+and cannot fail there.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from .memory_fit import OLDER
 from .numbers import number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 PATTERN = re.compile(rf"\s*(.*\S)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
 """The last sign counts: a name of a slice may have one, too."""
 
 
 class Condition(NamedTuple):
-    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row that meets the condition fails."""
+    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row that meets the
+    condition fails.
+    """
 
     column: Column
     sign: str
@@ -47,11 +53,17 @@ class Condition(NamedTuple):
         if value is None:
             return f"n/a: {(model.memory or OLDER).missing}" if self.column.context else "n/a"
         shown = self.column.times * value + self.column.plus
-        return number_text(shown, self.column.digits or 0) if SIGNS[self.sign](shown, self.limit) else ""
+        return (
+            number_text(shown, self.column.digits or 0)
+            if SIGNS[self.sign](shown, self.limit)
+            else ""
+        )
 
 
 def parse(given: str) -> Condition:
-    """Return the condition in words; InputError for another form, an unknown column, or a column of words."""
+    """Return the condition in words; InputError for another form, an unknown column, or a column of
+    words.
+    """
     name, sign, limit = read(given, "kld > 0.05")
     column = named(name)
     if column.digits is None:
@@ -60,13 +72,17 @@ def parse(given: str) -> Condition:
 
 
 def read(given: str, example: str) -> tuple[str, str, float]:
-    """Return (name, sign, limit) of a condition in words; InputError, with the ``example``, for another form."""
+    """Return (name, sign, limit) of a condition in words; InputError, with the ``example``, for
+    another form.
+    """
     found = PATTERN.fullmatch(given)
     limit = math.nan
     with suppress(ValueError):
         limit = float(found[3]) if found else math.nan
     if found is None or not math.isfinite(limit):
-        raise InputError(f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as {example!r}")
+        raise InputError(
+            f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as {example!r}"
+        )
     return found[1], found[2], limit
 
 

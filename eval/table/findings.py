@@ -1,7 +1,7 @@
 """The closing sentences of a run: what was found, and no more than the statistics support.
 
-Which rows differ is decided in ``eval/ranking.py``: between quantized rows by the test of the star, which holds for all
-rows at once; between a row and the reference as in ``--pairs``.
+Which rows differ is decided in ``eval/ranking.py``: between quantized rows by the test of the star,
+which holds for all rows at once; between a row and the reference as in ``--pairs``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from . import precision_sentences
 from .numbers import kld_in_words, kld_text, number_with_error, two_digits
 
 NAMED = 3
-"""The largest number of rows that are all named.  Of more rows, the first ones are named, or the best and the worst."""
+"""The largest number of rows that are all named.  Of more rows, the first ones are named, or the
+best and the worst."""
 MOST_TIMES = 1000
 """The largest ratio of two KLDs that is given as a ratio; beyond it the KLDs themselves are."""
 LEAST_SAVED = 1.05
@@ -39,17 +40,26 @@ def on_models(run: RunResult) -> list[str]:
     measured = [model for model in run.models if model.blocks]
     if not measured:
         return ["No model was scored."]
-    compared = [model for model in measured if model.kld is not None and not (model.reference or model.noise_floor)]
+    compared = [
+        model
+        for model in measured
+        if model.kld is not None and not (model.reference or model.noise_floor)
+    ]
     rows = [model for model in compared if model.is_quantized] or compared
     if run.reference is None or not rows:
         return [*of_ppl(measured), *caution(measured)]
-    said, reference = of_kld(run, rows), next((model for model in measured if model.reference), None)
+    said, reference = (
+        of_kld(run, rows),
+        next((model for model in measured if model.reference), None),
+    )
     if reference is not None and len(rows) <= NAMED:
         outcomes = {model.marked_label: compare(model, reference, "nll").outcome for model in rows}
-        kinds = {"more": f"is higher than {reference.label}'s{certainly(rows)}",
-                 "less": f"is lower than {reference.label}'s{certainly(rows)}",
-                 "equal": f"cannot be told apart from {reference.label}'s",
-                 "same": f"is {reference.label}'s, with the same score at every token"}  # fmt: skip
+        kinds = {
+            "more": f"is higher than {reference.label}'s{certainly(rows)}",
+            "less": f"is lower than {reference.label}'s{certainly(rows)}",
+            "equal": f"cannot be told apart from {reference.label}'s",
+            "same": f"is {reference.label}'s, with the same score at every token",
+        }
         for kind in [each for each in dict.fromkeys(outcomes.values()) if each in kinds]:
             labels = [label for label, outcome in outcomes.items() if outcome == kind]
             said.append(f"The PPL of {listed(labels)} {kinds[kind]}.")
@@ -58,7 +68,9 @@ def on_models(run: RunResult) -> list[str]:
 
 
 def of_kld(run: RunResult, rows: Sequence[ModelResult]) -> list[str]:
-    """Return sentences on what the best row keeps of the reference, and how much more the others lose."""
+    """Return sentences on what the best row keeps of the reference, and how much more the others
+    lose.
+    """
     near, reference = near_lossless(run.models), (run.reference or {})["label"]
     found = ranking(rows, "kld", near)
     best, least = found.best, found.best.kld or 0.0
@@ -79,7 +91,8 @@ def of_kld(run: RunResult, rows: Sequence[ModelResult]) -> list[str]:
 
 
 def for_its_size(found: Ranking, near: Collection[str]) -> list[str]:
-    """Return a sentence on what the smallest of the worse rows saves, and what that costs; none if it saves nothing.
+    """Return a sentence on what the smallest of the worse rows saves, and what that costs; none if
+    it saves nothing.
 
     A nearly lossless row is not compared, because its KLD comes from roundings.
     """
@@ -105,13 +118,20 @@ def of_ppl(measured: Sequence[ModelResult]) -> list[str]:
     found = ranking(rows, "nll")
     best, size = found.best, number_with_error(found.best.ppl or 0.0, found.best.ppl_stderr)
     if len(rows) == 1:
-        return [f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."]
+        return [
+            f"{best.marked_label} has a PPL of {size} on this text; there is no other to compare it with."
+        ]
     above = {model.label: 100 * ((model.ppl or 0.0) / (best.ppl or 1.0) - 1) for model in rows}
-    sizes = {label: f"{times(ratio)} %" if ratio >= 0.01 else "less than 0.01 %" for label, ratio in above.items()}
+    sizes = {
+        label: f"{times(ratio)} %" if ratio >= 0.01 else "less than 0.01 %"
+        for label, ratio in above.items()
+    }
     return ranked(found, "nll", f"{best.marked_label} has the lowest PPL, {size}", sizes, "by {}")
 
 
-def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], frame: str) -> list[str]:
+def ranked(
+    found: Ranking, score: str, first: str, sizes: Mapping[str, str], frame: str
+) -> list[str]:
     """Return ``first``, a clause on the best row, followed by how the others compare with it.
 
     ``sizes``: label -> how much worse a row is, which goes into ``frame``.
@@ -120,7 +140,10 @@ def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], fra
     if found.same:
         has = "has" if len(found.same) == 1 else "have"
         clauses.append(f"{listed([model.marked_label for model in found.same])} {has} {SAME}")
-    for others, words in ((found.unranked, "KLD cannot rank it beside"), (found.equal, "it cannot be told apart from")):
+    for others, words in (
+        (found.unranked, "KLD cannot rank it beside"),
+        (found.equal, "it cannot be told apart from"),
+    ):
         if others:
             clauses.append(f"{words} {listed([model.marked_label for model in others])}")
     certain = certainly([found.best, *found.unranked, *found.equal, *found.worse, *found.unknown])
@@ -131,7 +154,9 @@ def ranked(found: Ranking, score: str, first: str, sizes: Mapping[str, str], fra
         shown = " and ".join(sizes[model.label] for model in others)
         if len(others) >= NAMED:
             who = who if found.worse and found.unknown else f"the {len(others)} others"
-            shown = " to ".join(f"{sizes[model.label]} ({model.marked_label})" for model in (others[0], others[-1]))
+            shown = " to ".join(
+                f"{sizes[model.label]} ({model.marked_label})" for model in (others[0], others[-1])
+            )
         clauses.append(f"{who} {verb}{surely}: {frame.format(shown)}")
         if others is found.unknown:
             reason = found.reason or "they cannot be compared token by token"
@@ -150,7 +175,9 @@ def caution(models: Sequence[ModelResult]) -> list[str]:
     if any(each.held < 2 for each in blocks):
         return ["Nothing of this is certain: no errors are known."]
     length = min((each.length for each in blocks), default=SHORT)
-    return [] if length >= SHORT else [f"On a text of {length:,} tokens nothing of this is certain."]
+    return (
+        [] if length >= SHORT else [f"On a text of {length:,} tokens nothing of this is certain."]
+    )
 
 
 def listed(words: Sequence[str]) -> str:

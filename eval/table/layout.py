@@ -1,7 +1,7 @@
 """The layout of a table in a terminal: which columns fit its width, and how wide each of them is.
 
-The label stays whole as long as another column or error can be left out (``Table.spare``) that is none of ``WANTED``;
-then labels are shortened in the middle.  Numbers are never cut.
+The label stays whole as long as another column or error can be left out (``Table.spare``) that is
+none of ``WANTED``; then labels are shortened in the middle.  Numbers are never cut.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .tables import LABEL, STDERR, Filled, Table
 MARGIN = 2
 """Characters of the table's box at the left and the right."""
 LEAST_LABEL, LEAST_WORDS = 12, 14
-"""Least widths in characters of a label and of other words that wrap.  If a label has less room than this, it does not
-wrap, and lines are longer than the terminal is wide."""
+"""Least widths in characters of a label and of other words that wrap.  If a label has less room
+than this, it does not wrap, and lines are longer than the terminal is wide."""
 
 
 SHORT_LABEL = 24
@@ -35,7 +35,8 @@ WANTED = ("size", "bpw_layer", "same_top", f"kld{STDERR}", f"ppl{STDERR}")
 
 
 class Drawn(NamedTuple):
-    """A column as the terminal shows it: header, cells, and its width and least width in characters.
+    """A column as the terminal shows it: header, cells, and its width and least width in
+    characters.
 
     A label wraps only if its whole width does not fit although all spare columns are left out.
     """
@@ -48,10 +49,14 @@ class Drawn(NamedTuple):
 
 
 def drawn(filled: Filled) -> Drawn:
-    """Return a column as it is shown: words; or numbers flush right, then errors or marks flush left."""
+    """Return a column as it is shown: words; or numbers flush right, then errors or marks flush
+    left.
+    """
     column = filled.column
     if column.wraps:
-        header, *texts = [printable(each) for each in (column.title, *(cell.value for cell in filled.cells))]
+        header, *texts = [
+            printable(each) for each in (column.title, *(cell.value for cell in filled.cells))
+        ]
         width = max(map(cell_len, [header, *texts]))
         least = width if column.name == LABEL else min(width, LEAST_WORDS)
         return Drawn(filled, width, least, header, list(map(Text, texts)))
@@ -61,7 +66,9 @@ def drawn(filled: Filled) -> Drawn:
     after = max(map(len, errors), default=0)
     before = max([*map(cell_len, shown), max(map(cell_len, lines)) - after])
     cells = [
-        Text(" " * (before - cell_len(value)) + value, "bold" if cell.is_best else "").append(error, "not bold")
+        Text(" " * (before - cell_len(value)) + value, "bold" if cell.is_best else "").append(
+            error, "not bold"
+        )
         for value, cell, error in zip(shown, filled.cells, errors, strict=True)
     ]
     header = "\n".join([" " * (before - cell_len(line)) + line for line in lines])
@@ -69,7 +76,9 @@ def drawn(filled: Filled) -> Drawn:
 
 
 def fitting(table: Table, width: int) -> tuple[list[Drawn], tuple[str, ...]]:
-    """Return the columns to print in ``width`` characters, and the names of the columns and errors to leave out."""
+    """Return the columns to print in ``width`` characters, and the names of the columns and errors
+    to leave out.
+    """
     columns = list(map(drawn, table.columns))
     for kept in range(len(table.spare), -1, -1):
         left_out = table.spare[kept:]
@@ -84,7 +93,9 @@ def fitting(table: Table, width: int) -> tuple[list[Drawn], tuple[str, ...]]:
 
 
 def with_short_labels(columns: Sequence[Drawn], width: int) -> list[Drawn]:
-    """Return the columns with labels short enough for a table of this width; unchanged if two would become equal."""
+    """Return the columns with labels short enough for a table of this width; unchanged if two would
+    become equal.
+    """
     labels = next((each for each in columns if each.filled.column.name == LABEL), None)
     if labels is None:
         return list(columns)
@@ -93,13 +104,17 @@ def with_short_labels(columns: Sequence[Drawn], width: int) -> list[Drawn]:
     short = [cut_in_middle(printable(label), room) for label in whole]
     if room < SHORT_LABEL or len(set(short)) < len(set(whole)):
         return list(columns)
-    cells = tuple(replace(cell, value=label) for cell, label in zip(labels.filled.cells, short, strict=True))
+    cells = tuple(
+        replace(cell, value=label) for cell, label in zip(labels.filled.cells, short, strict=True)
+    )
     shorter = drawn(replace(labels.filled, cells=cells))
     return [shorter if each is labels else each for each in columns]
 
 
 def cut_in_middle(label: str, room: int) -> str:
-    """Return a label without characters in its middle, so that it takes ``room`` characters of a terminal."""
+    """Return a label without characters in its middle, so that it takes ``room`` characters of a
+    terminal.
+    """
     if cell_len(label) <= room:
         return label
     middle = len(label) // 2
@@ -114,7 +129,9 @@ def cut_in_middle(label: str, room: int) -> str:
 
 
 def without(columns: Sequence[Drawn], left_out: Collection[str]) -> list[Drawn]:
-    """Return the columns without those of these names; ``kld_stderr``: the column without its errors."""
+    """Return the columns without those of these names; ``kld_stderr``: the column without its
+    errors.
+    """
     narrow = []
     for each in columns:
         if each.filled.column.name + STDERR in left_out:
@@ -130,7 +147,9 @@ def least_width(columns: Sequence[Drawn]) -> int:
 
 
 def widths(columns: Sequence[Drawn], width: int) -> list[int]:
-    """Return the width of each column of a table that is ``width`` characters wide, or wider if it has to be."""
+    """Return the width of each column of a table that is ``width`` characters wide, or wider if it
+    has to be.
+    """
     room, found = width - least_width(columns), []
     for each in columns:
         more = min(max(room, 0), each.width - each.least)
@@ -148,7 +167,12 @@ def print_columns(console: Console, title: str, columns: Sequence[Drawn]) -> Non
     gap = 1 if total + len(chosen) <= own else 0
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap, 0, 0))
     for each, characters in zip(columns, chosen, strict=True):
-        table.add_column(Text(each.header), overflow="fold", no_wrap=not each.filled.column.wraps, width=characters)
+        table.add_column(
+            Text(each.header),
+            overflow="fold",
+            no_wrap=not each.filled.column.wraps,
+            width=characters,
+        )
     for row in zip(*[each.cells for each in columns], strict=True):
         table.add_row(*row)
     if title:
@@ -160,13 +184,23 @@ def print_columns(console: Console, title: str, columns: Sequence[Drawn]) -> Non
 
 def left_out_line(table: Table, left_out: Collection[str], width: int) -> list[str]:
     """Return a line on what the printed table leaves out and how to see it; no line if it is whole."""
-    columns = dict.fromkeys(each.column.name for each in table.columns if each.column.name in left_out)
+    columns = dict.fromkeys(
+        each.column.name for each in table.columns if each.column.name in left_out
+    )
     errors = dict.fromkeys(
-        each.column.name for each in table.columns if each.column.name + STDERR in left_out
-        and each.column.name not in columns and any(cell.error for cell in each.cells)
-    )  # fmt: skip
+        each.column.name
+        for each in table.columns
+        if each.column.name + STDERR in left_out
+        and each.column.name not in columns
+        and any(cell.error for cell in each.cells)
+    )
     if not columns and not errors:
         return []
-    titles = [*(named(name).title for name in columns), *(f"the ± of {named(name).title}" for name in errors)]
+    titles = [
+        *(named(name).title for name in columns),
+        *(f"the ± of {named(name).title}" for name in errors),
+    ]
     names = ", ".join([*columns, *errors])
-    return [f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns '{names}' shows them"]
+    return [
+        f"left out in {width} columns: {', '.join(titles)}; a wider terminal or --columns '{names}' shows them"
+    ]

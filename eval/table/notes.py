@@ -27,7 +27,8 @@ COMMON_ERROR = (
     "far more precise (--pairs)"
 )
 NOTEWORTHY = 0.1
-"""Smallest share of a row's seconds that the first step, in which engines compile, needs for the note on speeds."""
+"""Smallest share of a row's seconds that the first step, in which engines compile, needs for the
+note on speeds."""
 PLACEMENT = re.compile(
     "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads|batch|api_key|trust"
 )
@@ -45,29 +46,45 @@ def label_of(model: ModelResult) -> str:
 
 
 def machine_letters(run: RunResult) -> dict[str, str]:
-    """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same machine.
+    """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same
+    machine.
 
-    A name that is a part of one other name is the same machine: "GPU" is the same as "GPU, CPU", as llama.cpp names it.
+    A name that is a part of one other name is the same machine: "GPU" is the same as "GPU, CPU", as
+    llama.cpp names it.
     """
     found: dict[str, str] = {}
     letters: dict[str, str] = {}
     names = dict.fromkeys(model.where for model in run.models if model.where)
     for name in names:
         fuller = [other for other in names if set(name.split(", ")) < set(other.split(", "))]
-        found[name] = letters.setdefault(fuller[0] if len(fuller) == 1 else name, chr(ord("A") + len(letters)))
+        found[name] = letters.setdefault(
+            fuller[0] if len(fuller) == 1 else name, chr(ord("A") + len(letters))
+        )
     return found if len(letters) > 1 else {}
 
 
 def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
-    """Return the notes that are special to the table of a run with the columns of these names, one line each."""
+    """Return the notes that are special to the table of a run with the columns of these names, one
+    line each.
+    """
     rows = run.models
     notes = [run.subtitle] if len(run.texts) > 1 else []
     for model in rows:
         gpus = model.provenance.get("gpus")
-        machine = gpus[0] if isinstance(gpus, list) and gpus else model.provenance.get("cpu", "an unknown machine")
-        notes += [f"{MARK} {model.label}: {clause} on {machine}" for clause in deviations_of(model.provenance)]
+        machine = (
+            gpus[0]
+            if isinstance(gpus, list) and gpus
+            else model.provenance.get("cpu", "an unknown machine")
+        )
+        notes += [
+            f"{MARK} {model.label}: {clause} on {machine}"
+            for clause in deviations_of(model.provenance)
+        ]
     machines = sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
-    notes += [f"where {letter}: {machine}" for letter, machine in sorted({b: a for a, b in machines}.items())]
+    notes += [
+        f"where {letter}: {machine}"
+        for letter, machine in sorted({b: a for a, b in machines}.items())
+    ]
     notes += window_notes(run)
     notes += [after_name(run, text.name, note) for text in run.texts for note in text.notes]
     phases = {model.phase or "" for model in rows if not model.error}
@@ -78,9 +95,14 @@ def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
             " before in the KV cache"
         )
     notes += same_notes(rows)
-    tokens, ropes = run.data.get("window_length"), [(model.label, model.provenance.get(ROPE)) for model in rows]
+    tokens, ropes = (
+        run.data.get("window_length"),
+        [(model.label, model.provenance.get(ROPE)) for model in rows],
+    )
     notes += by_note(
-        (label, beyond(rope, tokens)) for label, rope in ropes if isinstance(rope, dict) and isinstance(tokens, int)
+        (label, beyond(rope, tokens))
+        for label, rope in ropes
+        if isinstance(rope, dict) and isinstance(tokens, int)
     )
     measured = [model.blocks for model in rows if model.blocks]
     if max((blocks.held for blocks in measured), default=2) > 1:
@@ -99,30 +121,44 @@ def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
             "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them (compare-q flips)"
         )
     if cached := sum(model.from_cache for model in rows):
-        notes.append(f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)")
+        notes.append(
+            f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)"
+        )
     notes += by_note((model.label, note) for model in rows for note in model_notes(model, run))
     return notes + memory_notes(run, columns)
 
 
 def same_notes(rows: Sequence[ModelResult]) -> list[str]:
-    """Return notes on rows with the same score at every token; they ask whether options that differ were applied."""
+    """Return notes on rows with the same score at every token; they ask whether options that differ
+    were applied.
+    """
     said, firsts = [], dict[str, ModelResult]()
-    for model in sorted((row for row in rows if row.scores_digest), key=lambda row: not row.reference):
+    for model in sorted(
+        (row for row in rows if row.scores_digest), key=lambda row: not row.reference
+    ):
         first = firsts.setdefault(model.scores_digest, model)
         if model is first:
             continue
-        names = [] if model.loads != first.loads else [
-            name for name in {**first.engine_options, **model.engine_options}
-            if first.engine_options.get(name) != model.engine_options.get(name) and not PLACEMENT.search(name)
-            and not (applied(first, name) and applied(model, name))
-        ]  # fmt: skip
+        names = (
+            []
+            if model.loads != first.loads
+            else [
+                name
+                for name in {**first.engine_options, **model.engine_options}
+                if first.engine_options.get(name) != model.engine_options.get(name)
+                and not PLACEMENT.search(name)
+                and not (applied(first, name) and applied(model, name))
+            ]
+        )
         question = f": was engine.{' and engine.'.join(names)} applied?" if names else ""
         said.append((model.label, f"same scores at every token as {first.label}{question}"))
     return by_note(said)
 
 
 def applied(model: ModelResult, name: str) -> bool:
-    """Return True if the provenance has the value of the spec's option, or if the spec does not set it."""
+    """Return True if the provenance has the value of the spec's option, or if the spec does not set
+    it.
+    """
     ran = model.provenance.get(name)
     return bool(model.engine_options.get(name, ran) == ran)
 
@@ -133,10 +169,18 @@ def after_name(run: RunResult, name: str, note: str) -> str:
 
 
 def window_notes(run: RunResult) -> list[str]:
-    """Return notes on the numbers of windows and scored tokens, and on the method that cut the windows, by text."""
+    """Return notes on the numbers of windows and scored tokens, and on the method that cut the
+    windows, by text.
+    """
     lines = []
     for text in run.texts:
-        cut = "conversations: " if text.method == "chat" else f"method {text.method}: " if text.method else ""
+        cut = (
+            "conversations: "
+            if text.method == "chat"
+            else f"method {text.method}: "
+            if text.method
+            else ""
+        )
         whole = text.windows_of_the_text
         spread = f" of {whole:,}, spread over the text" if whole else ""
         counts = {(text.windows, text.scored_tokens)}
@@ -157,26 +201,35 @@ def window_notes(run: RunResult) -> list[str]:
 
 
 def reference_notes(run: RunResult) -> list[str]:
-    """Return notes: the reference's rates over bytes and words, or its PPL if it has no row; if it is quantized."""
+    """Return notes: the reference's rates over bytes and words, or its PPL if it has no row; if it
+    is quantized.
+    """
     if run.reference is None:
         return []
     rows = [model for model in run.models if model.reference]
-    if not rows and run.reference_ppl is not None:  # so that a reference store of another text is noticed at once
+    if (
+        not rows and run.reference_ppl is not None
+    ):  # so that a reference store of another text is noticed at once
         ppl = number_text(run.reference_ppl, PPL_DIGITS)
         return [f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens"]
     quantized = [
         f"{model.label}: the reference is quantized itself, so that a KLD is the distance from it, and not from the "
-        "original" for model in rows if model.is_quantized and (model.layers or model.bpw_layer)
-    ]  # fmt: skip
+        "original"
+        for model in rows
+        if model.is_quantized and (model.layers or model.bpw_layer)
+    ]
     return quantized + [
         f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
         f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
-        for model in rows if model.bits_per_byte is not None
-    ]  # fmt: skip
+        for model in rows
+        if model.bits_per_byte is not None
+    ]
 
 
 def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
-    """Return notes on the sizes of KV caches, and on the memory of serving, if the table has such columns."""
+    """Return notes on the sizes of KV caches, and on the memory of serving, if the table has such
+    columns.
+    """
     notes = kv_size_notes(run) if "kv_mb" in columns else []
     if not any(name.startswith("memory:") for name in columns):
         return notes
@@ -189,7 +242,9 @@ def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
         facts = memory_fit.facts(model)
         for column in lengths:
             facts += memory_fit.too_long(model, column)
-        said += [(model.label, fact) for fact in facts if not any(fact in note for note in model.notes)]  # of --fit
+        said += [
+            (model.label, fact) for fact in facts if not any(fact in note for note in model.notes)
+        ]  # of --fit
     return [*notes, f"memory: {engine}", *by_note(said)]
 
 
@@ -201,7 +256,12 @@ def kv_size_notes(run: RunResult) -> list[str]:
         unknown += ", or did not when this row was scored (-cc)" if model.from_cache else ""
         missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
         if not model.error:
-            said.append((model.label, missing if model.kv_mb is None else groups.kv_windows(model.kv_caches)))
+            said.append(
+                (
+                    model.label,
+                    missing if model.kv_mb is None else groups.kv_windows(model.kv_caches),
+                )
+            )
     return by_note(said)
 
 
@@ -215,7 +275,9 @@ def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def model_notes(model: ModelResult, run: RunResult) -> list[str]:
-    """Return one model's footnotes: failure, unknown values with the reason, and the notes of its run."""
+    """Return one model's footnotes: failure, unknown values with the reason, and the notes of its
+    run.
+    """
     failed = bool(model.error)
     explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
     notes = {
@@ -238,12 +300,19 @@ def legend(run: RunResult) -> list[str]:
     count = max((blocks.held for blocks in measured), default=0)
     if count > 1:
         longest = longest_documents(max(blocks.length for blocks in measured))
-        holds = f"; it is too small if documents of the text are longer than about {longest:,} tokens"
+        holds = (
+            f"; it is too small if documents of the text are longer than about {longest:,} tokens"
+        )
         is_short = short_text_cautions(measured, None)
-        notes = [f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}", COMMON_ERROR]
+        notes = [
+            f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}",
+            COMMON_ERROR,
+        ]
     reference = run.reference["label"] if run.reference else None
     if reference is not None:
-        notes.append(f"KLD (mean over tokens, in nats) and same top compare each model with {reference}")
+        notes.append(
+            f"KLD (mean over tokens, in nats) and same top compare each model with {reference}"
+        )
     if any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
         notes.append(
             f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that do not differ from it "
@@ -269,7 +338,10 @@ def column_notes(run: RunResult) -> dict[str, str]:
         )
     if any(model.tokens_per_second for model in run.models):
         timed = [model.timing for model in run.models if model.timing]
-        first = max([(each.first_window - each.score_began) / each.scoring_seconds for each in timed], default=0.0)
+        first = max(
+            [(each.first_window - each.score_began) / each.scoring_seconds for each in timed],
+            default=0.0,
+        )
         share = f" (up to {100 * first:.0f} % of a row's seconds)" if first >= NOTEWORTHY else ""
         notes["speed"] = f"tok/s: scored tokens per second, the first step included{share}"
     return notes

@@ -1,11 +1,14 @@
-"""Numbers as text: with thousands separators, errors with two significant digits, n/a if they are not known."""
+"""Numbers as text: with thousands separators, errors with two significant digits, n/a if they are
+not known.
+"""
 
 from __future__ import annotations
 
 import math
 
 PPL_DIGITS, KLD_DIGITS = 4, 5
-"""Decimals of PPL and of KLD.  With four decimals a KLD of 0.0004 (an 8-bit format) would show one digit."""
+"""Decimals of PPL and of KLD.  With four decimals a KLD of 0.0004 (an 8-bit format) would show one
+digit."""
 LARGEST = 1e7
 """Values of this size and above are written as 1.2346e+07."""
 SMALLEST = 1e-4
@@ -13,7 +16,9 @@ SMALLEST = 1e-4
 
 
 def number_text(value: float | None, digits: int) -> str:
-    """Return a number with thousands separators, or n/a; never "-0.0", which a KLD just below 0 would be."""
+    """Return a number with thousands separators, or n/a; never "-0.0", which a KLD just below 0
+    would be.
+    """
     if value is None:
         return "n/a"
     return f"{value:z,.{digits}f}" if abs(value) < LARGEST else f"{value:.4e}"
@@ -25,12 +30,16 @@ def kld_in_words(kld: float) -> str:
 
 
 def kld_text(kld: float) -> str:
-    """Return a KLD with five decimals, or three significant digits if it is small: 0.03280, 4.52e-06."""
+    """Return a KLD with five decimals, or three significant digits if it is small: 0.03280,
+    4.52e-06.
+    """
     return number_text(kld, KLD_DIGITS) if kld >= SMALLEST or kld == 0 else f"{kld:.2e}"
 
 
 def error_text(stderr: float | None) -> str:
-    """Return an error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is not known."""
+    """Return an error with two significant digits: 0.85, 12, 120, 0.00045, 4.5e-6; empty if it is
+    not known.
+    """
     if stderr is None:
         return ""
     if 0 < stderr < SMALLEST:
@@ -52,8 +61,12 @@ def two_digits(stderr: float) -> float:
     return float(f"{stderr:.1e}")
 
 
-def number_with_error(value: float, stderr: float | None, unit: str = "", *, sign: bool = False) -> str:
-    """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error, five if that is 0 or not known."""
+def number_with_error(
+    value: float, stderr: float | None, unit: str = "", *, sign: bool = False
+) -> str:
+    """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error, five if that is 0
+    or not known.
+    """
     digits = decimals_of_error(stderr) if stderr else 5
     shown = f"{value:+,.{digits}f}" if sign else f"{value:z,.{digits}f}"
     off = f"{two_digits(stderr):,.{digits}f}" if stderr else error_text(stderr) or "n/a"

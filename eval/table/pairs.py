@@ -23,7 +23,7 @@ HEADING = (
 SAID = {
     "equal": "no difference to be seen",
     "same": "the same score at every token",
-}  # fmt: skip
+}
 """The words for an outcome of ``ranking.compare`` without a better row."""
 Pair = tuple[ModelResult, ModelResult]
 
@@ -59,11 +59,15 @@ def pair_lines(pairs: Sequence[Pair], run: RunResult) -> list[str]:
 
 
 def score_lines(found: Difference, first: str, second: str, title: str) -> list[str]:
-    """Return the verdict by "PPL" or "KLD" on two models of these labels, and a second line with its numbers."""
+    """Return the verdict by "PPL" or "KLD" on two models of these labels, and a second line with
+    its numbers.
+    """
     if found.value is None:
         return [f"  {title}: n/a: {found.reason}"]
     is_better = found.outcome in ("less", "more")
-    said = found.reason or SAID.get(found.outcome, f"{first if found.value < 0 else second} is better")
+    said = found.reason or SAID.get(
+        found.outcome, f"{first if found.value < 0 else second} is better"
+    )
     if found.outcome != "unranked":
         value = abs(found.value) if is_better else found.value
         said += f": {number_with_error(value, found.stderr, 'nats')}"

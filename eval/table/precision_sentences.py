@@ -1,4 +1,5 @@
-"""The closing lines on precision: how well the KLDs of a part of a text are known, and what a better precision costs.
+"""The closing lines on precision: how well the KLDs of a part of a text are known, and what a
+better precision costs.
 
 Only windows that are spread over a text show how far their mean KLD is from the whole text's.
 """
@@ -15,7 +16,8 @@ from ..stats.windows_needed import LEAST_WINDOWS, TARGET, seconds_needed, window
 from .numbers import two_digits
 
 MOST_NAMED = 6
-"""The largest number of rows whose precision is printed for each.  Of more rows, the best and the worst are printed."""
+"""The largest number of rows whose precision is printed for each.  Of more rows, the best and the
+worst are printed."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,11 @@ class Precision:
 def precision_of(model: ModelResult) -> Precision:
     """Return the precision of a row that has a KLD."""
     if model.kld_non_finite:
-        return Precision(model.marked_label, None, f"{amount(model.kld_non_finite, 'token')} without a finite KLD")
+        return Precision(
+            model.marked_label,
+            None,
+            f"{amount(model.kld_non_finite, 'token')} without a finite KLD",
+        )
     if model.windows < LEAST_WINDOWS:
         return Precision(model.marked_label, None, f"only {amount(model.windows, 'window')}")
     stderr = model.kld_stderr_of_text
@@ -44,15 +50,18 @@ def precision_of(model: ModelResult) -> Precision:
 
 
 def compared_rows(run: RunResult) -> list[ModelResult]:
-    """Return the rows with a KLD, without the reference; none unless the windows are a part that is spread over a
-    text."""
+    """Return the rows with a KLD, without the reference; none unless the windows are a part that is
+    spread over a text.
+    """
     if not run.is_sample:
         return []
     return [model for model in run.models if model.kld is not None and not model.reference]
 
 
 def sentences(run: RunResult) -> list[str]:
-    """Return a sentence on how precisely each row's KLD is known, if the windows are a part of a text."""
+    """Return a sentence on how precisely each row's KLD is known, if the windows are a part of a
+    text.
+    """
     rows = compared_rows(run)
     if not rows:
         return []
@@ -61,7 +70,8 @@ def sentences(run: RunResult) -> list[str]:
 
 
 def in_words(rows: Sequence[Precision], whole: str) -> str:
-    """Return ``The whole text's KLD is known to 4.1 % (W4A16) and 6 % (W8A8)``, and the rows for which it is not.
+    """Return ``The whole text's KLD is known to 4.1 % (W4A16) and 6 % (W8A8)``, and the rows for
+    which it is not.
 
     ``whole``: "text's", or "texts'" if there are several.
     """
@@ -95,7 +105,9 @@ def advice(run: RunResult) -> list[str]:
     stored = stored_windows(run, available)
     goal = f"for {percent(TARGET)}: "
     if stored <= scored:
-        return [f"{goal}about {needed:,} windows are needed; the reference has only {amount(stored, 'window')}"]
+        return [
+            f"{goal}about {needed:,} windows are needed; the reference has only {amount(stored, 'window')}"
+        ]
     if needed > stored:
         goal = f"the reference has only {amount(stored, 'window')}, of about {needed:,} for {percent(TARGET)}: "
         needed = stored
@@ -112,7 +124,9 @@ def advice(run: RunResult) -> list[str]:
 
 
 def windows_of_each_text(texts: Sequence[UsedText], needed: int) -> int:
-    """Return the smallest N such that ``-r N`` scores as many windows as ``needed``, or all of them."""
+    """Return the smallest N such that ``-r N`` scores as many windows as ``needed``, or all of
+    them.
+    """
     number = 1
     most = max(available_of(text) for text in texts)
     while number < most and windows_with(texts, number) < needed:
@@ -131,10 +145,11 @@ def available_of(text: UsedText) -> int:
 
 
 def deciding_rows(run: RunResult) -> list[ModelResult]:
-    """Return the rows whose KLDs the run should know precisely: quantized ones, or all compared ones if there are none.
+    """Return the rows whose KLDs the run should know precisely: quantized ones, or all compared
+    ones if there are none.
 
-    Nearly lossless rows and noise floors do not count: their KLDs are those of roundings, and a precise one would say
-    no more.
+    Nearly lossless rows and noise floors do not count: their KLDs are those of roundings, and a
+    precise one would say no more.
     """
     near = near_lossless(run.models)
     compared = compared_rows(run)
@@ -144,20 +159,25 @@ def deciding_rows(run: RunResult) -> list[ModelResult]:
 
 
 def stored_windows(run: RunResult, available: int) -> int:
-    """Return how many windows can be compared: all of a finished reference store or pack, or all of the texts."""
+    """Return how many windows can be compared: all of a finished reference store or pack, or all of
+    the texts.
+    """
     stored = (run.reference or {}).get("windows")
     return stored if isinstance(stored, int) else available
 
 
 def seconds_of(models: Sequence[ModelResult], more: int) -> float:
-    """Return the seconds for loading all models one after the other and scoring ``more`` windows with each.
+    """Return the seconds for loading all models one after the other and scoring ``more`` windows
+    with each.
 
     Models that failed or whose times are unknown do not count.
     """
     seconds = 0.0
     for model in models:
         if not model.error and model.windows and model.score_seconds is not None:
-            seconds += seconds_needed(model.load_seconds or 0.0, model.score_seconds, model.windows, more)
+            seconds += seconds_needed(
+                model.load_seconds or 0.0, model.score_seconds, model.windows, more
+            )
     return seconds
 
 

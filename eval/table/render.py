@@ -22,15 +22,19 @@ NOTES = "what the columns and marks mean: --notes"
 ERRORS = "±: one standard error for other texts like this one"
 OF_PPL = "; rows share most of the error of PPL, so that KLD and differences of rows (--pairs) are known far better"
 MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~^&])")
-"""Characters that GitHub or Reddit would read as markup in the middle of a line (^: superscript)."""
+"""Characters that GitHub or Reddit would read as markup in the middle of a line (^: superscript).
+"""
 FORMULAS = tuple("=+-@\t\r＝＋－＠")
 """First characters of a text that spreadsheets run; the last four are the full-width signs."""
 
 
-def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *, notes: bool = False) -> None:
+def show(
+    run: RunResult, console: Console, names: Sequence[str] | None = None, *, notes: bool = False
+) -> None:
     """Print the table with as many columns as fit, and its notes.
 
-    ``names``: of columns, which are all printed; ``notes``: also print the meanings of columns and marks.
+    ``names``: of columns, which are all printed; ``notes``: also print the meanings of columns and
+    marks.
     """
     table = table_of(run, names)
     columns, left_out = layout.fitting(table, console.width)
@@ -46,7 +50,9 @@ def show(run: RunResult, console: Console, names: Sequence[str] | None = None, *
 
 def errors_in_words(columns: Sequence[layout.Drawn]) -> list[str]:
     """Return a line on the errors in the columns; none if they have no errors."""
-    with_errors = [each.filled.column.name for each in columns if any(cell.error for cell in each.filled.cells)]
+    with_errors = [
+        each.filled.column.name for each in columns if any(cell.error for cell in each.filled.cells)
+    ]
     if not with_errors:
         return []
     if "ppl" in with_errors and len(with_errors) > 1:
@@ -60,12 +66,20 @@ def conclude(run: RunResult, console: Console) -> None:
 
 
 def markdown_text(run: RunResult, names: Sequence[str] | None = None) -> str:
-    """Return title, table, closing sentences and footnotes as Markdown that GitHub and Reddit render alike.
+    """Return title, table, closing sentences and footnotes as Markdown that GitHub and Reddit
+    render alike.
 
     ``names``: of columns.
     """
     table = table_of(run, names)
-    lines = [f"**{escaped(table.title)}**", "", *markdown_lines(table.columns), "", escaped(verdict(run)), ""]
+    lines = [
+        f"**{escaped(table.title)}**",
+        "",
+        *markdown_lines(table.columns),
+        "",
+        escaped(verdict(run)),
+        "",
+    ]
     return "\n".join([*lines, *note_lines(table), ""])
 
 
@@ -82,7 +96,9 @@ def markdown_lines(columns: Sequence[Filled]) -> list[str]:
     ]
     for cells in zip(*(each.cells for each in columns), strict=True):
         texts = [(escaped(cell.shown + cell.marks), cell) for cell in cells]
-        rows.append([(f"**{text}**" if cell.is_best else text) + cell.plus_minus for text, cell in texts])
+        rows.append(
+            [(f"**{text}**" if cell.is_best else text) + cell.plus_minus for text, cell in texts]
+        )
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -92,7 +108,8 @@ def escaped(words: str) -> str:
 
 
 def csv_text(run: RunResult, names: Sequence[str] | None = None) -> str:
-    """Return the columns of these names, with their errors, as CSV; None: all fields with one value, and the notes.
+    """Return the columns of these names, with their errors, as CSV; None: all fields with one
+    value, and the notes.
 
     Text has no control characters, and begins with an apostrophe if a spreadsheet would run it.
     """
@@ -105,6 +122,8 @@ def csv_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     writer.writeheader()
     for row in rows:
         words = {name: printable(value) for name, value in row.items() if isinstance(value, str)}
-        formulas = {name: f"'{shown}" for name, shown in words.items() if row[name].startswith(FORMULAS)}
+        formulas = {
+            name: f"'{shown}" for name, shown in words.items() if row[name].startswith(FORMULAS)
+        }
         writer.writerow(row | words | formulas)
     return stream.getvalue()

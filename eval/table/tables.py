@@ -1,6 +1,8 @@
-"""The table of a run, which terminal, Markdown, report and notebooks show: its columns, cells and footnotes.
+"""The table of a run, which terminal, Markdown, report and notebooks show: its columns, cells and
+footnotes.
 
-A run of several texts has columns for the KLD and PPL of each text, next to the columns for all tokens.
+A run of several texts has columns for the KLD and PPL of each text, next to the columns for all
+tokens.
 """
 
 from __future__ import annotations
@@ -20,23 +22,36 @@ EARLIER = "*"
 FEW_TEXTS = 3
 """The largest number of texts whose PPLs are, next to their KLDs, in the table by default."""
 LABEL, STDERR = "label", "_stderr"
-"""The column that a narrow terminal keeps whole, and what follows a column's name in the name of its errors."""
+"""The column that a narrow terminal keeps whole, and what follows a column's name in the name of
+its errors."""
 LAST_SPARE = (
-    "kernel", "where", f"ppl{STDERR}", "size", "vram_gib", "non_finite", "same_top", f"kld{STDERR}",
-    "bpw_layer", "phase",
-)  # fmt: skip
-"""Names of columns and errors that a narrow terminal leaves out after those with a ``Column.spare``, in this order."""
+    "kernel",
+    "where",
+    f"ppl{STDERR}",
+    "size",
+    "vram_gib",
+    "non_finite",
+    "same_top",
+    f"kld{STDERR}",
+    "bpw_layer",
+    "phase",
+)
+"""Names of columns and errors that a narrow terminal leaves out after those with a
+``Column.spare``, in this order."""
 TOP_ERROR = 8
 """``Column.spare`` of the error of ``same_top``."""
 FINER = 2
-"""Decimals of PPL beyond those of its error, which is mostly about the text: rows of one table differ far less."""
+"""Decimals of PPL beyond those of its error, which is mostly about the text: rows of one table
+differ far less."""
 LONGEST_NAME = 14
 """Characters of a text's name in a header, if that is enough to distinguish the texts."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a number, of its standard error and of the marks after it; or words.  Each may be empty."""
+    """The text of a number, of its standard error and of the marks after it; or words.  Each may be
+    empty.
+    """
 
     value: str
     error: str = ""
@@ -71,7 +86,9 @@ class Table:
     columns: list[Filled]
     notes: list[str]  # notes on this table
     legend: list[str]  # meanings of the marks in this table
-    spare: tuple[str, ...]  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
+    spare: tuple[
+        str, ...
+    ]  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
 
     def legend_of(self, columns: Sequence[Filled]) -> list[str]:
         """Return the meanings of the marks, and the notes on these columns."""
@@ -86,11 +103,19 @@ def table_of(run: RunResult, names: Sequence[str] | None = None) -> Table:
     title = run.subtitle
     if len(run.texts) > 1:
         title = f"{len(run.texts)} texts: {', '.join(text.name for text in run.texts)}"
-    return Table(title, columns, notes.footnotes(run, [column.name for column in shown]), notes.legend(run), order)
+    return Table(
+        title,
+        columns,
+        notes.footnotes(run, [column.name for column in shown]),
+        notes.legend(run),
+        order,
+    )
 
 
 def spare_of(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Return the columns and errors of a default table that a narrow terminal leaves out, the last one first."""
+    """Return the columns and errors of a default table that a narrow terminal leaves out, the last
+    one first.
+    """
     spare = {column.name: column.spare for column in columns if column.spare}
     if any(column.name == "same_top" for column in columns):
         spare[f"same_top{STDERR}"] = TOP_ERROR
@@ -114,7 +139,9 @@ def usual_columns(run: RunResult) -> list[str]:
 
 
 def of_texts(run: RunResult) -> list[str]:
-    """Return the names of the columns of each text: KLDs, and PPLs if there are no KLDs or few texts."""
+    """Return the names of the columns of each text: KLDs, and PPLs if there are no KLDs or few
+    texts.
+    """
     texts = [text.name for text in run.texts]
     if len(texts) == 1:
         return []
@@ -130,7 +157,11 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
     letters, said, found = notes.machine_letters(run), notes.column_notes(run), []
     options = [model.engine_options for model in run.models]
     known = set[str]().union(*options)
-    different = {name for name in known if any(each.get(name, ...) != options[0].get(name, ...) for each in options)}
+    different = {
+        name
+        for name in known
+        if any(each.get(name, ...) != options[0].get(name, ...) for each in options)
+    }
     for column in with_short_headers(list(map(named, names))):
         column = with_digits_of_errors(column, run.models)
         best, cells = best_labels(run.models, column.best) if column.best else frozenset(), []
@@ -140,7 +171,9 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
             elif model.blocks is None:
                 cells.append(Cell("failed" if column.name == first else ""))
             elif column.name == "options":
-                own = {name: value for name, value in model.engine_options.items() if name in different}
+                own = {
+                    name: value for name, value in model.engine_options.items() if name in different
+                }
                 cells.append(Cell(", ".join(option_texts(own)) or "-"))
             elif column.name == "where" and letters:
                 cells.append(Cell(letters.get(model.where or "", "n/a")))
@@ -151,7 +184,8 @@ def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
 
 
 def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Column:
-    """Return the column without decimals that are smaller than the errors of all its numbers: 294, not 294.45, ± 26.
+    """Return the column without decimals that are smaller than the errors of all its numbers: 294,
+    not 294.45, ± 26.
 
     All numbers of a column have the same decimals.  PPL has ``FINER`` more than its error.
     """
@@ -160,7 +194,9 @@ def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Colu
     more = FINER if column.name.partition(":")[0] == "ppl" else 0
     needed = []
     for model in models:
-        is_shown = model.blocks is not None and not (model.reference and column.of_reference is not None)
+        is_shown = model.blocks is not None and not (
+            model.reference and column.of_reference is not None
+        )
         if is_shown and column.value(model) is not None:
             stderr = column.stderr(model)
             if not stderr:
@@ -170,9 +206,14 @@ def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Colu
 
 
 def with_short_headers(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns; long names of slices are shortened in the headers, if they stay different."""
+    """Return the columns; long names of slices are shortened in the headers, if they stay
+    different.
+    """
     names = {column.slice for column in columns if column.slice}
-    short = {name: name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in names}
+    short = {
+        name: name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+        for name in names
+    }
     if len(set(short.values())) < len(names):
         return list(columns)
     shortened = []
@@ -197,4 +238,6 @@ def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cel
     stderr = column.stderr(model)
     number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits)
     marks = EARLIER if model.from_cache and column.name in ("seconds", "speed", "load") else ""
-    return Cell(number, error_text(None if stderr is None else column.times * stderr), is_best, marks)
+    return Cell(
+        number, error_text(None if stderr is None else column.times * stderr), is_best, marks
+    )

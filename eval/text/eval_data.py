@@ -1,7 +1,7 @@
 """The windows of a run: one list, of all its texts.
 
-Each text keeps its own method, lengths and number of windows.  A text is a name on its windows: everything that scores
-them, keeps the scores or compares them knows only the list.
+Each text keeps its own method, lengths and number of windows.  A text is a name on its windows:
+everything that scores them, keeps the scores or compares them knows only the list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class EvalData:
 
     @classmethod
     def joined(cls, texts: Sequence[TextWindows]) -> EvalData:
-        """Return the windows of all texts, one text after the other; InputError if their tokenizers differ."""
+        """Return the windows of all texts, one text after the other; InputError if their tokenizers
+        differ.
+        """
         for text in texts:
             if text.vocabulary != texts[0].vocabulary:
                 raise InputError(
@@ -47,8 +49,12 @@ class EvalData:
     def part(self, number: int) -> EvalData:
         """Return the windows of one of the texts, numbered from 0."""
         text = self.texts[number]
-        chosen = [window for window, of in zip(self.windows, self.text_of, strict=True) if of == number]
-        return EvalData((text,), tuple(replace(window, index=index) for index, window in enumerate(chosen)))
+        chosen = [
+            window for window, of in zip(self.windows, self.text_of, strict=True) if of == number
+        ]
+        return EvalData(
+            (text,), tuple(replace(window, index=index) for index, window in enumerate(chosen))
+        )
 
     @cached_property
     def digests(self) -> frozenset[str]:
@@ -84,7 +90,8 @@ class EvalData:
         return np.asarray(self.starts[window] + position)
 
     def begins(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64] | None:
-        """Return the index of the first token of each entry's conversation [N]; of the token itself in a plain text.
+        """Return the index of the first token of each entry's conversation [N]; of the token itself
+        in a plain text.
 
         None if no text is conversations.
         """
@@ -105,7 +112,9 @@ class EvalData:
 
     @property
     def n_scored(self) -> int:
-        """Number of scored tokens in all windows.  If windows overlap or are equal, a token counts each time."""
+        """Number of scored tokens in all windows.  If windows overlap or are equal, a token counts
+        each time.
+        """
         return sum(window.n_scored for window in self.windows)
 
     @property
@@ -130,7 +139,9 @@ class EvalData:
 
     @cached_property
     def seen(self) -> frozenset[int]:
-        """Token ids in windows of conversations, whose special tokens the model must share; empty without any."""
+        """Token ids in windows of conversations, whose special tokens the model must share; empty
+        without any.
+        """
         return frozenset().union(*(text.seen for text in self.texts))
 
     @cached_property
@@ -142,7 +153,9 @@ class EvalData:
 
     @property
     def text_size(self) -> tuple[int, float] | None:
-        """UTF-8 bytes and words of the scored tokens of all texts; None if one of them is not known."""
+        """UTF-8 bytes and words of the scored tokens of all texts; None if one of them is not
+        known.
+        """
         n_bytes = 0
         n_words = 0.0
         for text in self.texts:

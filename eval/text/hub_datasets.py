@@ -1,8 +1,9 @@
 """Read rows of data sets of the hub; common data sets are known by name.
 
-For a known name only the files of its split are downloaded, into the hub's cache (``backends/hub.py``).
-``datasets.load_dataset`` would download every split of a configuration, 327 GB for c4.  If only the first rows are
-needed, they are streamed, so that only the first file is read.
+For a known name only the files of its split are downloaded, into the hub's cache
+(``backends/hub.py``).  ``datasets.load_dataset`` would download every split of a configuration, 327
+GB for c4.  If only the first rows are needed, they are streamed, so that only the first file is
+read.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from ..specs.spec_types import DataSpec, texts_in
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
 PICKLES = "pandas"
-"""The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it from 5.2 on."""
-PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE)
+"""The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it
+from 5.2 on."""
+PICKLED = re.compile(
+    r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE
+)
 """Ends of the names of files that may hold pickles, perhaps compressed."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ASK_S = 10.0
@@ -43,7 +47,9 @@ CONVERTED = "refs/convert/parquet"
 
 @dataclass(frozen=True)
 class Source:
-    """The arguments of ``datasets.load_dataset``, and a name for titles; part of the tokens' cache key."""
+    """The arguments of ``datasets.load_dataset``, and a name for titles; part of the tokens' cache
+    key.
+    """
 
     path: str
     name: str | None = None
@@ -51,7 +57,9 @@ class Source:
     column: str = "text"
     display: str = ""
     data_files: Any = None
-    pattern: str = ""  # the files of a split in the repository, with ``{split}`` for the name of the split
+    pattern: str = (
+        ""  # the files of a split in the repository, with ``{split}`` for the name of the split
+    )
     revision: str | None = None
     streamed: bool = False  # never downloaded as a whole
 
@@ -73,7 +81,8 @@ class Source:
         return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
 
     def is_streamed(self, limit: int) -> bool:
-        """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead.
+        """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is
+        cut here instead.
 
         ``limit``: as from ``row_limit``.
         """
@@ -82,16 +91,26 @@ class Source:
         return limit > 0 or self.streamed
 
     def is_fetched(self, limit: int) -> bool:
-        """Return True if the files of a known name's split are downloaded and read in the hub's cache."""
-        whole = ONE_SPLIT.fullmatch(self.split) is not None and not self.is_streamed(limit)  # not "train+test"
+        """Return True if the files of a known name's split are downloaded and read in the hub's
+        cache.
+        """
+        whole = ONE_SPLIT.fullmatch(self.split) is not None and not self.is_streamed(
+            limit
+        )  # not "train+test"
         return bool(self.pattern) and not self.streamed and whole
 
 
 WIKITEXT2 = Source(
-    "Salesforce/wikitext", "wikitext-2-raw-v1", display="wikitext2", pattern="wikitext-2-raw-v1/{split}-*"
+    "Salesforce/wikitext",
+    "wikitext-2-raw-v1",
+    display="wikitext2",
+    pattern="wikitext-2-raw-v1/{split}-*",
 )
 WIKITEXT103 = Source(
-    "Salesforce/wikitext", "wikitext-103-raw-v1", display="wiki103", pattern="wikitext-103-raw-v1/{split}-*"
+    "Salesforce/wikitext",
+    "wikitext-103-raw-v1",
+    display="wiki103",
+    pattern="wikitext-103-raw-v1/{split}-*",
 )
 WEB_TEXT, SAMPLE = "plain_text/{split}/*.parquet", "sample/10BT/*.parquet"
 SOURCES = {
@@ -99,45 +118,81 @@ SOURCES = {
     "wikitext2": WIKITEXT2,
     "wiki103": WIKITEXT103,
     "wikitext103": WIKITEXT103,
-    # 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is 29 MB.
+    # 1,000 functions in Python, about as much text as WikiText-2's test split; the whole split is
+    # 29 MB.
     "code": Source(
-        "code-search-net/code_search_net", "python", "test[:1000]", "whole_func_string", "CodeSearchNet",
-        pattern="python/{split}/*.parquet", revision=CONVERTED,
+        "code-search-net/code_search_net",
+        "python",
+        "test[:1000]",
+        "whole_func_string",
+        "CodeSearchNet",
+        pattern="python/{split}/*.parquet",
+        revision=CONVERTED,
     ),
     "ptb": Source(
-        "ptb-text-only/ptb_text_only", column="sentence", display="PTB", pattern="penn_treebank/{split}/*.parquet",
+        "ptb-text-only/ptb_text_only",
+        column="sentence",
+        display="PTB",
+        pattern="penn_treebank/{split}/*.parquet",
         revision=CONVERTED,
     ),
     "lambada": Source("EleutherAI/lambada_openai", "default", display="lambada"),
     "tinystories": Source(
-        "roneneldan/TinyStories", split="validation", display="TinyStories", pattern="data/{split}-*.parquet"
+        "roneneldan/TinyStories",
+        split="validation",
+        display="TinyStories",
+        pattern="data/{split}-*.parquet",
     ),
     # To fetch one file the client would first list all of them, in every language.
     "c4": Source(
-        "allenai/c4", "en", split="validation", display="c4", pattern="en/c4-{split}.*.json.gz", streamed=True
+        "allenai/c4",
+        "en",
+        split="validation",
+        display="c4",
+        pattern="en/c4-{split}.*.json.gz",
+        streamed=True,
     ),
     "openwebtext10k": Source(
-        "stas/openwebtext-10k", split="train", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+        "stas/openwebtext-10k",
+        split="train",
+        display="openwebtext",
+        pattern=WEB_TEXT,
+        revision=CONVERTED,
     ),
     "openwebtext": Source(
-        "Skylion007/openwebtext", split="train[:1000]", display="openwebtext", pattern=WEB_TEXT, revision=CONVERTED
+        "Skylion007/openwebtext",
+        split="train[:1000]",
+        display="openwebtext",
+        pattern=WEB_TEXT,
+        revision=CONVERTED,
     ),
-    "fineweb": Source("HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern=SAMPLE),
+    "fineweb": Source(
+        "HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern=SAMPLE
+    ),
     "fineweb-edu": Source(
-        "HuggingFaceFW/fineweb-edu", "sample-10BT", "train[:1000]", display="fineweb-edu", pattern=SAMPLE
+        "HuggingFaceFW/fineweb-edu",
+        "sample-10BT",
+        "train[:1000]",
+        display="fineweb-edu",
+        pattern=SAMPLE,
     ),
-}  # fmt: skip
+}
 
 
 def source_of(spec: DataSpec) -> Source:
-    """Return the known source with every key that the spec sets; if these name other files, without its file pattern.
+    """Return the known source with every key that the spec sets; if these name other files, without
+    its file pattern.
 
     InputError for pickles, before they are read.
     """
     known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
     moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
     path = spec.dataset_path or known.path
-    pickled = [name for name in texts_in(spec.dataset_data_files) if PICKLED.search(name) and path != "text"]
+    pickled = [
+        name
+        for name in texts_in(spec.dataset_data_files)
+        if PICKLED.search(name) and path != "text"
+    ]
     if path == PICKLES or pickled:
         why = "may be a pickle, which can run any code; give .jsonl, .parquet or text"
         raise InputError(f"dataset {spec.dataset!r}: {(*pickled, path)[0]} {why}")
@@ -155,7 +210,9 @@ def source_of(spec: DataSpec) -> Source:
 
 
 def is_remote(spec: DataSpec) -> bool:
-    """True if the text may change without a change of a file on this machine: at a URL, or on the hub."""
+    """True if the text may change without a change of a file on this machine: at a URL, or on the
+    hub.
+    """
     if spec.path is not None:
         return False
     source = source_of(spec)
@@ -163,18 +220,25 @@ def is_remote(spec: DataSpec) -> bool:
 
 
 def version(spec: DataSpec) -> str:
-    """Return the version of a remote text: entity tags of its URLs, or the commit of its data set; "" if unknown."""
+    """Return the version of a remote text: entity tags of its URLs, or the commit of its data set;
+    "" if unknown.
+    """
     from huggingface_hub import HfApi
 
     source = source_of(spec)
     urls = [name for name in texts_in(source.data_files) if "://" in name]
     try:
         if not urls:
-            return str(HfApi().dataset_info(source.path, revision=source.revision, timeout=ASK_S).sha or "")
+            return str(
+                HfApi().dataset_info(source.path, revision=source.revision, timeout=ASK_S).sha or ""
+            )
         found = []
         for url in urls:
             with urlopen(Request(url, method="HEAD"), timeout=ASK_S) as answer:
-                told = [answer.headers.get(name) or "" for name in ("ETag", "Last-Modified", "Content-Length")]
+                told = [
+                    answer.headers.get(name) or ""
+                    for name in ("ETag", "Last-Modified", "Content-Length")
+                ]
                 found.append(told if any(told[:2]) else [])
     except Exception:  # offline, refused, or a scheme that only fsspec knows
         return ""
@@ -187,11 +251,17 @@ def map_names(names: Any, change: Callable[[str], str]) -> Any:
         return change(names)
     if isinstance(names, list):
         return [map_names(name, change) for name in names]
-    return {key: map_names(value, change) for key, value in names.items()} if isinstance(names, dict) else names
+    return (
+        {key: map_names(value, change) for key, value in names.items()}
+        if isinstance(names, dict)
+        else names
+    )
 
 
 def row_limit(spec: DataSpec) -> int:
-    """Return the maximum number of rows of the data set, 0 for all.  If both keys are set, ``max_text_rows`` counts."""
+    """Return the maximum number of rows of the data set, 0 for all.  If both keys are set,
+    ``max_text_rows`` counts.
+    """
     rows = spec.max_dataset_rows
     if "max_text_rows" in spec.model_fields_set:
         rows = spec.max_text_rows
@@ -200,7 +270,9 @@ def row_limit(spec: DataSpec) -> int:
 
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
-    """Turn errors of a data set into an InputError with its name in the spec, its path, the reason, a similar name."""
+    """Turn errors of a data set into an InputError with its name in the spec, its path, the reason,
+    a similar name.
+    """
     try:
         yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
@@ -211,7 +283,9 @@ def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
             why = hub.failure_reason(error, "dataset", source.path, source.revision)
         hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
         bare = why.removeprefix(f"{source.path}: ")
-        raise InputError(f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}") from None
+        raise InputError(
+            f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}"
+        ) from None
 
 
 def fetch(spec: DataSpec, progress: Progress) -> None:
@@ -221,16 +295,23 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
     """
     source = source_of(spec)
     if spec.path is None and source.is_fetched(row_limit(spec)):
-        with in_one_line(spec, source), progress.phase(f"fetching {source.path}", unit="bytes") as phase:
+        with (
+            in_one_line(spec, source),
+            progress.phase(f"fetching {source.path}", unit="bytes") as phase,
+        ):
             hub.fetch("dataset", source.path, source.revision, source.patterns, phase)
 
 
 def hub_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the row's name in errors, its values) for each row; InputError if the data set cannot be read."""
+    """Yield (the row's name in errors, its values) for each row; InputError if the data set cannot
+    be read.
+    """
     source = source_of(spec)
     first = FIRST_ROWS.fullmatch(source.split)
     with in_one_line(spec, source):
-        rows = itertools.islice(split_rows(source, row_limit(spec)), int(first["rows"]) if first else None)
+        rows = itertools.islice(
+            split_rows(source, row_limit(spec)), int(first["rows"]) if first else None
+        )
         for number, row in enumerate(rows, 1):
             yield f"dataset {source.path!r}: row {number}", row
 
@@ -247,10 +328,15 @@ def split_rows(source: Source, limit: int) -> Any:
         return library.load_dataset(builder, data_files=files, split=source.split, streaming=stream)
     if source.is_streamed(limit):
         return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
-    # The library identifies local files by name and time, and files at a URL that has no entity tag by its name alone:
+    # The library identifies local files by name and time, and files at a URL that has no entity tag
+    # by its name alone:
     # it may return cached rows of other files.
     may_change = exists(Path(source.path)) or texts_in(source.data_files)
-    anew = {"download_mode": "force_redownload", "verification_mode": "no_checks"} if may_change else {}
+    anew = (
+        {"download_mode": "force_redownload", "verification_mode": "no_checks"}
+        if may_change
+        else {}
+    )
     return ask_library(library.load_dataset, source, split=source.split, **anew)
 
 
@@ -264,7 +350,10 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
     try:
         if Path(source.path).is_file():
             raise InputError('is a file; give "dataset": "text" and the file as "path"')
-        if not Path(source.path).exists() and source.path not in packaged_modules._PACKAGED_DATASETS_MODULES:
+        if (
+            not Path(source.path).exists()
+            and source.path not in packaged_modules._PACKAGED_DATASETS_MODULES
+        ):
             if "/" not in source.path:
                 raise InputError("unknown name; data sets of the hub are named owner/name")
             hub.look_up("dataset", source.path, source.revision, files=False)
@@ -274,7 +363,9 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
             with hub.offline():
                 return call(source.path, **asked)
         except Exception:  # the library raises different errors in each of its steps
-            raise InputError(f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}") from None
+            raise InputError(
+                f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}"
+            ) from None
     except FileNotFoundError:
         if not source.pattern:
             raise
@@ -282,22 +373,29 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
 
 
 def would_fetch(spec: DataSpec) -> str:
-    """Describe the download of a data set of the hub, e.g. ``Salesforce/wikitext, 0.7 MB to download``.
+    """Describe the download of a data set of the hub, e.g. ``Salesforce/wikitext, 0.7 MB to
+    download``.
 
-    Downloads no data (``datasets`` reads the data set's card).  InputError with the reason if the data set, its
-    configuration or its split does not exist.
+    Downloads no data (``datasets`` reads the data set's card).  InputError with the reason if the
+    data set, its configuration or its split does not exist.
     """
     source = source_of(spec)
     if source.is_fetched(row_limit(spec)):
         with in_one_line(spec, source):
-            size = hub.would_fetch(source.path, source.revision, source.patterns, repo_type="dataset")
+            size = hub.would_fetch(
+                source.path, source.revision, source.patterns, repo_type="dataset"
+            )
         return f"{source.path}, {size}"
-    processes.run_in_subprocess(check_split, f"asking for {source.path}", spec=spec_files.as_json(spec))
+    processes.run_in_subprocess(
+        check_split, f"asking for {source.path}", spec=spec_files.as_json(spec)
+    )
     return ", ".join(filter(None, (source.path, source.name, source.split)))
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
-    """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a packed ``spec``."""
+    """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a
+    packed ``spec``.
+    """
     unpacked = spec_files.from_json(spec)
     source = source_of(unpacked)
     with in_one_line(unpacked, source):
@@ -310,7 +408,8 @@ def check_split(spec: Mapping[str, Any]) -> None:
 def quiet_library() -> Any:
     """Import ``datasets`` without progress bars, warnings and requests to the data set viewer.
 
-    ``datasets`` requests a data set's features from the viewer, for up to 100 s; the files contain them as well.
+    ``datasets`` requests a data set's features from the viewer, for up to 100 s; the files contain
+    them as well.
     """
     import datasets
     from huggingface_hub import utils

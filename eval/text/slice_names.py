@@ -1,7 +1,8 @@
-"""Names that a text of a run cannot have, because ``kld:NAME`` and ``memory:NAME`` have another meaning.
+"""Names that a text of a run cannot have, because ``kld:NAME`` and ``memory:NAME`` have another
+meaning.
 
-A slice is a named set of scored tokens (``eval/stats/slices.py``).  Each of several texts is a slice, and so is each
-role of conversations.  A name must mean one slice.
+A slice is a named set of scored tokens (``eval/stats/slices.py``).  Each of several texts is a
+slice, and so is each role of conversations.  A name must mean one slice.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ CONTEXT = re.compile(r"\d+k?", re.ASCII | re.IGNORECASE)
 
 
 def roles_of(spec: DataSpec) -> tuple[str, ...]:
-    """Return the roles whose tokens are scored, in alphabetical order; empty for a text without conversations."""
+    """Return the roles whose tokens are scored, in alphabetical order; empty for a text without
+    conversations.
+    """
     return tuple(sorted(set(spec.score_roles))) if spec.is_chat else ()
 
 
-def slices_of(specs: Sequence[DataSpec], names: Sequence[str], *, reference: bool) -> tuple[str, ...]:
+def slices_of(
+    specs: Sequence[DataSpec], names: Sequence[str], *, reference: bool
+) -> tuple[str, ...]:
     """Return the names of the slices that a run of these texts may have, in their order.
 
     ``names``: of the texts, one per spec; ``reference``: models are compared with one.
@@ -44,13 +49,18 @@ def slices_of(specs: Sequence[DataSpec], names: Sequence[str], *, reference: boo
 def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
     """Raise InputError if the name of a text or of a role has another meaning.
 
-    ``names``: of the texts, one per spec.  The only text of a run is not a slice, so that it may have any name.
+    ``names``: of the texts, one per spec.  The only text of a run is not a slice, so that it may
+    have any name.
     """
     for spec in specs:
         for role in roles_of(spec):
             if meaning := fixed_meaning(role):
-                reason = f"score_roles: a role is called {printable(repr(role))}, which is {meaning}"
-                raise InputError(spec.blamed(f"{reason}; rename the role in the conversations and here"))
+                reason = (
+                    f"score_roles: a role is called {printable(repr(role))}, which is {meaning}"
+                )
+                raise InputError(
+                    spec.blamed(f"{reason}; rename the role in the conversations and here")
+                )
     if len(specs) == 1:
         return
     roles = {role for spec in specs for role in roles_of(spec)}

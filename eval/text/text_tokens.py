@@ -1,6 +1,7 @@
 """Tokenize a text, and count the bytes of each token; tokens are kept in the cache.
 
-A text is tokenized as a whole, with BOS if the tokenizer adds it; for method ``lm_eval`` each document separately.
+A text is tokenized as a whole, with BOS if the tokenizer adds it; for method ``lm_eval`` each
+document separately.
 """
 
 from __future__ import annotations
@@ -30,19 +31,22 @@ from ..specs.spec_types import DataSpec, Method
 from . import corpus, vocabulary
 
 TOKENS_VERSION = 8
-"""Version of the tokens.  Raise it when a text is tokenized differently or something else is stored."""
+"""Version of the tokens.  Raise it when a text is tokenized differently or something else is
+stored."""
 RENDER_S = 60.0
-"""Maximum seconds for a chat template to render a conversation; normal templates take milliseconds."""
+"""Maximum seconds for a chat template to render a conversation; normal templates take milliseconds.
+"""
 SECONDS_A_MILLION = 100.0
-"""Maximum seconds to tokenize a million characters, in addition to ``RENDER_S``; tokenizers in Rust take 1 s,
-in Python 10 s."""
+"""Maximum seconds to tokenize a million characters, in addition to ``RENDER_S``; tokenizers in Rust
+take 1 s, in Python 10 s."""
 LONG = 4_000_000
-"""For a text with at least this number of characters, the time is estimated by its first million, because a text is
-tokenized in one step, which shows no progress."""
+"""For a text with at least this number of characters, the time is estimated by its first million,
+because a text is tokenized in one step, which shows no progress."""
 MILLION = 1_000_000
 Ids = NDArray[np.int32]
 TODAY = datetime(2024, 7, 26)
-"""The date for chat templates, the default of Llama 3.1's; with today's date the tokens would change every day."""
+"""The date for chat templates, the default of Llama 3.1's; with today's date the tokens would
+change every day."""
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say something."}]
 
 
@@ -50,7 +54,9 @@ CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Say some
 class Chat:
     """Facts about tokens that are conversations, one per document."""
 
-    roles: NDArray[np.int8]  # [n], index of each scored token's role in ``role_names``; -1: not scored
+    roles: NDArray[
+        np.int8
+    ]  # [n], index of each scored token's role in ``role_names``; -1: not scored
     role_names: tuple[str, ...]  # the roles whose tokens are scored, in alphabetical order
     found_by: str  # how scored tokens were found: "generation mask" or "rendered prefixes"
     across: int  # number of tokens that extend beyond a scored part; they count as scored
@@ -69,33 +75,53 @@ class Tokens:
     ids: Ids  # [n]
     prefix: Ids  # the chat prefix
     top_id: int  # the tokenizer's largest id of a plain token
-    vocabulary: str  # digest of the tokenizer's plain tokens (``eval/text/vocabulary.py``); the same for every text
-    lead: int | None = None  # the token that the method puts before a document, or instead of a window's first one
-    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [D], index after each document
-    sizes: Ids | None = None  # [n], UTF-8 bytes of each token (0 for BOS); None without offsets from the tokenizer
+    # digest of the tokenizer's plain tokens (``eval/text/vocabulary.py``); the same for every text
+    vocabulary: str
+    lead: int | None = (
+        None  # the token that the method puts before a document, or instead of a window's first one
+    )
+    ends: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # [D], index after each document
+    sizes: Ids | None = (
+        None  # [n], UTF-8 bytes of each token (0 for BOS); None without offsets from the tokenizer
+    )
     n_bytes: int = 0  # of all documents, before detokenizing; also n_words
     n_words: int = 0
     chat: Chat | None = None  # of conversations
-    special: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # ids of special tokens, in order
+    special: Ids = field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )  # ids of special tokens, in order
     notes: tuple[str, ...] = ()  # footnotes for the table
-    source: str = ""  # the version of a remote text (``hub_datasets.version``); empty for a local text, or if unknown
+    # the version of a remote text (``hub_datasets.version``); empty for a local text, or if unknown
+    source: str = ""
     read: str = ""  # the date and time at which the text was read
 
 
-def tokens_of(tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), **known: Any) -> Tokens:
+def tokens_of(
+    tokenizer: Any, documents: Sequence[Ids], prefix: Sequence[int] = (), **known: Any
+) -> Tokens:
     """Return documents of token ids as ``Tokens``."""
     ids = np.concatenate(documents)
     plain = vocabulary.plain_tokens(tokenizer)
     return Tokens(
-        ids, np.asarray(prefix, np.int32), max(plain), vocabulary.digest(plain),
+        ids,
+        np.asarray(prefix, np.int32),
+        max(plain),
+        vocabulary.digest(plain),
         special=np.asarray(vocabulary.special_ids(tokenizer), np.int32),
-        ends=np.cumsum([len(document) for document in documents]), **known,
-    )  # fmt: skip
+        ends=np.cumsum([len(document) for document in documents]),
+        **known,
+    )
 
 
 def tokenize(
-    texts: Sequence[str], folder: Path, spec: DataSpec, progress: Progress, render_s: float = RENDER_S
-) -> Tokens:  # fmt: skip
+    texts: Sequence[str],
+    folder: Path,
+    spec: DataSpec,
+    progress: Progress,
+    render_s: float = RENDER_S,
+) -> Tokens:
     """Tokenize each text as a whole, and the chat prefix if the spec has one.
 
     ``render_s``: maximum seconds for the chat template, and for a short text.
@@ -118,20 +144,31 @@ def tokenize(
                 sizes.append(byte_sizes(text, encoded["offset_mapping"]))
             phase.advance(len(ids[-1]))
     return tokens_of(
-        tokenizer, ids, chat_prefix(tokenizer, render_s) if spec.chat_template else (), lead=lead,
-        sizes=np.concatenate(sizes) if sizes else None, notes=notes,
-        n_bytes=sum(len(text.encode()) for text in texts), n_words=sum(map(n_words, texts)),
-    )  # fmt: skip
+        tokenizer,
+        ids,
+        chat_prefix(tokenizer, render_s) if spec.chat_template else (),
+        lead=lead,
+        sizes=np.concatenate(sizes) if sizes else None,
+        notes=notes,
+        n_bytes=sum(len(text.encode()) for text in texts),
+        n_words=sum(map(n_words, texts)),
+    )
 
 
-def tokenizing_limit(spec: DataSpec, texts: Sequence[str], least_s: float) -> AbstractContextManager[None]:
-    """Return a block in which the texts must be tokenized, or else InputError; short texts have ``least_s`` seconds."""
+def tokenizing_limit(
+    spec: DataSpec, texts: Sequence[str], least_s: float
+) -> AbstractContextManager[None]:
+    """Return a block in which the texts must be tokenized, or else InputError; short texts have
+    ``least_s`` seconds.
+    """
     seconds = least_s + SECONDS_A_MILLION * sum(map(len, texts)) / MILLION
     return time_limit(f"tokenizer_dir: tokenizing {corpus.display_name(spec)}", seconds)
 
 
 def expected_time(tokenizer: Any, text: str) -> str:
-    """Return the size of a long text, and the time that tokenizing it takes, by that of its first characters."""
+    """Return the size of a long text, and the time that tokenizing it takes, by that of its first
+    characters.
+    """
     began = time.perf_counter()
     tokenizer(text[:MILLION])
     millions = len(text) / MILLION
@@ -140,7 +177,9 @@ def expected_time(tokenizer: Any, text: str) -> str:
 
 
 def lead_of(tokenizer: Any, method: Method) -> int | None:
-    """Return the token before a document or instead of a chunk's first token; InputError if the tokenizer lacks one."""
+    """Return the token before a document or instead of a chunk's first token; InputError if the
+    tokenizer lacks one.
+    """
     if method == "lm_eval":
         return prefix_token(tokenizer)
     if method != "llamacpp":
@@ -167,8 +206,9 @@ def prefix_token(tokenizer: Any) -> int:
 def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
     """Return ``input_ids`` of a text, and ``offset_mapping`` where the tokenizer gives one.
 
-    ``lm_eval`` adds no special tokens to a document that begins with the text of the prefix token, to avoid two BOS.
-    ``llamacpp`` reads special tokens in the text as plain text; InputError if this tokenizer does not.
+    ``lm_eval`` adds no special tokens to a document that begins with the text of the prefix token,
+    to avoid two BOS.  ``llamacpp`` reads special tokens in the text as plain text; InputError if
+    this tokenizer does not.
     """
     options: dict[str, Any] = {"return_offsets_mapping": True} if tokenizer.is_fast else {}
     if method == "lm_eval" and text.startswith(tokenizer.decode(lead)):
@@ -187,10 +227,12 @@ def encode(tokenizer: Any, text: str, method: Method, lead: int | None) -> Any:
 
 
 def byte_sizes(text: str, offsets: Sequence[tuple[int, int]]) -> Ids:
-    """Return the UTF-8 bytes of ``text`` for each token, int32 [n], from the tokens' offsets in characters.
+    """Return the UTF-8 bytes of ``text`` for each token, int32 [n], from the tokens' offsets in
+    characters.
 
-    Bytes are counted from the end of the previous token.  Text without a token counts with the next token, or with the
-    last one.  A character that is split over several tokens counts with the first.  Added special tokens have 0 bytes.
+    Bytes are counted from the end of the previous token.  Text without a token counts with the next
+    token, or with the last one.  A character that is split over several tokens counts with the
+    first.  Added special tokens have 0 bytes.
     """
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
@@ -207,26 +249,38 @@ def n_words(text: str) -> int:
 
 
 def chat_prefix(tokenizer: Any, render_s: float) -> list[int]:
-    """Return the token ids of upstream's fixed chat; InputError if the tokenizer has no template or refuses it."""
+    """Return the token ids of upstream's fixed chat; InputError if the tokenizer has no template or
+    refuses it.
+    """
     try:
         with time_limit("it", render_s):
             encoded = tokenizer.apply_chat_template(
-                CHAT, add_generation_prompt=True, tokenize=True, return_dict=True, strftime_now=TODAY.strftime
+                CHAT,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                strftime_now=TODAY.strftime,
             )
     except Exception as error:  # no template, or the template's own raise_exception
-        raise InputError(f"chat_template: the tokenizer cannot apply it: {one_line(error)}") from None
+        raise InputError(
+            f"chat_template: the tokenizer cannot apply it: {one_line(error)}"
+        ) from None
     return list(encoded["input_ids"])
 
 
 def detokenized(page: str) -> str:
-    """Return a page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps matters.
+    """Return a page of WikiText as lm-eval's task ``wikitext`` scores it; the order of the steps
+    matters.
 
-    WikiText has spaces around punctuation (``8 @,@ 600 , he said``).  The task removes most of these spaces, but counts
-    words and bytes of the unchanged page.  This function repeats lm-eval 0.4.13's detokenizer, including its mistakes:
-    both return the same string for all 62 pages of WikiText-2's test split (``benchmarks/against_lm_eval.py``).
+    WikiText has spaces around punctuation (``8 @,@ 600 , he said``).  The task removes most of
+    these spaces, but counts words and bytes of the unchanged page.  This function repeats lm-eval
+    0.4.13's detokenizer, including its mistakes: both return the same string for all 62 pages of
+    WikiText-2's test split (``benchmarks/against_lm_eval.py``).
     """
     text = page.replace("s '", "s'")
-    text = re.sub("/' [0-9]/", "/'[0-9]/", text)  # lm-eval's mistake: meant for years ('99), it only rewrites "/' 9/"
+    text = re.sub(
+        "/' [0-9]/", "/'[0-9]/", text
+    )  # lm-eval's mistake: meant for years ('99), it only rewrites "/' 9/"
     for mark in "-,.":
         text = text.replace(f" @{mark}@ ", mark)
     for mark in ":;.!?,":
@@ -251,7 +305,9 @@ def load(cache: Cache, key: str) -> Tokens | None:
 
 
 def of_pack(folder: Path) -> Tokens:
-    """Return the tokens of a reference pack; InputError if they are damaged, or of an older compare_q."""
+    """Return the tokens of a reference pack; InputError if they are damaged, or of an older
+    compare_q.
+    """
     arrays, texts = pack_files.arrays_of(folder / pack_files.TOKENS)
     if "facts" in texts and "special" not in arrays:
         raise InputError(
@@ -273,7 +329,9 @@ def of_pack(folder: Path) -> Tokens:
 
 
 def check_arrays(arrays: Mapping[str, Any]) -> None:
-    """ValueError unless the arrays of a pack's tokens have their types and shapes, and fit each other."""
+    """ValueError unless the arrays of a pack's tokens have their types and shapes, and fit each
+    other.
+    """
     names = ["ids", "prefix", "sizes", "special", "ends", "numbers"]
     if "roles" in arrays:
         names.append("roles")
@@ -309,12 +367,16 @@ def write_pack(folder: Path, tokens: Tokens) -> None:
 
     found = arrays_of(tokens, pack_files.TOKENS)
     texts = {name: value for name, value in found.items() if isinstance(value, str)}
-    arrays = {name: np.asarray(value, order="C") for name, value in found.items() if name not in texts}
+    arrays = {
+        name: np.asarray(value, order="C") for name, value in found.items() if name not in texts
+    }
     save_file(arrays, folder / pack_files.TOKENS, texts)
 
 
 def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
-    """Return the tokens from the arrays of ``arrays_of``; None if they are stored under another key."""
+    """Return the tokens from the arrays of ``arrays_of``; None if they are stored under another
+    key.
+    """
     stored_key, notes, *origin = json.loads(str(arrays["facts"])) if "facts" in arrays else ("", ())
     if stored_key != key:
         return None
@@ -326,14 +388,26 @@ def of_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
             raise ValueError("the roles do not fit the tokens")
         chat = Chat(roles, tuple(role_names), found_by, across, template)
     return Tokens(
-        arrays["ids"], arrays["prefix"], arrays["top_id"].item(), str(arrays["vocabulary"]), None if lead < 0 else lead,
-        arrays["ends"], sizes if sizes.size else None, n_bytes, words, chat,
-        arrays["special"], tuple(notes), *origin,
-    )  # fmt: skip
+        arrays["ids"],
+        arrays["prefix"],
+        arrays["top_id"].item(),
+        str(arrays["vocabulary"]),
+        None if lead < 0 else lead,
+        arrays["ends"],
+        sizes if sizes.size else None,
+        n_bytes,
+        words,
+        chat,
+        arrays["special"],
+        tuple(notes),
+        *origin,
+    )
 
 
 def save(file: Path, tokens: Tokens, key: str) -> None:
-    """Write tokens into a file that ``load`` reads under this key; InputError if it cannot be written."""
+    """Write tokens into a file that ``load`` reads under this key; InputError if it cannot be
+    written.
+    """
     with storage.keeping("the tokens", file.parent):
         storage.write_arrays(file, **arrays_of(tokens, key))
 
@@ -345,8 +419,15 @@ def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
         facts = [chat.found_by, chat.across, chat.template, chat.role_names]
         more |= {"roles": chat.roles, "chat": json.dumps(facts)}
     return {
-        "ids": tokens.ids, "prefix": tokens.prefix, "top_id": np.int64(tokens.top_id), "vocabulary": tokens.vocabulary,
-        "numbers": np.array([-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64),
-        "ends": tokens.ends, "sizes": np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
-        "special": tokens.special, **more,
-    }  # fmt: skip
+        "ids": tokens.ids,
+        "prefix": tokens.prefix,
+        "top_id": np.int64(tokens.top_id),
+        "vocabulary": tokens.vocabulary,
+        "numbers": np.array(
+            [-1 if tokens.lead is None else tokens.lead, tokens.n_bytes, tokens.n_words], np.int64
+        ),
+        "ends": tokens.ends,
+        "sizes": np.zeros(0, np.int32) if tokens.sizes is None else tokens.sizes,
+        "special": tokens.special,
+        **more,
+    }

@@ -1,4 +1,6 @@
-"""Real vLLMs that the tests of several files share: each is started once, by the first test that uses it."""
+"""Real vLLMs that the tests of several files share: each is started once, by the first test that
+uses it.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ IDS = np.array([5, 6, 7, 8, 9], np.int32)
 
 
 def sha256(facts: str, ids: list[int]) -> str:
-    """Return the digest by its definition: the scored positions as text, and the tokens in four bytes each."""
+    """Return the digest by its definition: the scored positions as text, and the tokens in four
+    bytes each.
+    """
     tokens = b"".join(token.to_bytes(4, "little") for token in ids)
     return hashlib.sha256(facts.encode() + tokens).hexdigest()[:32]
 
@@ -22,7 +24,9 @@ def test_digests_by_hand() -> None:
     assert Window.scored_from(0, IDS).digest == sha256("1 ", [5, 6, 7, 8, 9])
     assert Window(0, IDS, ((1, 2), (4, 5))).digest == sha256("1,2,4,5 ", [5, 6, 7, 8, 9])
     assert Window(0, IDS, ((2, 4),)).digest == sha256("2,4 ", [5, 6, 7, 8, 9])
-    assert replace(Window.scored_from(0, IDS), alone=True).digest == sha256("1 alone ", [5, 6, 7, 8, 9])
+    assert replace(Window.scored_from(0, IDS), alone=True).digest == sha256(
+        "1 alone ", [5, 6, 7, 8, 9]
+    )
 
 
 def test_a_digest_depends_on_tokens_and_scored_positions_and_not_on_the_index() -> None:

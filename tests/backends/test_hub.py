@@ -1,4 +1,6 @@
-"""Models and tokenizers by hub id: the real ``huggingface_hub`` with a stand-in for the hub (tests/support/hub.py)."""
+"""Models and tokenizers by hub id: the real ``huggingface_hub`` with a stand-in for the hub
+(tests/support/hub.py).
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def client(server: Hub, home: Path) -> Iterator[Client]:
         yield process
 
 
-def fetch(client: Client, name: str, revision: str | None = None, *, tokenizer_only: bool = False) -> list[Any]:
+def fetch(
+    client: Client, name: str, revision: str | None = None, *, tokenizer_only: bool = False
+) -> list[Any]:
     """Return [folder, expected bytes, received bytes, progress messages]."""
     found = client.run(FETCH.format(name=name, revision=revision, tokenizer_only=tokenizer_only))
     assert isinstance(found, list)
@@ -75,7 +79,9 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sharded_model(server: Hub, client: Client) -> None:
-    """Safetensors and their metadata are downloaded once, no pickled weights; the tokenizer is first, as in a run."""
+    """Safetensors and their metadata are downloaded once, no pickled weights; the tokenizer is
+    first, as in a run.
+    """
     server.add("models", "org/sharded", MODEL)
     assert client.run("value = hub.would_fetch('org/sharded')") == "6.0 MB to download"
     assert server.fetched() == []
@@ -83,9 +89,14 @@ def test_a_sharded_model(server: Hub, client: Client) -> None:
     assert server.fetched() == SMALL
     assert total == done == sum(len(MODEL[name]) for name in SMALL)
     assert fetch(client, "org/sharded") == [
-        folder, 6_000_000, 6_000_000, ["org/sharded: 6.0 MB to download"],
-    ]  # fmt: skip
-    assert sorted(each.path.rpartition("/")[2] for each in server.asked("/resolve/", "HEAD")) == SHARDS
+        folder,
+        6_000_000,
+        6_000_000,
+        ["org/sharded: 6.0 MB to download"],
+    ]
+    assert (
+        sorted(each.path.rpartition("/")[2] for each in server.asked("/resolve/", "HEAD")) == SHARDS
+    )
     assert len(server.asked("/lfs/")) == 2
     assert [(Path(folder) / name).read_bytes() for name in SHARDS] == WEIGHTS
     assert sorted(file.name for file in Path(folder).iterdir()) == sorted([*SMALL, *SHARDS])
@@ -108,23 +119,45 @@ TWO_COPIES = {
     ("files", "gold"),
     [
         (TWO_COPIES, SHARDS),
-        ({**ONE, "model.safetensors": b"a", "consolidated.safetensors": b"b"}, ["model.safetensors"]),
-        ({**ONE, "consolidated-00001-of-00001.safetensors": b"a", "x/b.safetensors": b"b"},
-         ["consolidated-00001-of-00001.safetensors"]),
-        ({**ONE, "weights.safetensors": b"a", "fp16/weights.safetensors": b"b"}, ["weights.safetensors"]),
-        ({**MODEL, "model.safetensors.index.json": json.dumps({"weight_map": {"a": SHARDS[0], "b": "mtp.safetensors"}}),
-          "mtp.safetensors": b"a"}, [SHARDS[0], "mtp.safetensors"]),
+        (
+            {**ONE, "model.safetensors": b"a", "consolidated.safetensors": b"b"},
+            ["model.safetensors"],
+        ),
+        (
+            {**ONE, "consolidated-00001-of-00001.safetensors": b"a", "x/b.safetensors": b"b"},
+            ["consolidated-00001-of-00001.safetensors"],
+        ),
+        (
+            {**ONE, "weights.safetensors": b"a", "fp16/weights.safetensors": b"b"},
+            ["weights.safetensors"],
+        ),
+        (
+            {
+                **MODEL,
+                "model.safetensors.index.json": json.dumps(
+                    {"weight_map": {"a": SHARDS[0], "b": "mtp.safetensors"}}
+                ),
+                "mtp.safetensors": b"a",
+            },
+            [SHARDS[0], "mtp.safetensors"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_copy_of_the_weights(
     files: dict[str, bytes | str], gold: list[str], server: Hub, client: Client, home: Path
 ) -> None:
-    """Of Mistral's repositories, half of the bytes are fetched; then the model is complete without the hub."""
+    """Of Mistral's repositories, half of the bytes are fetched; then the model is complete without
+    the hub.
+    """
     name = f"org/copies-{len(server.repos)}"
     server.add("models", name, files)
     folder, total, _, _ = fetch(client, name)
     assert sorted(file.name for file in Path(folder).rglob("*.safetensors")) == sorted(gold)
-    small = sum(len(files[file]) for file in files if file.endswith(".json") and not file.endswith("index.json"))
+    small = sum(
+        len(files[file])
+        for file in files
+        if file.endswith(".json") and not file.endswith("index.json")
+    )
     assert total == sum(len(files[file]) for file in gold) + small
     assert client.run(f"value = hub.would_fetch({name!r})") == "in the local cache"
     assert client.run(f"value = str(hub.resolve({name!r}, None, download=False))") == folder
@@ -174,14 +207,19 @@ def test_a_hub_that_fails(status: int, reason: str, server: Hub, client: Client)
 
 def test_a_model_without_safetensors(server: Hub, client: Client) -> None:
     server.add("models", "org/pickled", {"config.json": "{}", "pytorch_model.bin": b"p"})
-    assert refused(client, "org/pickled") == "org/pickled: no .safetensors files; compare_q loads no pickled weights"
+    assert (
+        refused(client, "org/pickled")
+        == "org/pickled: no .safetensors files; compare_q loads no pickled weights"
+    )
     server.add("models", "org/other", {"a-Q4_K_M.gguf": b"GGUF"})
     reason = 'with "load_fn": "llamacpp" org/other/a-Q4_K_M.gguf can be measured'
     assert refused(client, "org/other").endswith(reason)
     assert server.fetched() == []
 
 
-@pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}])
+@pytest.mark.parametrize(
+    "variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:1"}]
+)
 def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, home: Path) -> None:
     server.add("models", "org/kept", MODEL)
     server.add("models", "org/words", MODEL)
@@ -196,12 +234,17 @@ def test_without_a_hub(variables: dict[str, str], server: Hub, client: Client, h
         assert fetch(away, "org/words", tokenizer_only=True)[3] == []
         assert refused(away, "org/words") == f"org/words: only partly in the local cache, and {why}"
         assert refused(away, "org/never") == f"org/never: not in the local cache, and {why}"
-        assert away.refusal("hub.resolve('org/never', None, download=False)") == "org/never: not in the local cache"
+        assert (
+            away.refusal("hub.resolve('org/never', None, download=False)")
+            == "org/never: not in the local cache"
+        )
         assert away.said.read_text() == ""
 
 
 def test_a_hub_that_never_answers_is_asked_once(server: Hub, tmp_path: Path) -> None:
-    """A socket accepts connections and never answers; the client alone had not given up after 130 s."""
+    """A socket accepts connections and never answers; the client alone had not given up after 130
+    s.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(0.01)
         place = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -228,4 +271,6 @@ def test_a_name_that_is_never_looked_up(server: Hub, tmp_path: Path) -> None:
     variables = {"HF_ENDPOINT": "http://hub.invalid", "HF_HUB_ETAG_TIMEOUT": "1"}
     with Client(server, tmp_path / "home", **variables) as away:
         away.run("import socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(600)")
-        assert "http://hub.invalid cannot be reached (no answer within 1 s" in refused(away, "org/model")
+        assert "http://hub.invalid cannot be reached (no answer within 1 s" in refused(
+            away, "org/model"
+        )

@@ -38,7 +38,9 @@ class Given(LogitsEngine):
         yield from self.given[window.index].split(self.rows)
 
 
-def scores_of(logits: torch.Tensor, window: Window, task: ScoreRequest | None = None) -> TokenScores:
+def scores_of(
+    logits: torch.Tensor, window: Window, task: ScoreRequest | None = None
+) -> TokenScores:
     (scores,) = Given({window.index: logits}).score([window], task or ScoreRequest())
     return scores
 
@@ -64,8 +66,12 @@ def test_against_float64(dtype: torch.dtype, window: Window) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 39])
 @pytest.mark.parametrize("window", SCORED)
-def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, window: Window, rows: int) -> None:
-    """Chunks give the same bits, even if a chunk has no scored token, or several ranges of scored tokens."""
+def test_logits_in_pieces_score_and_are_kept_as_whole_ones(
+    tmp_path: Path, window: Window, rows: int
+) -> None:
+    """Chunks give the same bits, even if a chunk has no scored token, or several ranges of scored
+    tokens.
+    """
     logits, kept = random_logits(40, 300), {}
     for name, at_a_time in (("whole", 40), ("pieces", rows)):
         folder = tmp_path / name / "store"  # files contain the name of their folder
@@ -74,15 +80,25 @@ def test_logits_in_pieces_score_and_are_kept_as_whole_ones(tmp_path: Path, windo
         (alone,) = engine.score([window], ScoreRequest(record=folder))
         reference.seal(folder, {}, [window.digest])
         (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store"))
-        kept[name] = [each for scores in (alone, beside) for each in vars(scores).values()], sorted(folder.glob("row*"))
+        kept[name] = (
+            [each for scores in (alone, beside) for each in vars(scores).values()],
+            sorted(folder.glob("row*")),
+        )
     np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
-    assert [file.name for file in kept["pieces"][1]] == [file.name for file in kept["whole"][1]]  # with their checksums
+    assert [file.name for file in kept["pieces"][1]] == [
+        file.name for file in kept["whole"][1]
+    ]  # with their checksums
 
 
 @pytest.mark.parametrize("window", SCORED)
-def test_divergence_of_whole_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window) -> None:
+def test_divergence_of_whole_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window
+) -> None:
     """Compare with float64 on the scored positions; chunks of 5 rows give the same result."""
-    before, after = random_logits(40, 300).half(), (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
+    before, after = (
+        random_logits(40, 300).half(),
+        (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half(),
+    )
     (tmp_path / "store").mkdir()
     scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, [window.digest])
@@ -116,12 +132,19 @@ class Masked(Given):
 
 def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
     """From states, the head would compute a probability for the masked token."""
-    (window,) = (replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40))
+    (window,) = (
+        replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40)
+    )
     (tmp_path / "store").mkdir()
-    (scores,) = Masked({0: random_logits(40, 300)}).score([window], ScoreRequest(record=tmp_path / "store"))
+    (scores,) = Masked({0: random_logits(40, 300)}).score(
+        [window], ScoreRequest(record=tmp_path / "store")
+    )
     reference.seal(tmp_path / "store", {}, [window.digest])
     store = reference.Reader(tmp_path / "store")
-    assert (store.contents, store.reason) == ("logits", "its head's product differs from its logits by inf")
+    assert (store.contents, store.reason) == (
+        "logits",
+        "its head's product differs from its logits by inf",
+    )
     assert torch.isneginf(store.window(window.digest)[:, 5]).all()
     assert np.isfinite(scores.logprob).all()
 

@@ -24,7 +24,10 @@ class Other(FakeEngine):
 
 @pytest.mark.engine
 def test_an_engine_of_the_users_runs_in_a_worker(
-    tmp_path: Path, write_specs: Specs, compare_q: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    write_specs: Specs,
+    compare_q: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "other_engine.py").write_text(OTHER.format(names="'other', 'second_name'"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -32,18 +35,34 @@ def test_an_engine_of_the_users_runs_in_a_worker(
     monkeypatch.setenv("COMPARE_Q_ENGINES", f"{fake_engine.LOCATION}, other_engine:Other")
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     spec = {"model_dir": "none", "engine": {"vocab_size": 300}}
-    data, specs = write_specs([{**spec, "load_fn": name, "label": name} for name in ("fake", "second_name")])
-    for cached in ([False, False], [True, False]):  # the second time with another source file of the second engine
+    data, specs = write_specs(
+        [{**spec, "load_fn": name, "label": name} for name in ("fake", "second_name")]
+    )
+    for cached in (
+        [False, False],
+        [True, False],
+    ):  # the second time with another source file of the second engine
         assert compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json").status == 0
         rows = json.loads((tmp_path / "r.json").read_text())["models"]
         assert [row["ppl"] for row in rows] == pytest.approx([300.0, 300.0])
         assert [row["from_cache"] for row in rows] == cached
-        (tmp_path / "other_engine.py").write_text(OTHER.format(names="'other', 'second_name'") + "# changed")
+        (tmp_path / "other_engine.py").write_text(
+            OTHER.format(names="'other', 'second_name'") + "# changed"
+        )
 
 
-@pytest.mark.parametrize("location", [
-    "nothing", "no_such_module:Engine", "json:Engine", "json:JSONDecoder", "broken_engine:E", "taken_engine:Other", ":",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "location",
+    [
+        "nothing",
+        "no_such_module:Engine",
+        "json:Engine",
+        "json:JSONDecoder",
+        "broken_engine:E",
+        "taken_engine:Other",
+        ":",
+    ],
+)
 def test_what_is_no_engine_is_refused_by_its_name(
     tmp_path: Path, location: str, compare_q: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:

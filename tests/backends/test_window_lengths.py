@@ -1,6 +1,8 @@
-"""A window's scores do not depend on how long the longest window of the run is: scores are found by window alone.
+"""A window's scores do not depend on how long the longest window of the run is: scores are found by
+window alone.
 
-vLLM is not among these engines.  It batches windows, so that roundings depend on which windows run together.
+vLLM is not among these engines.  It batches windows, so that roundings depend on which windows run
+together.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def scored_together(
 
 
 def check(load_fn: str, model: Path | str, options: dict[str, Any]) -> None:
-    """Assert that windows have the same logits and scores alone, and in a run that scores a longer window first."""
+    """Assert that windows have the same logits and scores alone, and in a run that scores a longer
+    window first.
+    """
     (long_window,) = toy_windows(1, LONGEST)
     for length in LENGTHS:
         (window,) = toy_windows(1, length)
@@ -81,7 +85,12 @@ def test_transformers(long_model: Path, options: dict[str, Any]) -> None:
 @needs_llama_cpp
 @pytest.mark.parametrize(
     "options",
-    [{}, {"flash_attn": False}, {"n_batch": 64, "n_ubatch": 32}, {"type_k": "q8_0", "type_v": "q8_0"}],
+    [
+        {},
+        {"flash_attn": False},
+        {"n_batch": 64, "n_ubatch": 32},
+        {"type_k": "q8_0", "type_v": "q8_0"},
+    ],
     ids=["default", "no flash attention", "small batches", "quantized cache"],
 )
 def test_llama_cpp(long_gguf: Path, options: dict[str, Any]) -> None:

@@ -19,10 +19,17 @@ VOCAB = 49_152
 def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with the demo's vocabulary and grouped heads."""
     return toy.save_llama(
-        tmp_path_factory.mktemp("small") / "small-llama", vocab_size=VOCAB, hidden_size=256, intermediate_size=256,
-        num_attention_heads=4, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.1,
-        rope_theta=5000.0, rms_norm_eps=1e-3,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("small") / "small-llama",
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=256,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        rope_theta=5000.0,
+        rms_norm_eps=1e-3,
+    )
 
 
 def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
@@ -30,7 +37,14 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
     import llama_cpp
 
     model = llama_cpp.Llama(
-        str(file), n_ctx=len(tokens), logits_all=True, n_gpu_layers=0, n_threads=1, verbose=False, type_k=0, type_v=0
+        str(file),
+        n_ctx=len(tokens),
+        logits_all=True,
+        n_gpu_layers=0,
+        n_threads=1,
+        verbose=False,
+        type_k=0,
+        type_v=0,
     )
     model.eval(tokens)
     scores = torch.log_softmax(torch.tensor(model.scores[: len(tokens)]), -1)
@@ -41,7 +55,9 @@ def llama_logprobs(file: Path, tokens: list[int]) -> torch.Tensor:
 @needs_llama_cpp
 @pytest.mark.engine
 def test_llama_cpp_computes_the_same_model(small_llama: Path, tmp_path: Path) -> None:
-    """With float32 weights and KV cache, and grouped heads, log-probabilities equal Transformers' up to rounding."""
+    """With float32 weights and KV cache, and grouped heads, log-probabilities equal Transformers'
+    up to rounding.
+    """
     from transformers import AutoModelForCausalLM
 
     gguf_writer.write_gguf(small_llama, tmp_path / "f.gguf", "F32")

@@ -1,4 +1,6 @@
-"""The demo's checkpoints, made from the toy model: sizes, scales, rounding, and their logits in Transformers."""
+"""The demo's checkpoints, made from the toy model: sizes, scales, rounding, and their logits in
+Transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def quantize() -> Any:
     """``demo.quantize``, which imports compressed_tensors."""
-    return pytest.importorskip("demo.quantize", reason="compressed_tensors is not installed", exc_type=ImportError)
+    return pytest.importorskip(
+        "demo.quantize", reason="compressed_tensors is not installed", exc_type=ImportError
+    )
 
 
 def global_scales(folder: Path) -> dict[str, float]:
     """Return tensor name -> global scale in a checkpoint."""
     with safe_open(folder / "model.safetensors", framework="pt") as tensors:
-        return {name: tensors.get_tensor(name).item() for name in tensors.keys() if "global_scale" in name}  # noqa: SIM118
+        names = [name for name in tensors.keys() if "global_scale" in name]  # noqa: SIM118
+        return {name: tensors.get_tensor(name).item() for name in names}
 
 
 def test_fused_layers_share_their_global_scales(quantized: Callable[..., Path]) -> None:
@@ -53,7 +58,9 @@ def test_input_scales_are_those_of_the_largest_activations(
     tokens = AutoTokenizer.from_pretrained(toy_model)(text)["input_ids"]
     with torch.inference_mode():
         model(torch.tensor(tokens).reshape(windows, length))
-    scales = {name: value for name, value in global_scales(quantized("NVFP4")).items() if "input" in name}
+    scales = {
+        name: value for name, value in global_scales(quantized("NVFP4")).items() if "input" in name
+    }
     assert len(scales) == 14
     for name, value in scales.items():
         peak = seen[name.removesuffix(".input_global_scale")].abs().max().item()
@@ -63,14 +70,23 @@ def test_input_scales_are_those_of_the_largest_activations(
 @pytest.mark.parametrize(
     ("preset", "group_size", "error"),
     [
-        ("W4A16", 32, 0.75), ("W8A16", 32, 0.1), ("W8A8", None, 0.15), ("FP8_DYNAMIC", None, 0.4),
-        ("NVFP4A16", None, 0.75), ("NVFP4", None, 0.9),
+        ("W4A16", 32, 0.75),
+        ("W8A16", 32, 0.1),
+        ("W8A8", None, 0.15),
+        ("FP8_DYNAMIC", None, 0.4),
+        ("NVFP4A16", None, 0.75),
+        ("NVFP4", None, 0.9),
     ],
-)  # fmt: skip
+)
 def test_checkpoints_load_and_resemble_the_original(
-    quantized: Callable[..., Path], toy_model: Path, preset: str, group_size: int | None, error: float
+    quantized: Callable[..., Path],
+    toy_model: Path,
+    preset: str,
+    group_size: int | None,
+    error: float,
 ) -> None:
-    """Relative errors of the logits; the toy's random weights amplify errors (seen: 0.60 0.06 0.08 0.26 0.58 0.74).
+    """Relative errors of the logits; the toy's random weights amplify errors (seen: 0.60 0.06 0.08
+    0.26 0.58 0.74).
 
     Unrelated logits would have a relative error of sqrt(2).
     """

@@ -1,4 +1,6 @@
-"""Conversations from a JSON lines file to the table, one with a tool call, compared with float64 brute force."""
+"""Conversations from a JSON lines file to the table, one with a tool call, compared with float64
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ pytestmark = pytest.mark.engine
 
 
 def gold(tokenizer_folder: Path, model_folder: Path) -> list[float]:
-    """Return the log-probabilities of the tokens in Transformers' assistant mask, one position at a time."""
+    """Return the log-probabilities of the tokens in Transformers' assistant mask, one position at a
+    time.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -27,7 +31,9 @@ def gold(tokenizer_folder: Path, model_folder: Path) -> list[float]:
         messages = [dict(each) for each in row["messages"]]
         for message in messages:
             for call in message.get("tool_calls", []):
-                message["tool_calls"] = [{**call, "function": {"name": "weather", "arguments": {"town": "Bern"}}}]
+                message["tool_calls"] = [
+                    {**call, "function": {"name": "weather", "arguments": {"town": "Bern"}}}
+                ]
         own = tokenizer.apply_chat_template(
             messages, tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=True
         )
@@ -44,9 +50,21 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     talks = write_lines(tmp_path / "talks.jsonl", WEATHER, QUESTION, SUMS)
     data, models = tmp_path / "data.json", tmp_path / "models.json"
     data.write_text(
-        json.dumps({"tokenizer_dir": str(tokenizer), "dataset": "chat", "path": str(talks), "eval_len": 250})
+        json.dumps(
+            {
+                "tokenizer_dir": str(tokenizer),
+                "dataset": "chat",
+                "path": str(talks),
+                "eval_len": 250,
+            }
+        )
     )
-    spec = {"load_fn": "transformers", "label": "A", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
+    spec = {
+        "load_fn": "transformers",
+        "label": "A",
+        "model_dir": str(toy_model),
+        "engine": {"dtype": "float32"},
+    }
     models.write_text(json.dumps(spec))
     said = compare_q("check", "-d", data, "-m", models).out
     assert "2 of 3 conversations in 2 windows, 93 scored tokens" in said
@@ -60,6 +78,8 @@ def test_conversations_against_float64(compare_q: Run, tmp_path: Path, toy_model
     assert written["data"]["texts"][0]["conversations"]["without_scored_tokens"] == 1
     (model,) = written["models"]
     assert model["tokens"] == len(exact) == 93
-    assert math.log(model["ppl"]) == pytest.approx(-math.fsum(exact) / 93, abs=1e-2 if GPU else 1e-5)
+    assert math.log(model["ppl"]) == pytest.approx(
+        -math.fsum(exact) / 93, abs=1e-2 if GPU else 1e-5
+    )
     again = compare_q("show", tmp_path / "r.json")
     assert again.out.splitlines()[:5] == ran.out.splitlines()[:5]

@@ -1,10 +1,11 @@
-"""KL divergence of a real pretrained model in real engines, compared with float64 results from the engines' logits.
+"""KL divergence of a real pretrained model in real engines, compared with float64 results from the
+engines' logits.
 
 References: SmolLM2 bf16 in vLLM and in Transformers.  Tests: both again, W8A8 and W4A16 in vLLM.
 
-The logits of vLLM's bf16 kernels depend on the shape of the batch (on a CPU with AMX, the KLD of single tokens differed
-by up to 0.2 if two windows ran together instead of one after the other).  Therefore the logits are kept from the steps
-that are scored.
+The logits of vLLM's bf16 kernels depend on the shape of the batch (on a CPU with AMX, the KLD of
+single tokens differed by up to 0.2 if two windows ran together instead of one after the other).
+Therefore the logits are kept from the steps that are scored.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Measured:
 def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
     engine, log = name.split()[0], folder / f"{name}.log"
     if engine == "transformers":
-        backend = TransformersEngine(planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH))
+        backend = TransformersEngine(
+            planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH)
+        )
     else:
         options = {"enforce_eager": True}
-        backend = VllmEngine(planned(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log))
+        backend = VllmEngine(
+            planned(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log)
+        )
     backend.load()
     return backend
 
@@ -64,9 +69,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
     make_models()
     patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_CPU_INT4_W4A8", "0")  # otherwise a CPU with AMX quantizes the activations of W4A16
+    patch.setenv(
+        "VLLM_CPU_INT4_W4A8", "0"
+    )  # otherwise a CPU with AMX quantizes the activations of W4A16
     folder = tmp_path_factory.mktemp("divergence")
-    ids = AutoTokenizer.from_pretrained(BASE)((ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000])["input_ids"]
+    ids = AutoTokenizer.from_pretrained(BASE)(
+        (ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000]
+    )["input_ids"]
     windows = [
         Window.scored_from(index, np.array(ids[begin : begin + LENGTH], np.int32))
         for index, begin in enumerate((1000, 2000))
@@ -82,14 +91,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
         backend.close()
-    backend = opened("transformers bf16", folder)  # vLLM's store is new; loading vLLM again would take longer
+    backend = opened(
+        "transformers bf16", folder
+    )  # vLLM's store is new; loading vLLM again would take longer
     score(backend, "transformers bf16", "vllm bf16", folder, found)
     backend.close()
     patch.undo()
     return found
 
 
-def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured) -> None:
+def score(
+    backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured
+) -> None:
     """Score one engine against one store, and keep the logits of these scores."""
     entries = reference.Reader(folder / store).head.vocab_size
     task = ScoreRequest(reference=folder / store, vocab_size=entries)
@@ -101,7 +114,11 @@ def score(backend: VllmEngine | TransformersEngine, name: str, store: str, folde
         backend.llm.collective_rpc("compare_q_save", args=(str(folder),))
     for window in found.windows:
         kept = folder / f"{window.index}.safetensors"
-        logits = load_file(kept)["logits"] if isinstance(backend, VllmEngine) else backend.logits(window)[:-1]
+        logits = (
+            load_file(kept)["logits"]
+            if isinstance(backend, VllmEngine)
+            else backend.logits(window)[:-1]
+        )
         found.logits[name, store, window.index] = logits
 
 
@@ -112,7 +129,10 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
         scores = measured.scores[name, store, window.index]
         assert scores.kld is not None
         assert len(scores.kld) == len(scores.logprob) == window.n_scored == LENGTH - 1
-        pair = measured.logits[store, store, window.index], measured.logits[name, store, window.index]
+        pair = (
+            measured.logits[store, store, window.index],
+            measured.logits[name, store, window.index],
+        )
         p, q = (logits.double().log_softmax(-1) for logits in pair)
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         np.testing.assert_allclose(scores.kld, exact, atol=1e-5, rtol=0)
@@ -125,15 +145,21 @@ def test_every_token_against_float64(measured: Measured, name: str, store: str) 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_reference_against_itself_is_zero(measured: Measured, name: str) -> None:
-    """Roundings may differ: Transformers computes the logits of all rows of a window; the comparison omits the last."""
-    by_place = name.startswith("transformers") and rounds_by_place(LENGTH, 576, 4096, torch.bfloat16)
+    """Roundings may differ: Transformers computes the logits of all rows of a window; the
+    comparison omits the last.
+    """
+    by_place = name.startswith("transformers") and rounds_by_place(
+        LENGTH, 576, 4096, torch.bfloat16
+    )
     for window in measured.windows:
         scores = measured.scores[name, name, window.index]
         assert np.max(np.abs(scores.kld)) <= (1e-4 if by_place else 0)
 
 
 def test_more_bits_diverge_less(measured: Measured) -> None:
-    """With either reference, the KLD of the other engine is smallest, and that of 4 bits is larger than that of 8."""
+    """With either reference, the KLD of the other engine is smallest, and that of 4 bits is larger
+    than that of 8.
+    """
     for store, other in (REFERENCES, REFERENCES[::-1]):
         means = [
             np.mean([measured.scores[name, store, window.index].kld for window in measured.windows])

@@ -20,7 +20,12 @@ pytestmark = pytest.mark.engine
 
 def entries(cache: Path) -> list[Path]:
     """Return the entries of scores and reference stores in a cache."""
-    return [path for section in ("scores", "references") for path in (cache / section).iterdir() if path.is_dir()]
+    return [
+        path
+        for section in ("scores", "references")
+        for path in (cache / section).iterdir()
+        if path.is_dir()
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -28,13 +33,34 @@ def test_an_ended_gate_leaves_nothing(
     tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
 ) -> None:
     """After SIGKILL the next run or gate that opens the cache deletes what the gate has left."""
-    data, models = write_specs([{**FAKE, "label": "fake", "engine": {"vocab_size": 400, "seconds": 0.2}}])
-    command = [sys.executable, ROOT / "eval" / "compare_q.py", "gate", "-m", models, "-d", data, "-r", "4",
-               "--variant", "old:", "--variant", "new:", "-o", tmp_path / "gate.json"]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
+    data, models = write_specs(
+        [{**FAKE, "label": "fake", "engine": {"vocab_size": 400, "seconds": 0.2}}]
+    )
+    command = [
+        sys.executable,
+        ROOT / "eval" / "compare_q.py",
+        "gate",
+        "-m",
+        models,
+        "-d",
+        data,
+        "-r",
+        "4",
+        "--variant",
+        "old:",
+        "--variant",
+        "new:",
+        "-o",
+        tmp_path / "gate.json",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
+    }
     err = tmp_path / "err"
     with err.open("w") as stream:
-        process = subprocess.Popen(list(map(str, command)), stderr=stream, stdout=stream, env=environment)
+        process = subprocess.Popen(
+            list(map(str, command)), stderr=stream, stdout=stream, env=environment
+        )
     wait_until(lambda: "scoring old | roundings 1" in err.read_text() or process.poll() is not None)
     made = entries(own_cache)
     process.send_signal(number)

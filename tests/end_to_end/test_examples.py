@@ -20,18 +20,26 @@ FILES = sorted(FOLDER.glob("*.json"))
 DATA_FILES = [file for file in FILES if "dataset" in json.loads(file.read_text())]
 MODEL_FILES = [file for file in FILES if file not in DATA_FILES]
 ENGINES = {
-    "vllm_server": "vllm_server", "vllm": "vllm_score", "gguf": "llamacpp", "exl3": "exllamav3",
-    "transformers": "transformers", "hf": "transformers",
-}  # fmt: skip
+    "vllm_server": "vllm_server",
+    "vllm": "vllm_score",
+    "gguf": "llamacpp",
+    "exl3": "exllamav3",
+    "transformers": "transformers",
+    "hf": "transformers",
+}
 """Word in a file's name -> its engine; the first match counts."""
 SCHEMAS = {**spec_types.json_schemas(), "results.schema.json": results.json_schema()}
 
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
-    """The spec names a data set that compare_q or the hub knows, or a text, and its windows contain what they score."""
+    """The spec names a data set that compare_q or the hub knows, or a text, and its windows contain
+    what they score.
+    """
     (spec,) = spec_files.load_data_specs([file])
-    assert spec.dataset in ("text", "chat") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    assert (
+        spec.dataset in ("text", "chat") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
+    )
     assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
     assert spec.stride <= spec.eval_len
@@ -39,7 +47,9 @@ def test_data_examples(file: Path) -> None:
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:
-    """The page has three complete specs, of which the second is the ready spec, and two that use a file."""
+    """The page has three complete specs, of which the second is the ready spec, and two that use a
+    file.
+    """
     page = (FOLDER.parent.parent / "docs" / "windows.md").read_text()
     blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     whole = [block for block in blocks if "tokenizer_dir" in block]

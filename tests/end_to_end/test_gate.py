@@ -1,4 +1,6 @@
-"""The gate with real engines: faults planted in vLLM's kernels are found, and another engine is as before."""
+"""The gate with real engines: faults planted in vLLM's kernels are found, and another engine is as
+before.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,58 @@ PLANTED = Path(__file__).parents[1] / "support" / "planted"
 def python_with(fault: str, folder: Path) -> Path:
     """Return a Python that adds a fault (``tests/support/planted``) to the vLLM that it imports."""
     file, path = folder / fault, f"$PYTHONPATH:{PLANTED}"
-    file.write_text(f'#!/bin/sh\nPLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="{path}" exec {sys.executable} "$@"\n')
+    file.write_text(
+        f'#!/bin/sh\nPLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="{path}" exec {sys.executable} "$@"\n'
+    )
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
 
 def test_planted_faults_are_found(
-    compare_q: Run, quantized: Callable[..., Path], toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare_q: Run,
+    quantized: Callable[..., Path],
+    toy_text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Faults of the toy in W4A16: a group's scale is dropped, attention is wrong from position 64 on, a kernel is wrong
-    at batch 1, another one is random, values in the KV cache are halved in decode, and an option is ignored."""
+    """Faults of the toy in W4A16: a group's scale is dropped, attention is wrong from position 64
+    on, a kernel is wrong at batch 1, another one is random, values in the KV cache are halved in
+    decode, and an option is ignored.
+    """
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     model = quantized("W4A16")
     data, models, report = tmp_path / "data.json", tmp_path / "models.json", tmp_path / "gate.json"
-    data.write_text(json.dumps({"tokenizer_dir": str(model), "dataset": "text", "path": str(toy_text), "eval_len": 128,
-                                "eval_stride": 128}))  # fmt: skip
+    data.write_text(
+        json.dumps(
+            {
+                "tokenizer_dir": str(model),
+                "dataset": "text",
+                "path": str(toy_text),
+                "eval_len": 128,
+                "eval_stride": 128,
+            }
+        )
+    )
     models.write_text(json.dumps({"load_fn": "vllm_score", "model_dir": str(model)}))
     faults = ("none", "scale", "late_attention", "alone", "noise", "decoded_values")
-    words = [word for name in faults for word in ("--variant", f"{name}:python={python_with(name, tmp_path)}")]
+    words = [
+        word
+        for name in faults
+        for word in ("--variant", f"{name}:python={python_with(name, tmp_path)}")
+    ]
     ignored = ("--variant", "ignored:engine.attention_backend=TORCH_SDPA")
     ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, *ignored, "-o", report)
     assert report.exists(), ran.err
     found = {each["label"]: each for each in json.loads(report.read_text())["variants"]}
     assert {label: each["outcome"] for label, each in found.items()} == {
-        "none": "as before", "scale": "differs", "late_attention": "differs", "alone": "differs",
-        "noise": "not deterministic", "decoded_values": "differs", "ignored": "not applied",
-    }, ran.out  # fmt: skip
+        "none": "as before",
+        "scale": "differs",
+        "late_attention": "differs",
+        "alone": "differs",
+        "noise": "not deterministic",
+        "decoded_values": "differs",
+        "ignored": "not applied",
+    }, ran.out
     assert ran.status == 1
     place = found["late_attention"]["words"].partition("from position ")[2].split()[0]
     assert FROM - 4 <= int(place) <= FROM + 6

@@ -1,4 +1,6 @@
-"""The command line with hub ids: the real clients and an engine with a stand-in hub (tests/support/hub.py)."""
+"""The command line with hub ids: the real clients and an engine with a stand-in hub
+(tests/support/hub.py).
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("sharded")
-    AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16").save_pretrained(folder, max_shard_size="150kB")
-    files = {file.name: file.read_bytes() for each in (toy_model, folder) for file in each.iterdir()}
+    AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16").save_pretrained(
+        folder, max_shard_size="150kB"
+    )
+    files = {
+        file.name: file.read_bytes() for each in (toy_model, folder) for file in each.iterdir()
+    }
     files = {name: data for name, data in files.items() if name != "model.safetensors"}
     with Hub() as running:
         hub_layouts.add_wikitext(running)
@@ -53,26 +59,49 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
         for label, name in models
     ]
     (folder / "models.json").write_text(json.dumps(found))
-    words = ["-d", folder / "data.json", "-m", folder / "models.json", "-o", folder / "results.json"]
+    words = [
+        "-d",
+        folder / "data.json",
+        "-m",
+        folder / "models.json",
+        "-o",
+        folder / "results.json",
+    ]
     return [str(word) for word in words]
 
 
 @pytest.mark.engine
 def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
-    """One table with a sharded, a renamed, a gated and a missing model; then again from the caches, without the hub."""
-    models = [("toy", "org/toy"), ("renamed", "org/old"), ("gated", "org/gated"), ("missing", "org/none")]
+    """One table with a sharded, a renamed, a gated and a missing model; then again from the caches,
+    without the hub.
+    """
+    models = [
+        ("toy", "org/toy"),
+        ("renamed", "org/old"),
+        ("gated", "org/gated"),
+        ("missing", "org/none"),
+    ]
     words, home, cache = specs(tmp_path, models), tmp_path / "home", str(tmp_path / "cache")
     with Client(server, home, terminal=True, COMPARE_Q_CACHE=cache) as client:
         status = client.run(COMMAND.format(words=words))
         drawn = client.said.read_text()
-        shards = [name for name in server.repos["models", "org/toy"].files("v1") or () if name.endswith(".safetensors")]
-        fetched = [each.path for each in server.asked("/org/toy/", "HEAD") if "safetensors" in each.path]
+        shards = [
+            name
+            for name in server.repos["models", "org/toy"].files("v1") or ()
+            if name.endswith(".safetensors")
+        ]
+        fetched = [
+            each.path for each in server.asked("/org/toy/", "HEAD") if "safetensors" in each.path
+        ]
         asked_for = " ".join(each.path for each in server.requests)
     assert status == 1
     assert len(shards) > 1
     assert sum(path.endswith(".safetensors") for path in fetched) == len(shards)
     assert "pytorch_model.bin" not in asked_for
-    rows = {each["label"]: each for each in json.loads((tmp_path / "results.json").read_text())["models"]}
+    rows = {
+        each["label"]: each
+        for each in json.loads((tmp_path / "results.json").read_text())["models"]
+    }
     assert rows["renamed"]["ppl"] == rows["toy"]["ppl"] > 1
     assert rows["gated"]["error"].startswith("org/gated: gated on the hub: accept its licence at ")
     assert rows["missing"]["error"] == f"org/none: {WHY}"
@@ -89,7 +118,9 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     before = (tmp_path / "results.json").read_text()
     with Client(server, home, COMPARE_Q_CACHE=cache) as client:
         assert client.run(COMMAND.format(words=words)) == 2
-        (refused,) = (line for line in client.said.read_text().splitlines() if "tokenizer_dir: " in line)
+        (refused,) = (
+            line for line in client.said.read_text().splitlines() if "tokenizer_dir: " in line
+        )
         del words[1]  # only the text with the other tokenizer
         assert client.run(COMMAND.format(words=words)) == 2
         last = client.said.read_text().splitlines()[-1]
@@ -103,31 +134,67 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         words = specs(tmp_path, models[:1], tokenizer_dir="org/never")
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
-    assert "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (" in text
+    assert (
+        "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached ("
+        in text
+    )
 
 
 @pytest.mark.engine
 def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Path) -> None:
-    """A pack's id: downloaded once, then from the cache without the hub; with a revision; and a missing repository."""
+    """A pack's id: downloaded once, then from the cache without the hub; with a revision; and a
+    missing repository.
+    """
     pack, home = tmp_path / "toy.pack", tmp_path / "home"
     (tmp_path / "text.txt").write_text("abc de\n" * 60)
-    data = {"dataset": "text", "path": "text.txt", "tokenizer_dir": str(toy_model), "eval_len": 20, "eval_stride": 20}
+    data = {
+        "dataset": "text",
+        "path": "text.txt",
+        "tokenizer_dir": str(toy_model),
+        "eval_len": 20,
+        "eval_stride": 20,
+    }
     (tmp_path / "d.json").write_text(json.dumps(data))
     model = {"load_fn": "transformers_auto_bf16", "model_dir": str(toy_model)}
     (tmp_path / "m.json").write_text(json.dumps(model))
-    words = ["pack", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-r", "3", "-o", pack, "--no-floor"]
+    words = [
+        "pack",
+        "-d",
+        tmp_path / "d.json",
+        "-m",
+        tmp_path / "m.json",
+        "-r",
+        "3",
+        "-o",
+        pack,
+        "--no-floor",
+    ]
     results = tmp_path / "results.json"
     with Client(server, home, COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
         assert client.run(COMMAND.format(words=list(map(str, words)))) == 0, client.said.read_text()
-    files = {file.relative_to(pack).as_posix(): file.read_bytes() for file in pack.rglob("*") if file.is_file()}
+    files = {
+        file.relative_to(pack).as_posix(): file.read_bytes()
+        for file in pack.rglob("*")
+        if file.is_file()
+    }
     server.add("datasets", "org/toy-pack", files, "v1")
     server.add("datasets", "org/toy-pack", {"README.md": "emptied"})
     other = str(tmp_path / "other cache")
-    named = [{"load_fn": "pack", "model_dir": "org/toy-pack", "revision": "v1", "label": "ref", "reference": True},
-             {**model, "label": "toy"}]  # fmt: skip
+    named = [
+        {
+            "load_fn": "pack",
+            "model_dir": "org/toy-pack",
+            "revision": "v1",
+            "label": "ref",
+            "reference": True,
+        },
+        {**model, "label": "toy"},
+    ]
     (tmp_path / "m.json").write_text(json.dumps(named))
     (tmp_path / "d.json").write_text(json.dumps({"pack": "org/toy-pack", "revision": "v1"}))
-    run = [str(word) for word in ("-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", results)]
+    run = [
+        str(word) for word in ("-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", results)
+    ]
     with Client(server, home, COMPARE_Q_CACHE=other) as client:
         assert client.run(COMMAND.format(words=run)) == 0, client.said.read_text()
         fetched = [each.path for each in server.asked("/org/toy-pack/", "HEAD")]
@@ -139,7 +206,10 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
     assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
     server.add("datasets", "org/toy-pack", files)
     with Client(server, home, COMPARE_Q_CACHE=other) as client:
-        assert client.run(COMMAND.format(words=["org/toy-pack", str(toy_model), "-o", str(results)])) == 0
+        assert (
+            client.run(COMMAND.format(words=["org/toy-pack", str(toy_model), "-o", str(results)]))
+            == 0
+        )
         assert client.run(COMMAND.format(words=["org/none", str(toy_model)])) == 2
         assert f"error: org/none: {WHY}" in client.said.read_text()
     with Client(server, home, COMPARE_Q_CACHE=other, HF_ENDPOINT="http://127.0.0.1:1") as away:

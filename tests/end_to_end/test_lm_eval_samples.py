@@ -17,7 +17,9 @@ pytest.importorskip("lm_eval")
 
 @pytest.mark.engine
 def test_flips_of_samples_that_lm_eval_writes(tmp_path: Path) -> None:
-    """Accuracies equal lm-eval's; the flips are counted again from lm-eval's file; a run with a limit is refused."""
+    """Accuracies equal lm-eval's; the flips are counted again from lm-eval's file; a run with a
+    limit is refused.
+    """
     folders = lm_eval_samples.make(tmp_path)
     reference, new = map(run_files, map(str, folders))
     assert (reference.label[-3:], new.label[-9:]) == ("toy", "toy-noise")
@@ -26,20 +28,29 @@ def test_flips_of_samples_that_lm_eval_writes(tmp_path: Path) -> None:
     results = json.loads(file.read_text())["results"]
     names = {(row.task, row.metric, row.filter) for row in report.comparisons}
     assert names == {
-        ("toy_choice", "acc", "none"), ("toy_choice", "acc_norm", "none"), ("toy_generate", "exact_match", "whole"),
+        ("toy_choice", "acc", "none"),
+        ("toy_choice", "acc_norm", "none"),
+        ("toy_generate", "exact_match", "whole"),
         ("toy_generate", "exact_match", "first"),
-    }  # fmt: skip
+    }
     for row in report.comparisons:
         assert row.accuracy.value == results[row.task][f"{row.metric},{row.filter}"]
-        assert row.accuracy.stderr == pytest.approx(results[row.task][f"{row.metric}_stderr,{row.filter}"], rel=1e-12)
+        assert row.accuracy.stderr == pytest.approx(
+            results[row.task][f"{row.metric}_stderr,{row.filter}"], rel=1e-12
+        )
         right = [
-            {each["doc_id"] for line in run.tasks[row.task].read_text().splitlines()
-             if (each := json.loads(line))["filter"] == row.filter and each[row.metric] == 1}
+            {
+                each["doc_id"]
+                for line in run.tasks[row.task].read_text().splitlines()
+                if (each := json.loads(line))["filter"] == row.filter and each[row.metric] == 1
+            }
             for run in (reference, new)
-        ]  # fmt: skip
+        ]
         assert set(row.lost_documents) == right[0] - right[1]
         assert set(row.gained_documents) == right[1] - right[0]
         assert row.flips.other_wrong is not None
-    limited = lm_eval_samples.evaluate(tmp_path / "toy-noise", tmp_path / "tasks", tmp_path / "limited", limit=3)
+    limited = lm_eval_samples.evaluate(
+        tmp_path / "toy-noise", tmp_path / "tasks", tmp_path / "limited", limit=3
+    )
     said = refusal(compare, reference, [run_files(str(limited))], Selection())
     assert f"lacks {lm_eval_samples.QUESTIONS - 3} of {lm_eval_samples.QUESTIONS} documents" in said

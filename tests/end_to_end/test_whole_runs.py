@@ -33,16 +33,39 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     make_models()
     folder = tmp_path_factory.mktemp("run")
     text = str(ROOT / "eval" / "spec" / "opticks.txt")
-    data = {"tokenizer_dir": str(BASE), "dataset": "text", "path": text, "eval_len": 512, "eval_stride": 256,
-            "max_rows": 3}  # fmt: skip
+    data = {
+        "tokenizer_dir": str(BASE),
+        "dataset": "text",
+        "path": text,
+        "eval_len": 512,
+        "eval_stride": 256,
+        "max_rows": 3,
+    }
     (folder / "data.json").write_text(json.dumps(data))
     command = [
-        sys.executable, "eval/compare_q.py", "-d", str(folder / "data.json"), "-m",
-        *specs_here(folder, float32=FLOAT32), "-o", str(folder / "r.json"), "-pf",
-        str(folder / "p.png"), "--cache-dir", str(folder / "cache"),
-    ]  # fmt: skip
+        sys.executable,
+        "eval/compare_q.py",
+        "-d",
+        str(folder / "data.json"),
+        "-m",
+        *specs_here(folder, float32=FLOAT32),
+        "-o",
+        str(folder / "r.json"),
+        "-pf",
+        str(folder / "p.png"),
+        "--cache-dir",
+        str(folder / "cache"),
+    ]
     environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0"}  # as the demo sets it
-    run = partial(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    run = partial(
+        subprocess.run,
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     done, again = run(), run()
     assert done.returncode == 0, done.stderr
     results = json.loads((folder / "r.json").read_text())
@@ -51,7 +74,9 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
-    """Engines round in different orders: their perplexities agree within 0.3 % in bf16, but are not identical."""
+    """Engines round in different orders: their perplexities agree within 0.3 % in bf16, but are not
+    identical.
+    """
     transformers, vllm = demo_run["models"]["Transformers bf16"], demo_run["models"]["vLLM bf16"]
     assert vllm["ppl"] == pytest.approx(transformers["ppl"], rel=1e-5 if FLOAT32 else 0.003)
     assert vllm["ppl"] != transformers["ppl"]
@@ -59,7 +84,9 @@ def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
 
 
 def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) -> None:
-    """Round to nearest on 135M weights with folded norms: W8A8 loses little, W4A16 a half to three quarters."""
+    """Round to nearest on 135M weights with folded norms: W8A8 loses little, W4A16 a half to three
+    quarters.
+    """
     models = demo_run["models"]
     bf16 = models["vLLM bf16"]["ppl"]
     assert 1.0 < models["vLLM W8A8"]["ppl"] / bf16 < 1.1
@@ -85,18 +112,34 @@ def test_every_row_says_what_ran(demo_run: dict[str, Any]) -> None:
     """No row deviates from its checkpoint, because the demo turns int8 activations of W4A16 off."""
     dequantized = "torch linear (dequantized)"
     dtype = "float32" if FLOAT32 else "bfloat16"
-    kernels = {"Transformers bf16": "torch linear", "vLLM bf16": "Unquantized", "vLLM W8A8": "CPUInt8",
-               W4A16: dequantized if FLOAT32 else "CPUWNA16", NVFP4: dequantized,
-               "vLLM NVFP4 W4A4": "EmulationNvFp4"}  # fmt: skip
+    kernels = {
+        "Transformers bf16": "torch linear",
+        "vLLM bf16": "Unquantized",
+        "vLLM W8A8": "CPUInt8",
+        W4A16: dequantized if FLOAT32 else "CPUWNA16",
+        NVFP4: dequantized,
+        "vLLM NVFP4 W4A4": "EmulationNvFp4",
+    }
     models = demo_run["models"]
     assert {label: model["kernel"] for label, model in models.items()} == kernels
     assert not any(model["deviations"] for model in models.values())
-    ran = {label: {(group["weights"], group["activations"], group["count"]) for group in model["provenance"]["layers"]}
-           for label, model in models.items()}  # fmt: skip
+    ran = {
+        label: {
+            (group["weights"], group["activations"], group["count"])
+            for group in model["provenance"]["layers"]
+        }
+        for label, model in models.items()
+    }
     head = (dtype, dtype, 1)
     assert ran["vLLM W8A8"] == {("int8 channel", "int8 token", 30), head}
-    assert {(weights, activations) for weights, activations, _ in ran[W4A16]} == {("int4 g32", dtype), head[:2]}
-    assert {each[:2] for each in ran[NVFP4]} == {("nvfp4 g16", "bfloat16"), ("bfloat16", "bfloat16")}
+    assert {(weights, activations) for weights, activations, _ in ran[W4A16]} == {
+        ("int4 g32", dtype),
+        head[:2],
+    }
+    assert {each[:2] for each in ran[NVFP4]} == {
+        ("nvfp4 g16", "bfloat16"),
+        ("bfloat16", "bfloat16"),
+    }
     assert ran["vLLM NVFP4 W4A4"] == {("nvfp4 g16", "nvfp4 g16", 30), head}
 
 
@@ -107,13 +150,33 @@ def test_second_run_comes_from_the_cache(demo_run: dict[str, Any]) -> None:
 
 
 def test_a_checkpoint_that_vllm_refuses(demo_run: dict[str, Any], tmp_path: Path) -> None:
-    """9 heads cannot be split over 2 ranks: the model is a failed row, and the other model finishes."""
+    """9 heads cannot be split over 2 ranks: the model is a failed row, and the other model
+    finishes.
+    """
     engine = {"tensor_parallel_size": 2, "enforce_eager": True}
-    refused = {"load_fn": "vllm_score", "label": "refused", "model_dir": str(BASE), "engine": engine}
-    fake = {"load_fn": "fake", "label": "fake", "model_dir": "none", "engine": {"vocab_size": 50000}}
+    refused = {
+        "load_fn": "vllm_score",
+        "label": "refused",
+        "model_dir": str(BASE),
+        "engine": engine,
+    }
+    fake = {
+        "load_fn": "fake",
+        "label": "fake",
+        "model_dir": "none",
+        "engine": {"vocab_size": 50000},
+    }
     (tmp_path / "m.json").write_text(json.dumps([refused, fake]))
-    command = [sys.executable, "eval/compare_q.py", "-d", str(demo_run["folder"] / "data.json"), "-m",
-               str(tmp_path / "m.json"), "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
+    command = [
+        sys.executable,
+        "eval/compare_q.py",
+        "-d",
+        str(demo_run["folder"] / "data.json"),
+        "-m",
+        str(tmp_path / "m.json"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr

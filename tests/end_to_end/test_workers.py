@@ -1,4 +1,6 @@
-"""Workers as processes: a worker that dies, hangs or is ended loses only its own row, and leaves no process or file."""
+"""Workers as processes: a worker that dies, hangs or is ended loses only its own row, and leaves no
+process or file.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.
 
     def run(*words: object, **environment: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)]
-        outside = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
+        outside = {
+            name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
+        }
         with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-            how: dict[str, Any] = {"env": {**outside, **environment}, "start_new_session": True, "text": True}
+            how: dict[str, Any] = {
+                "env": {**outside, **environment},
+                "start_new_session": True,
+                "text": True,
+            }
             process = subprocess.Popen(command, stdout=out, stderr=err, **how)
         started.append(process)
         return process
@@ -54,7 +62,9 @@ def finished(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, str, 
 
 
 def results(file: Path) -> dict[str, Any]:
-    """Return results.json without the keys that differ between runs: times, and whether a row was cached."""
+    """Return results.json without the keys that differ between runs: times, and whether a row was
+    cached.
+    """
     found: dict[str, Any] = without_times(json.loads(file.read_text()))
     return found
 
@@ -63,9 +73,14 @@ def test_three_bad_models_lose_no_row_but_their_own(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
     bad = {"abort": "SIGABRT", "memory": "out of memory", "silence": "finished no window for 15 s"}
-    models = [fake(name, fail=2, failure=name) for name in bad] + [fake("good", boost=1.0), fake("uniform")]
+    models = [fake(name, fail=2, failure=name) for name in bad] + [
+        fake("good", boost=1.0),
+        fake("uniform"),
+    ]
     data, specs = write_specs(models)
-    status, _, err = finished(start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path)
+    status, _, err = finished(
+        start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path
+    )
     rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
     assert status == 1, err
     assert all(reason in rows[name]["error"] for name, reason in bad.items()), rows
@@ -76,7 +91,11 @@ def test_three_bad_models_lose_no_row_but_their_own(
     # These models run again in the order of the specs, and begin with their missing windows.
     again, err = start("-d", data, "-m", specs, "--deadline", 15), tmp_path / "err"
     wait_until(lambda: "loading silence" in err.read_text() or again.poll() is not None)
-    order = [line.split()[1].removesuffix(":") for line in err.read_text().splitlines() if line.startswith("loading ")]
+    order = [
+        line.split()[1].removesuffix(":")
+        for line in err.read_text().splitlines()
+        if line.startswith("loading ")
+    ]
     assert order == list(bad)
 
 
@@ -84,7 +103,9 @@ def test_three_bad_models_lose_no_row_but_their_own(
 def test_a_run_that_is_told_to_end_shows_what_it_has(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path, number: signal.Signals
 ) -> None:
-    """Further signals after the first one, until the run ends, change nothing; systemd sends two signals."""
+    """Further signals after the first one, until the run ends, change nothing; systemd sends two
+    signals.
+    """
     data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     scores, err = own_cache / "scores", tmp_path / "err"
@@ -109,25 +130,36 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_window(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
     """The two replicas of the running model end, and so does the process that has forked them."""
-    data, specs = write_specs([{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)])
+    data, specs = write_specs(
+        [{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)]
+    )
     process = start("-d", data, "-m", specs)
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
     assert len(workers_of(own_cache)) == 2 < len(processes_of(own_cache))
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(own_cache))
-    status, _, err = finished(start("-d", data, "-m", specs, "-o", tmp_path / "after.json"), tmp_path)
+    status, _, err = finished(
+        start("-d", data, "-m", specs, "-o", tmp_path / "after.json"), tmp_path
+    )
     assert status == 0, err
     scored = next(line for line in err.splitlines() if line.startswith("scoring slow"))
     assert int(scored.split(": ")[1].split()[0]) < 10  # of 10 windows
-    finished(start("-d", data, "-m", specs, "-o", tmp_path / "whole.json", "--cache-dir", tmp_path / "new"), tmp_path)
+    finished(
+        start(
+            "-d", data, "-m", specs, "-o", tmp_path / "whole.json", "--cache-dir", tmp_path / "new"
+        ),
+        tmp_path,
+    )
     assert results(tmp_path / "after.json") == results(tmp_path / "whole.json")
 
 
 def test_two_models_run_at_the_same_time_on_two_gpus(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    """nvidia-smi is a stand-in, but each worker really sees its GPU, and both models score at the same time."""
+    """nvidia-smi is a stand-in, but each worker really sees its GPU, and both models score at the
+    same time.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     smi = folder / "nvidia-smi"
@@ -135,7 +167,9 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     smi.write_text("#!/bin/sh\n" + "\n".join(line.format(number) for number in range(3)))
     smi.chmod(0o755)
     both = {"meet": str(tmp_path / "meeting")}
-    data, specs = write_specs([fake("a", **both), fake("b", **both, boost=1.0), {**fake("c"), "gpus": 2}])
+    data, specs = write_specs(
+        [fake("a", **both), fake("b", **both, boost=1.0), {**fake("c"), "gpus": 2}]
+    )
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     words = ("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--gpus", "0,2")
     status, _, err = finished(start(*words, PATH=path), tmp_path)
@@ -146,10 +180,14 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     assert len(list((tmp_path / "meeting").iterdir())) == 2
     assert sorted(log.name[:2] for log in own_cache.glob("logs/*")) == ["a.", "b.", "c."]
     (tmp_path / "short.txt").write_text("Few words.")
-    data.write_text(json.dumps({**json.loads(data.read_text()), "path": str(tmp_path / "short.txt")}))
+    data.write_text(
+        json.dumps({**json.loads(data.read_text()), "path": str(tmp_path / "short.txt")})
+    )
     status, _, err = finished(start(*words, PATH=path), tmp_path)
     assert (status, "the text has 10 tokens" in err) == (2, True), err
-    assert processes_of(own_cache) == []  # the first model's engine was imported before the text was there
+    assert (
+        processes_of(own_cache) == []
+    )  # the first model's engine was imported before the text was there
     assert len(list(own_cache.glob("logs/*"))) == 3
     specs.write_text(json.dumps([{**fake("c"), "gpus": 3}]))
     status, _, err = finished(start("-d", data, "-m", specs, "--gpus", "0,2", PATH=path), tmp_path)
@@ -178,4 +216,9 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     (row,) = results(tmp_path / "r.json")["models"]
     assert row["provenance"]["python_path"] == str(full / "bin" / "python")
     (tmp_path / "no program").touch()
-    assert finished(start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path)[0] == 2
+    assert (
+        finished(
+            start("-d", data, "-m", specs, "--python", f"fake={tmp_path / 'no program'}"), tmp_path
+        )[0]
+        == 2
+    )

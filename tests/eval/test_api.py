@@ -23,19 +23,41 @@ from tests.support import ROOT
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal
 
-UNIFORM = {"load_fn": "fake", "label": "uniform", "model_dir": "none", "engine": {"vocab_size": 500}}
-BOOSTED = {**UNIFORM, "label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "reference": True}
+UNIFORM = {
+    "load_fn": "fake",
+    "label": "uniform",
+    "model_dir": "none",
+    "engine": {"vocab_size": 500},
+}
+BOOSTED = {
+    **UNIFORM,
+    "label": "boosted",
+    "engine": {"vocab_size": 500, "boost": 3.0},
+    "reference": True,
+}
 
 
 @pytest.fixture
 def data(toy_model: Path, toy_text: Path) -> dict[str, Any]:
-    return {"tokenizer_dir": toy_model, "dataset": "text", "path": toy_text, "eval_len": 100, "eval_stride": 100}
+    return {
+        "tokenizer_dir": toy_model,
+        "dataset": "text",
+        "path": toy_text,
+        "eval_len": 100,
+        "eval_stride": 100,
+    }
 
 
 def test_a_call_is_the_command_line(
-    compare_q: Run, write_specs: Specs, data: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    compare_q: Run,
+    write_specs: Specs,
+    data: dict[str, Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The PPL of uniform logits is V, their KLD from the boosted ones 0.07862; the second run uses cached scores."""
+    """The PPL of uniform logits is V, their KLD from the boosted ones 0.07862; the second run uses
+    cached scores.
+    """
     file, models = write_specs([UNIFORM, BOOSTED])
     assert compare_q("-d", file, "-m", models, "-o", tmp_path / "r.json", "-r", 3).status == 0
     found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
@@ -53,14 +75,34 @@ def test_a_call_is_the_command_line(
 
 
 def test_models_by_name_are_those_of_the_command_line(
-    compare_q: Run, toy_model: Path, toy_text: Path, data: dict[str, Any], tmp_path: Path,
+    compare_q: Run,
+    toy_model: Path,
+    toy_text: Path,
+    data: dict[str, Any],
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """The text has 9 windows of 100 with a token after them; of the 24 of 50 every 40, 16 suffice."""
-    words = [f"{toy_model}@fake:vocab_size=500,boost=3.0", f"uniform={toy_model}@fake:vocab_size=500"]
-    line = ("-d", toy_text, "-r", "all", "--eval-len", 100, "--sample", "first", "-o", tmp_path / "r.json")
+    words = [
+        f"{toy_model}@fake:vocab_size=500,boost=3.0",
+        f"uniform={toy_model}@fake:vocab_size=500",
+    ]
+    line = (
+        "-d",
+        toy_text,
+        "-r",
+        "all",
+        "--eval-len",
+        100,
+        "--sample",
+        "first",
+        "-o",
+        tmp_path / "r.json",
+    )
     assert compare_q(*words, *line).status == 0
-    found = compare(*words, data=str(toy_text), rows="all", eval_len=100, sample="first", quiet=True)
+    found = compare(
+        *words, data=str(toy_text), rows="all", eval_len=100, sample="first", quiet=True
+    )
     frame = found.frame()
     assert frame.label.tolist() == [f"{toy_model.name} vocab_size=500 boost=3.0", "uniform"]
     assert frame.reference.tolist() == [True, False]
@@ -77,30 +119,56 @@ def test_models_by_name_are_those_of_the_command_line(
     assert capfd.readouterr() == ("", "")
 
 
-def test_names_that_a_call_cannot_mean_are_one_line(toy_model: Path, toy_text: Path, data: dict[str, Any]) -> None:
+def test_names_that_a_call_cannot_mean_are_one_line(
+    toy_model: Path, toy_text: Path, data: dict[str, Any]
+) -> None:
     model = f"{toy_model}@fake"
     for arguments, keys, begin in (
         ((), {"data": "wiki2"}, "models: missing; "),
         ((model,), {"data": "nowhere"}, "-d: nowhere: no such file"),
-        ((f"{toy_model}@fak",), {"data": toy_text}, f"{toy_model}@fak: load_fn: unknown engine 'fak'"),
-        ((f"{model}:boots=1",), {"data": toy_text}, f"{toy_model.name} boots=1: engine.boots: unknown"),
-        ((model,), {"data": toy_text, "rows": "some"}, "rows: 'some': expected a number of windows, or all"),
+        (
+            (f"{toy_model}@fak",),
+            {"data": toy_text},
+            f"{toy_model}@fak: load_fn: unknown engine 'fak'",
+        ),
+        (
+            (f"{model}:boots=1",),
+            {"data": toy_text},
+            f"{toy_model.name} boots=1: engine.boots: unknown",
+        ),
+        (
+            (model,),
+            {"data": toy_text, "rows": "some"},
+            "rows: 'some': expected a number of windows, or all",
+        ),
         ((model,), {"data": toy_text, "rows": True}, "rows: 'True': expected "),
         ((model,), {"data": toy_text, "rows": -1}, "rows: '-1': expected "),
-        ((model,), {"data": toy_text, "sample": "middle"}, "sample: 'middle' is none of first, spread"),
+        (
+            (model,),
+            {"data": toy_text, "sample": "middle"},
+            "sample: 'middle' is none of first, spread",
+        ),
         ((model,), {"data": toy_text, "eval_len": 0}, "eval_len: '0': expected a whole number"),
         ((model,), {"data": data, "eval_len": 64}, "eval_len: is for a text without a data spec"),
         ((data, UNIFORM), {"sample": "first"}, "sample: is for a text without a data spec"),
-        ((model,), {"data": data, "models": UNIFORM}, "models: specs cannot be combined with MODEL arguments"),
+        (
+            (model,),
+            {"data": data, "models": UNIFORM},
+            "models: specs cannot be combined with MODEL arguments",
+        ),
         ((3,), {"models": UNIFORM}, "data: 3: expected names, spec files or dicts"),
-    ):  # fmt: skip
+    ):
         assert refusal(compare, *arguments, quiet=True, **keys).startswith(begin), keys
 
 
 def test_the_schema_of_results_is_that_of_the_file(data: dict[str, Any], tmp_path: Path) -> None:
-    compare_q.compare(data=data, models=[BOOSTED, UNIFORM], rows=2, quiet=True).save(tmp_path / "r.json")
+    compare_q.compare(data=data, models=[BOOSTED, UNIFORM], rows=2, quiet=True).save(
+        tmp_path / "r.json"
+    )
     schema = compare_q.results_schema()
-    assert schema == json.loads((ROOT / "eval" / "spec" / "schema" / "results.schema.json").read_text())
+    assert schema == json.loads(
+        (ROOT / "eval" / "spec" / "schema" / "results.schema.json").read_text()
+    )
     jsonschema.validate(json.loads((tmp_path / "r.json").read_text()), schema)
 
 
@@ -109,7 +177,9 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
 ) -> None:
     file, models = write_specs([UNIFORM])
     monkeypatch.chdir(data["path"].parent)
-    both = compare({**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True)
+    both = compare(
+        {**data, "path": data["path"].name}, [models, BOOSTED], cache_dir="kept", quiet=True
+    )
     assert [model.label for model in both.results.models] == ["uniform", "boosted"]
     assert list(Path("kept", "scores").glob("*/*.safetensors"))
     one = compare(str(file), UNIFORM, rows=2, quiet=True)
@@ -119,8 +189,12 @@ def test_specs_are_files_dicts_or_both_and_paths_start_here(
     assert json.loads((tmp_path / "r.json").read_text())["command"] == ["compare_q"]
 
 
-def test_what_is_not_known_is_missing_and_notes_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizeless = replace(QUANT, label="server", storage=replace(storage_of(QUANT), bpw_layer=None, note="a server"))
+def test_what_is_not_known_is_missing_and_notes_say_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizeless = replace(
+        QUANT, label="server", storage=replace(storage_of(QUANT), bpw_layer=None, note="a server")
+    )
     run_of(REF, QUANT, FAILED, sizeless).with_origin([]).write(tmp_path / "r.json")
     api.show(tmp_path / "r.json")
     assert QUANT.label in capsys.readouterr().out
@@ -152,7 +226,9 @@ def test_bad_specs_are_one_line(data: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Path) -> None:
-    """Single tokens, pairs and the plot equal those of the command line; a run that was read back has no tokens."""
+    """Single tokens, pairs and the plot equal those of the command line; a run that was read back
+    has no tokens.
+    """
     found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
     tokens = found.tokens("uniform")
     assert len(tokens) == 297
@@ -166,8 +242,12 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     sized = api.Comparison(run_of(REF, QUANT))
     sized.plot(tmp_path / "plot.png", measure="kld")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    earlier = sized.results.updated(created="2026-01-02T03:04:05+00:00", versions={"compare-q": "0.1"})
-    card = " ".join(each.get_text() for each in api.Comparison(earlier).plot(card=True).findobj(Text))
+    earlier = sized.results.updated(
+        created="2026-01-02T03:04:05+00:00", versions={"compare-q": "0.1"}
+    )
+    card = " ".join(
+        each.get_text() for each in api.Comparison(earlier).plot(card=True).findobj(Text)
+    )
     assert "2026-01-02, compare_q 0.1" in card
     assert repr(found) == "<Comparison of 2 models: uniform, boosted>"
     shown = found._repr_html_()
@@ -191,26 +271,41 @@ def texts(toy_model: Path, toy_text: Path, tmp_path: Path) -> list[dict[str, Any
 
 
 def test_slices_of_several_texts_are_columns(texts: list[dict[str, Any]], tmp_path: Path) -> None:
-    """Each text's numbers are those of a run of the text alone, to the bit; KLDs are weighted by tokens."""
+    """Each text's numbers are those of a run of the text alone, to the bit; KLDs are weighted by
+    tokens.
+    """
     found = compare(texts, [UNIFORM, BOOSTED], quiet=True)
     frame = found.frame(["kld", "kld:text", "kld:other", "ppl:other"])
-    sliced = ["kld:text", "kld:text_stderr", "kld:other", "kld:other_stderr", "ppl:other", "ppl:other_stderr"]
+    sliced = [
+        "kld:text",
+        "kld:text_stderr",
+        "kld:other",
+        "kld:other_stderr",
+        "ppl:other",
+        "ppl:other_stderr",
+    ]
     assert frame.columns.tolist() == ["label", "kld", "kld_stderr", *sliced]
     counts = []
     for name, each in zip(("text", "other"), texts, strict=True):
         alone = compare(each, [UNIFORM, BOOSTED], quiet=True)
-        assert alone.frame().from_cache.all()  # the scores of a run of several texts are those of one text
+        assert (
+            alone.frame().from_cache.all()
+        )  # the scores of a run of several texts are those of one text
         assert frame[f"kld:{name}"][0] == alone.frame().kld[0]
         counts.append(alone.frame().tokens[0])
         tokens = found.tokens("uniform", name)
         assert len(tokens) == counts[-1]
         of_text = tokens.drop(columns=["text", "window"])
         pd.testing.assert_frame_equal(of_text, alone.tokens("uniform").drop(columns="window"))
-    assert np.average([frame["kld:text"][0], frame["kld:other"][0]], weights=counts) == pytest.approx(frame.kld[0])
+    assert np.average(
+        [frame["kld:text"][0], frame["kld:other"][0]], weights=counts
+    ) == pytest.approx(frame.kld[0])
     assert frame["ppl:other"][0] == pytest.approx(500, rel=1e-6)
     found.save(tmp_path / "r.json")
     again = load(tmp_path / "r.json")
-    pd.testing.assert_frame_equal(again.frame(["kld:text", "ppl:begin"]), found.frame(["kld:text", "ppl:begin"]))
+    pd.testing.assert_frame_equal(
+        again.frame(["kld:text", "ppl:begin"]), found.frame(["kld:text", "ppl:begin"])
+    )
     assert "there are: text, other, unsure, begin" in refusal(found.frame, ["kld:prose"])
     assert "name one of the texts: text, other" in refusal(found.tokens, "uniform", "prose")
 

@@ -1,4 +1,6 @@
-"""A node of a cluster and its driver, without Ray between them: a real worker performs each call immediately."""
+"""A node of a cluster and its driver, without Ray between them: a real worker performs each call
+immediately.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class GoneError(Exception):
 
 
 class Direct:
-    """A handle of an actor, or of one of its methods, as in Ray; ``remote`` performs the call immediately."""
+    """A handle of an actor, or of one of its methods, as in Ray; ``remote`` performs the call
+    immediately.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -52,9 +56,12 @@ def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
     """A cluster that performs each call immediately."""
     there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
     ray: Any = SimpleNamespace(
-        exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, RayError=GoneError), get=lambda asked, timeout: asked,
-        kill=lambda actor: None, nodes=lambda: there, **other,
-    )  # fmt: skip
+        exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, RayError=GoneError),
+        get=lambda asked, timeout: asked,
+        kill=lambda actor: None,
+        nodes=lambda: there,
+        **other,
+    )
     return Cluster(ray, print, hosts={node: node for node in nodes})
 
 
@@ -90,12 +97,20 @@ def started(node: Node, log: Path) -> RayWorker:
 
 
 def score_command(folder: Path, scores: Path, session: str) -> ScoreCommand:
-    return ScoreCommand(ScoreRequest(), windows=folder / "windows", scores=scores, tag=segments.ALONE, session=session)
+    return ScoreCommand(
+        ScoreRequest(),
+        windows=folder / "windows",
+        scores=scores,
+        tag=segments.ALONE,
+        session=session,
+    )
 
 
 @pytest.mark.engine
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
-    """A worker keeps its model for another text.  Its scores arrive before it reports that they are done."""
+    """A worker keeps its model for another text.  Its scores arrive before it reports that they are
+    done.
+    """
     worker = started(node, tmp_path / "log")
     worker.perform(LoadCommand(request()), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
@@ -117,17 +132,23 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
 
 
 @pytest.mark.engine
-def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(node: Node, tmp_path: Path) -> None:
+def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(
+    node: Node, tmp_path: Path
+) -> None:
     worker = started(node, tmp_path / "log")
     worker.perform(LoadCommand(request(fail=2, failure="abort")), 60.0, shown)
     write_windows(tmp_path / "windows", WINDOWS)
     task = score_command(tmp_path, tmp_path / "scores", "one")
-    with pytest.raises(ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"):
+    with pytest.raises(
+        ModelError, match=f"on node n: its worker .*SIGABRT.*log: {tmp_path / 'log'}"
+    ):
         worker.perform(task, 60.0, shown)
     assert "Fatal Python error: Aborted" in (tmp_path / "log").read_text()
 
 
-def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node, tmp_path: Path) -> None:
+def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
+    node: Node, tmp_path: Path
+) -> None:
     there, store, worker = tmp_path / "there" / "store", tmp_path / "store", ray_worker()
     begin(store, IDENTITY)
     made = node.workers[node.start(request(), None)]
@@ -137,7 +158,10 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(node: Node,
         worker.keep(*made.progress(None)[1:])
         assert made.progress(None)[1] == [], "what has come does not come again"
     seal(store, IDENTITY, list(map(digest, range(4))))
-    assert Reader(store).manifest.files == state_store(tmp_path / "whole" / "store", windows=4).manifest.files
+    assert (
+        Reader(store).manifest.files
+        == state_store(tmp_path / "whole" / "store", windows=4).manifest.files
+    )
     Reader(store).verify()
 
 
@@ -152,13 +176,17 @@ def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
             return said, end.value
 
 
-def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(node: Node, tmp_path: Path) -> None:
+def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(
+    node: Node, tmp_path: Path
+) -> None:
     store = state_store(tmp_path / "store")
     worker = ray_worker()
     worker.agent = Direct(node)
     assert brought(worker, store.path) == ([], store.path)
     assert worker.is_seen(tmp_path)
-    worker.agent = Direct(SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False))
+    worker.agent = Direct(
+        SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False)
+    )
     assert not worker.is_seen(tmp_path)
     said, copy = brought(worker, store.path)
     assert copy.is_relative_to(tmp_path / "node")
@@ -182,7 +210,9 @@ def test_a_worker_is_lost_with_its_node() -> None:
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
         worker.perform(LoadCommand(request()), 60.0, shown)
     worker.node = ""
-    waiting = {"remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(place=lambda *_: 0)))}
+    waiting = {
+        "remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(place=lambda *_: 0)))
+    }
     vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
     with pytest.raises(StoppedError):
         worker.place()
@@ -199,7 +229,9 @@ def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
 
 
 def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray sets variables for one thread and no GPU in an actor; the node restores the original environment."""
+    """Ray sets variables for one thread and no GPU in an actor; the node restores the original
+    environment.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "17")
     cluster.undo_changes_of_ray()
@@ -209,9 +241,12 @@ def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.Mo
 
 def facts(*gpus: str, **other: Any) -> dict[str, Any]:
     return {
-        "code": cluster.code(), "settings": {"A": "1"}, "gpus": [Gpu("0", name, "580", 80.0) for name in gpus],
-        "processor": {"cpu": "Some CPU", "instructions": "avx2", "cores": 4}, **other,
-    }  # fmt: skip
+        "code": cluster.code(),
+        "settings": {"A": "1"},
+        "gpus": [Gpu("0", name, "580", 80.0) for name in gpus],
+        "processor": {"cpu": "Some CPU", "instructions": "avx2", "cores": 4},
+        **other,
+    }
 
 
 @pytest.mark.parametrize(
@@ -221,7 +256,11 @@ def facts(*gpus: str, **other: Any) -> dict[str, Any]:
         (facts(), {"CPU": 2.0}, ""),
         (facts(), {}, "neither CPUs nor GPUs for models"),
         (facts("H200", "H100"), {"GPU": 2.0}, "several kinds (H100, H200)"),
-        (facts(code=("0.0", None, "0123")), {"CPU": 2.0}, "its compare_q is 0.0 None 0123, this one "),
+        (
+            facts(code=("0.0", None, "0123")),
+            {"CPU": 2.0},
+            "its compare_q is 0.0 None 0123, this one ",
+        ),
     ],
 )
 def test_which_nodes_take_models(found: Any, resources: dict[str, float], problem: str) -> None:
@@ -235,7 +274,10 @@ def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> 
     assert (found.name, found.slots, found.nodes) == ("H200", 4, ("one", "two"))
     assert [gpu.name for gpu in found.gpus] == ["H200", "H200"]
     assert [found.most_replicas(n_gpus) for n_gpus in (1, 2)] == [4, 2]
-    for cpu_only, gold in ((False, {"gpus": ["H200"], "driver": "580"}), (True, facts()["processor"])):
+    for cpu_only, gold in (
+        (False, {"gpus": ["H200"], "driver": "580"}),
+        (True, facts()["processor"]),
+    ):
         model = planned("m", "transformers", "none", 40, info=EngineInfo(cpu_only=cpu_only))
         assert hardware_of(model, found, 1) == {**gold, "A": "1"}
     assert found.having({"big": 1}, there).nodes == ("one",)

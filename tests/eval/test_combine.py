@@ -13,13 +13,30 @@ import pytest
 from compare_q.eval import merging
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult, RunResult
-from tests.support.made import BASE, FAILED, KLD_BLOCKS, QUANT, REF, raw_of, replace, run_of, with_sums
+from tests.support.made import (
+    BASE,
+    FAILED,
+    KLD_BLOCKS,
+    QUANT,
+    REF,
+    raw_of,
+    replace,
+    run_of,
+    with_sums,
+)
 from tests.support.toy import Run, Specs, refusal
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "scored_tokens": 40}
 TEXT = {"name": "text", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
 CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
-IDENTITY = {"label": "bf16", "key": "a" * 40, "model": "m", "engine": "fake", "hardware": CPU, "version": 3}
+IDENTITY = {
+    "label": "bf16",
+    "key": "a" * 40,
+    "model": "m",
+    "engine": "fake",
+    "hardware": CPU,
+    "version": 3,
+}
 ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
 Write = Callable[..., Path]
 
@@ -35,7 +52,9 @@ FP8_B = on(QUANT, "fp8", label="FP8")
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a results.json of another machine: ``write(name, models..., reference=, ...)``."""
+    """Return a function that writes a results.json of another machine: ``write(name, models...,
+    reference=, ...)``.
+    """
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
         reference = keys.get("reference", IDENTITY)
@@ -43,7 +62,10 @@ def write(tmp_path: Path) -> Write:
         data = {**DATA, **keys.get("data", {})}
         run = run_of(*models, reference=reference, texts=[text], data=data, title=keys.get("title"))
         raw = raw_of(run, ["compare_q.py", "-d", name])
-        raw |= {"hardware": keys.get("hardware", CPU), "versions": {"torch": keys.get("torch", "2.13")}}
+        raw |= {
+            "hardware": keys.get("hardware", CPU),
+            "versions": {"torch": keys.get("torch", "2.13")},
+        }
         raw |= {"created": keys.get("created", "2026-11-20T00:00:00+00:00"), "commit": "c"}
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(raw))
@@ -55,7 +77,11 @@ def write(tmp_path: Path) -> Write:
 def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: Write) -> None:
     other = on(QUANT, "w4 elsewhere")
     run = merging.load(
-        [write("a.json", REF_A, QUANT_A), write("b.json", REF_A, FP8_B, QUANT_A), write("c.json", other)]
+        [
+            write("a.json", REF_A, QUANT_A),
+            write("b.json", REF_A, FP8_B, QUANT_A),
+            write("c.json", other),
+        ]
     )
     assert run.models == (REF_A, QUANT_A, FP8_B, replace(other, label="W4A16 (2)"))
     assert run.reference == IDENTITY
@@ -63,7 +89,10 @@ def test_the_same_row_appears_once_and_others_of_its_label_get_a_number(write: W
 
 
 def test_a_reference_of_another_label_is_the_same_by_its_key(write: Write) -> None:
-    files = [write("a.json", REF_A), write("b.json", FP8_B, reference={**IDENTITY, "label": "other"})]
+    files = [
+        write("a.json", REF_A),
+        write("b.json", FP8_B, reference={**IDENTITY, "label": "other"}),
+    ]
     assert merging.load(files).labels == ("bf16", "FP8")
 
 
@@ -75,7 +104,10 @@ def test_a_measured_row_replaces_a_failed_one(write: Write, order: int) -> None:
 
 
 def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
-    files = [write("a.json", REF_A), write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14")]
+    files = [
+        write("a.json", REF_A),
+        write("b.json", on(BASE, "base", GPU), hardware=GPU, torch="2.14"),
+    ]
     run = merging.load(files)
     assert run.labels == ("bf16", "base")
     assert (run.versions, run.hardware, run.commit) == ({}, {}, "c")
@@ -89,11 +121,16 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
             {"data": {"windows_sha256": "x", "windows": 3}, "text": {"method": "once"}},
             ["windows", "3 windows by method once, x"],
         ),
-        ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
+        (
+            {"reference": {**ON_GPU, "label": "fp16"}},
+            ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"],
+        ),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],
 )
-def test_what_does_not_belong_in_one_table_is_refused(write: Write, keys: dict[str, Any], named: list[str]) -> None:
+def test_what_does_not_belong_in_one_table_is_refused(
+    write: Write, keys: dict[str, Any], named: list[str]
+) -> None:
     first, second = write("a.json", REF_A), write("b.json", REF_A, **keys)
     said = refusal(merging.load, [first, second])
     assert said.startswith(f"{second}: ")
@@ -108,8 +145,13 @@ def test_one_file_twice_is_refused(write: Write) -> None:
 
 def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path) -> None:
     """A combined run is shown, written and drawn like a single run."""
-    third = with_sums(on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens)
-    first, second = write("a.json", REF_A, QUANT_A, title="Two boxes"), write("b.json", REF_A, third)
+    third = with_sums(
+        on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens
+    )
+    first, second = (
+        write("a.json", REF_A, QUANT_A, title="Two boxes"),
+        write("b.json", REF_A, third),
+    )
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "-pf", tmp_path / "o.svg")
     ran = compare_q("show", first, second, *files, "--pair", "AWQ", "W4A16")
     assert (ran.status, "AWQ against W4A16" in ran.out) == (0, True), ran.err
@@ -124,22 +166,40 @@ def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path)
     assert "--csv: " in compare_q("show", first, second, "--csv", second).err
 
 
-def test_runs_of_two_caches_are_the_run_of_all_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Models that are measured in two runs, each with its own cache and reference store, have the same rows."""
+def test_runs_of_two_caches_are_the_run_of_all_models(
+    compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
+    """Models that are measured in two runs, each with its own cache and reference store, have the
+    same rows.
+    """
     fake = {"load_fn": "fake", "model_dir": "none"}
     reference, *others = (
-        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}} for boost in (3.0, 2.0, 1.0)
+        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}}
+        for boost in (3.0, 2.0, 1.0)
     )
     reference["reference"] = True
     for name, models in {"a": others[:1], "b": others[1:], "all": others}.items():
         data, spec = write_specs([reference, *models], max_rows=4)
-        ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name)
+        ran = compare_q(
+            "-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name
+        )
         assert ran.status == 0, ran.err
     whole = RunResult.read(tmp_path / "all.json")
     run = merging.load([tmp_path / "a.json", tmp_path / "b.json"])
     measured = [
         [
-            (m.label, m.scores_key, m.ppl, m.kld, m.blocks, m.curve, m.slices, m.reference, m.notes, m.worst_tokens)
+            (
+                m.label,
+                m.scores_key,
+                m.ppl,
+                m.kld,
+                m.blocks,
+                m.curve,
+                m.slices,
+                m.reference,
+                m.notes,
+                m.worst_tokens,
+            )
             for m in r.models
         ]
         for r in (run, whole)

@@ -1,4 +1,6 @@
-"""Damaged results that no run writes: each is refused in one line with the key, before any other code reads it."""
+"""Damaged results that no run writes: each is refused in one line with the key, before any other
+code reads it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ RUN = run_of(REF, QUANT)
 RAW = raw_of(RUN)
 TEXT = ("data", "texts", 0)
 MODEL = ("models", 1)
-TIMING = {"started": 1.0, "loaded": 2.0, "score_began": 3.0, "first_window": 4.0, "last_window": 5.0, "closed": None}
+TIMING = {
+    "started": 1.0,
+    "loaded": 2.0,
+    "score_began": 3.0,
+    "first_window": 4.0,
+    "last_window": 5.0,
+    "closed": None,
+}
 
 
 def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
@@ -99,9 +108,15 @@ def test_results_of_another_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
-    """NaN and infinity are refused when a row is made, also in free objects, and when a file is read."""
+    """NaN and infinity are refused when a row is made, also in free objects, and when a file is
+    read.
+    """
     assert "JSON" in refusal(read_back, damaged(RAW, *MODEL, "ppl", value=number), tmp_path)
-    for changes in ({"load_seconds": number}, {"correlation": number}, {"provenance": {"a": [number]}}):
+    for changes in (
+        {"load_seconds": number},
+        {"correlation": number},
+        {"provenance": {"a": [number]}},
+    ):
         with pytest.raises(ValidationError, match="number"):
             replace(QUANT, **changes)
 
@@ -109,7 +124,9 @@ def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     """A byte that is not UTF-8 is written in Python's escaped form, anywhere in a row."""
     odd = "caf\udce9"
-    row = replace(QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd)
+    row = replace(
+        QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd
+    )
     text = {"name": odd, "spec": {"path": odd}}
     run = run_of(row, reference=None, texts=[text], subtitle=odd, title=odd).with_origin([odd])
     run.write(tmp_path / "r.json")
@@ -121,6 +138,8 @@ def test_every_percentile_is_wanted(tmp_path: Path) -> None:
     """The plot of percentiles needs all of them, or none."""
     for name in PERCENTILES:
         fewer = {key: value for key, value in PERCENTILES.items() if key != name}
-        assert "kld_percentiles: " in refusal(read_back, damaged(RAW, *MODEL, "kld_percentiles", value=fewer), tmp_path)
+        assert "kld_percentiles: " in refusal(
+            read_back, damaged(RAW, *MODEL, "kld_percentiles", value=fewer), tmp_path
+        )
     bare = damaged(RAW, *MODEL, "kld_percentiles", value={})
     assert read_back(bare, tmp_path).models[1].kld_percentiles == {}

@@ -48,7 +48,10 @@ def scored(seed: int) -> ModelResult:
         name: -random.exponential(size=500).astype(np.float32)
         for name in ("logprob", "ref_logprob", "ref_top1_logprob")
     }
-    columns |= {"kld": random.exponential(size=500).astype(np.float32), "same_top": random.random(500) < 0.9}
+    columns |= {
+        "kld": random.exponential(size=500).astype(np.float32),
+        "same_top": random.random(500) < 0.9,
+    }
     columns["logprob"][7] = -np.inf
     columns["kld"][:3] = np.nan
     estimates = summarize(columns, places_of(np.arange(500)), np.arange(1, 501), (2000.0, 300.0))
@@ -57,22 +60,49 @@ def scored(seed: int) -> ModelResult:
 
 
 def test_flat_statistics() -> None:
-    some, none = (with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10)))
+    some, none = (
+        with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10))
+    )
     reference, quant, failed, first, second, floor = written(
         run_of(REF, QUANT, FAILED, some, none, replace(BASE, spec={"noise_floor": True}))
     )
     expected = {
-        "ppl_stderr": 0.852, "ppl_stderr_independent": 0.0123, "ln_ppl_ratio": 0.0339, "ln_ppl_ratio_stderr": 0.002,
-        "kld_stderr": 0.000452, "kld_median": 0.5, "kld_p99": 0.99, "kld_max": 2.0, "same_top_stderr": 0.00521,
-        "bits_per_byte": 1.25, "byte_perplexity": 2.378, "word_perplexity": 55.5,
-    }  # fmt: skip
+        "ppl_stderr": 0.852,
+        "ppl_stderr_independent": 0.0123,
+        "ln_ppl_ratio": 0.0339,
+        "ln_ppl_ratio_stderr": 0.002,
+        "kld_stderr": 0.000452,
+        "kld_median": 0.5,
+        "kld_p99": 0.99,
+        "kld_max": 2.0,
+        "same_top_stderr": 0.00521,
+        "bits_per_byte": 1.25,
+        "byte_perplexity": 2.378,
+        "word_perplexity": 55.5,
+    }
     assert {key: quant[key] for key in expected} == expected
-    alone = {"ppl_stderr", "ppl_stderr_independent", "bits_per_byte", "byte_perplexity", "word_perplexity"}
+    alone = {
+        "ppl_stderr",
+        "ppl_stderr_independent",
+        "bits_per_byte",
+        "byte_perplexity",
+        "word_perplexity",
+    }
     assert {key for key in expected if reference[key] is not None} == alone
     assert not any(failed[key] is not None for key in expected)
     assert [row["noise_floor"] for row in (reference, floor)] == [False, True]
-    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [0.5, 4.0, 8, 2]
-    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [None, 0.0, 0, 10]
+    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [
+        0.5,
+        4.0,
+        8,
+        2,
+    ]
+    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [
+        None,
+        0.0,
+        0,
+        10,
+    ]
 
 
 @pytest.mark.parametrize("reference", [None, REFERENCE])
@@ -116,12 +146,17 @@ def test_a_page_of_opening_tags_is_read_once(tmp_path: Path) -> None:
 
 
 def test_texts_and_slices_of_a_run() -> None:
-    """A run's slices are those of all its rows; its tokens and windows are those of all texts, if known."""
+    """A run's slices are those of all its rows; its tokens and windows are those of all texts, if
+    known.
+    """
     run = three()
     assert run.slices == NAMES
     only = replace(QUANT, slices={"special": Slice(3)})
     assert run.updated(models=(only, *run.models)).slices == ("special", *NAMES)
-    first, second = {"name": "a", "windows": 3, "text_tokens": 5}, {"name": "b", "windows": 4, "windows_of_the_text": 9}
+    first, second = (
+        {"name": "a", "windows": 3, "text_tokens": 5},
+        {"name": "b", "windows": 4, "windows_of_the_text": 9},
+    )
     run = run_of(REF, QUANT, texts=[first, {**second, "text_tokens": 7}])
     assert (run.text_tokens, run.available_windows, run.is_sample) == (12, 12, True)
     run = run_of(REF, QUANT, texts=[first, {**second, "windows_of_the_text": None}])
@@ -130,8 +165,14 @@ def test_texts_and_slices_of_a_run() -> None:
 
 def test_a_deviation_marks_the_label() -> None:
     """The checkpoint requests NVFP4 activations, but they stayed bfloat16."""
-    group = {"layers": "*.q_proj", "count": 3, "weights": "nvfp4 g16", "activations": "bfloat16", "kernel": "Marlin",
-             "asked": "nvfp4"}  # fmt: skip
+    group = {
+        "layers": "*.q_proj",
+        "count": 3,
+        "weights": "nvfp4 g16",
+        "activations": "bfloat16",
+        "kernel": "Marlin",
+        "asked": "nvfp4",
+    }
     row = ModelResult.of("a", "fake", provenance={"layers": [group]})
     assert (len(deviations_of(row.provenance)), row.marked_label) == (1, f"a {MARK}")
     assert ModelResult.of("a", "fake").marked_label == "a"
@@ -144,20 +185,46 @@ def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() ->
     assert run_of(with_against(QUANT, ref_ppl=Perplexity(None, -1e9, 40, 0))).reference_ppl is None
 
 
-@pytest.mark.parametrize(("bpw", "weights", "quantized"), [
-    (16.0, ["int4 g128"], False), (32.0, [], False), (8.02, ["bfloat16"], True), (None, [], True),
-    (None, ["bfloat16", "float32"], False), (None, ["bfloat16", "nvfp4 g16"], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bpw", "weights", "quantized"),
+    [
+        (16.0, ["int4 g128"], False),
+        (32.0, [], False),
+        (8.02, ["bfloat16"], True),
+        (None, [], True),
+        (None, ["bfloat16", "float32"], False),
+        (None, ["bfloat16", "nvfp4 g16"], True),
+    ],
+)
 def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: bool) -> None:
     """The size decides, or if unknown, the layers' weights; a row without both counts as quantized."""
-    layers = [{"layers": "a", "count": 1, "weights": each, "activations": "bfloat16", "kernel": "K", "asked": ""}
-              for each in weights]  # fmt: skip
-    assert replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized == quantized
+    layers = [
+        {
+            "layers": "a",
+            "count": 1,
+            "weights": each,
+            "activations": "bfloat16",
+            "kernel": "K",
+            "asked": "",
+        }
+        for each in weights
+    ]
+    assert (
+        replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized
+        == quantized
+    )
 
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)
 ONE: dict[str, Any] = vars(TIMED)
-OTHER = {**ONE, "started": 111.0, "loaded": 116.0, "first_window": 118.0, "last_window": 130.0, "closed": 131.0}
+OTHER = {
+    **ONE,
+    "started": 111.0,
+    "loaded": 116.0,
+    "first_window": 118.0,
+    "last_window": 130.0,
+    "closed": 131.0,
+}
 
 
 def test_the_parts_of_a_workers_life() -> None:
@@ -172,16 +239,26 @@ def test_the_parts_of_a_workers_life() -> None:
         # the first replica begins, the last one ends
         ([ONE], TIMED),
         ([ONE, OTHER], replace(TIMED, loaded=116.0, last_window=130.0, closed=131.0)),
-        ([ONE, {name: at for name, at in OTHER.items() if name != "closed"}],
-         replace(TIMED, loaded=116.0, last_window=130.0, closed=None)),
-        ([], None), ([ONE, {}], None),  # records of compare_q 0.2
+        (
+            [ONE, {name: at for name, at in OTHER.items() if name != "closed"}],
+            replace(TIMED, loaded=116.0, last_window=130.0, closed=None),
+        ),
+        ([], None),
+        ([ONE, {}], None),  # records of compare_q 0.2
         # times of overlapping replicas, or of a clock that was set back, are put in order
-        ([ONE, {**ONE, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}],
-         Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0)),
+        (
+            [ONE, {**ONE, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}],
+            Timing(110.0, 119.0, 119.0, 119.0, 127.5, 129.0),
+        ),
         ([{**ONE, "first_window": 100.0}], replace(TIMED, first_window=116.0)),
         # a second text does not wait for loading; its replicas were ready at different times
-        ([{**ONE, "started": at, "loaded": at} for at in (112.0, 115.0)], replace(TIMED, started=115.0)),
+        (
+            [{**ONE, "started": at, "loaded": at} for at in (112.0, 115.0)],
+            replace(TIMED, started=115.0),
+        ),
     ],
-)  # fmt: skip
-def test_timing_of_the_records_of_workers(records: list[dict[str, Any]], timing: Timing | None) -> None:
+)
+def test_timing_of_the_records_of_workers(
+    records: list[dict[str, Any]], timing: Timing | None
+) -> None:
     assert timing_of(records) == timing

@@ -1,4 +1,6 @@
-"""The start of compare_q: in a checkout, as ``compare-q`` of an installation, and in a Python that lacks packages."""
+"""The start of compare_q: in a checkout, as ``compare-q`` of an installation, and in a Python that
+lacks packages.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,33 @@ from tests.support import ROOT
 pytestmark = pytest.mark.engine
 
 
-def run(*words: object, cwd: Path = ROOT, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: object, cwd: Path = ROOT, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     environment.pop("COMPARE_Q_COMMIT", None)
     if path is None:
         environment.pop("PYTHONPATH", None)
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def copy_checkout(folder: Path) -> Path:
     """Copy the code of a checkout, without an environment."""
     for name in ("compare_q", "eval", "backends"):
-        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "compare_q_vllm.py"):
+        shutil.copytree(
+            ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for name in (
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "Makefile",
+        "compare_q_vllm.py",
+    ):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -44,13 +59,17 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return folders like the site-packages of ``pip install .`` ("wheel") and of ``pip install -e .`` ("editable")."""
+    """Return folders like the site-packages of ``pip install .`` ("wheel") and of ``pip install -e
+    .`` ("editable").
+    """
     folder = tmp_path_factory.mktemp("installed")
     checkout = copy_checkout(folder / "copy")
     found = {}
     for kind in ("wheel", "editable"):
         (folder / kind).mkdir()
-        build = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder / kind)!r})"
+        build = (
+            f"from setuptools import build_meta; build_meta.build_{kind}({str(folder / kind)!r})"
+        )
         built = run("-c", build, cwd=checkout)
         assert built.returncode == 0, built.stderr
         with zipfile.ZipFile(next((folder / kind).glob(f"compare_q-{__version__}-*.whl"))) as wheel:
@@ -60,10 +79,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
-    """-S: without site-packages, like the system's Python next to an environment that make has created."""
+    """-S: without site-packages, like the system's Python next to an environment that make has
+    created.
+    """
 
     def refused(cwd: Path) -> str:
-        ran = run("-S", "-E", os.path.relpath(checkout / "eval" / "compare_q.py", cwd), "-d", "x", cwd=cwd)
+        ran = run(
+            "-S", "-E", os.path.relpath(checkout / "eval" / "compare_q.py", cwd), "-d", "x", cwd=cwd
+        )
         assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (2, "", 1), ran.stderr
         return ran.stderr
 
@@ -71,7 +94,9 @@ def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
     assert "'make -C copy demo' makes an environment" in refused(checkout.parent)
     (checkout / ".venv-cpu" / "bin").mkdir(parents=True)
     (checkout / ".venv-cpu" / "bin" / "python").touch()
-    assert refused(checkout).endswith(": run it with .venv-cpu/bin/python, or first 'source .venv-cpu/bin/activate'\n")
+    assert refused(checkout).endswith(
+        ": run it with .venv-cpu/bin/python, or first 'source .venv-cpu/bin/activate'\n"
+    )
     assert "run it with copy/.venv-cpu/bin/python, or" in refused(checkout.parent)
 
 
@@ -81,26 +106,52 @@ def test_the_version_is_the_checkouts() -> None:
 
 
 def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> None:
-    """The wheel has every folder of eval and backends, the report's page, the examples and schemas, and no test."""
-    expected = [file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()]
-    names = {str("compare_q" / file.relative_to(ROOT)) for file in expected if "__pycache__" not in file.parts}
-    shown = ("eval/report/page/report.html", "eval/spec/schema/data.schema.json", "backends/vllm/extension.py")
+    """The wheel has every folder of eval and backends, the report's page, the examples and schemas,
+    and no test.
+    """
+    expected = [
+        file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()
+    ]
+    names = {
+        str("compare_q" / file.relative_to(ROOT))
+        for file in expected
+        if "__pycache__" not in file.parts
+    }
+    shown = (
+        "eval/report/page/report.html",
+        "eval/spec/schema/data.schema.json",
+        "backends/vllm/extension.py",
+    )
     assert {f"compare_q/{name}" for name in shown} < names
-    found = [file.relative_to(installed["wheel"]) for file in installed["wheel"].rglob("*") if file.is_file()]
+    found = [
+        file.relative_to(installed["wheel"])
+        for file in installed["wheel"].rglob("*")
+        if file.is_file()
+    ]
     assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {
-        *names, "compare_q/__init__.py", "compare_q_vllm.py",
-    }  # fmt: skip
+        *names,
+        "compare_q/__init__.py",
+        "compare_q_vllm.py",
+    }
 
 
-def test_an_installation_runs_outside_a_checkout(installed: dict[str, Path], tmp_path: Path) -> None:
-    """The script starts, and the commit of a repository around the environment does not count as compare_q's."""
+def test_an_installation_runs_outside_a_checkout(
+    installed: dict[str, Path], tmp_path: Path
+) -> None:
+    """The script starts, and the commit of a repository around the environment does not count as
+    compare_q's.
+    """
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["compare-q"]
     module, _, name = script.partition(":")
-    start = f"import sys; sys.argv[0] = 'compare-q'; from {module} import {name}; sys.exit({name}())"
+    start = (
+        f"import sys; sys.argv[0] = 'compare-q'; from {module} import {name}; sys.exit({name}())"
+    )
     site = tmp_path / "site"
     shutil.copytree(installed["wheel"], site)
     ran = run("-c", start, "--help", cwd=tmp_path, path=site)
-    assert (ran.returncode, ran.stdout.partition(" what")[0]) == (0, "compare-q measures"), ran.stderr
+    assert (ran.returncode, ran.stdout.partition(" what")[0]) == (0, "compare-q measures"), (
+        ran.stderr
+    )
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
         subprocess.run([*git, *words], check=True)
@@ -131,9 +182,13 @@ print(extension.__name__, callable(extension.compare_q_install), sys.modules[mod
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_vllm_finds_the_worker_extension(installed: dict[str, Path], kind: str, tmp_path: Path) -> None:
+def test_vllm_finds_the_worker_extension(
+    installed: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
     """Outside the checkout, vLLM finds the class that vllm_score names."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
-    source = installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
+    source = (
+        installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
+    )
     extension = source / "backends" / "vllm" / "extension.py"
     assert ran.stdout.splitlines() == [f"ScoringExtension True {extension}"], ran.stderr

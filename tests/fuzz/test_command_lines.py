@@ -1,4 +1,6 @@
-"""Odd command lines, drawn by a seed: none ends in a traceback, and each refusal is an error in one line or more."""
+"""Odd command lines, drawn by a seed: none ends in a traceback, and each refusal is an error in one
+line or more.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,71 @@ from tests.support.made import FAILED, QUANT, REF, run_of
 from tests.support.toy import Run
 
 VALUES = (
-    "", "   ", "x" * 5000, "é𝄞\u202e", "\udcff", "\x1b[31m", "-", "--", "1e400", "-1e400", "nan", "-5", "0", "9" * 21,
-    "٣", "all", "/nonexistent/f", "~nobody/x", "..", "/dev/null", "/dev/full", "a=b=c@d@e:f=g", "=", "@", "a@", "x=",
-    "http://", "https://[::1", "*", "[", "a,b", ",", ";", "kld", "kld:", "kld > 1e400", "ppl>1", "memory:0",
-    "memory:" + "9" * 12 + "k", "24GB@32k", "24@", "20GB", "1%", "1e400%", "wiki2", "p.png", "r.json", "out/x/y.json",
-    "owner/repo/x.gguf", "engine.boost=1,2", "new:", "vllm_score=/nonexistent", "=x", "m=/bin/true",
-)  # fmt: skip
+    "",
+    "   ",
+    "x" * 5000,
+    "é𝄞\u202e",
+    "\udcff",
+    "\x1b[31m",
+    "-",
+    "--",
+    "1e400",
+    "-1e400",
+    "nan",
+    "-5",
+    "0",
+    "9" * 21,
+    "٣",
+    "all",
+    "/nonexistent/f",
+    "~nobody/x",
+    "..",
+    "/dev/null",
+    "/dev/full",
+    "a=b=c@d@e:f=g",
+    "=",
+    "@",
+    "a@",
+    "x=",
+    "http://",
+    "https://[::1",
+    "*",
+    "[",
+    "a,b",
+    ",",
+    ";",
+    "kld",
+    "kld:",
+    "kld > 1e400",
+    "ppl>1",
+    "memory:0",
+    "memory:" + "9" * 12 + "k",
+    "24GB@32k",
+    "24@",
+    "20GB",
+    "1%",
+    "1e400%",
+    "wiki2",
+    "p.png",
+    "r.json",
+    "out/x/y.json",
+    "owner/repo/x.gguf",
+    "engine.boost=1,2",
+    "new:",
+    "vllm_score=/nonexistent",
+    "=x",
+    "m=/bin/true",
+)
 COMMANDS = {
-    "show": ["results.json"], "flips": ["results.json"], "cache": [], "check": ["nowhere", "-d", "nothing"],
-    "run": ["nowhere"], "gate": ["nowhere", "-d", "nothing"], "pack": ["nowhere", "-o", "pack"], "engines": [],
-}  # fmt: skip
+    "show": ["results.json"],
+    "flips": ["results.json"],
+    "cache": [],
+    "check": ["nowhere", "-d", "nothing"],
+    "run": ["nowhere"],
+    "gate": ["nowhere", "-d", "nothing"],
+    "pack": ["nowhere", "-o", "pack"],
+    "engines": [],
+}
 """Command -> words that it needs; models do not exist, so that nothing is scored."""
 LINES = 120
 
@@ -37,7 +94,11 @@ def draw(choose: random.Random) -> list[str]:
     for _ in range(choose.randint(1, 2)):
         names, keys = choose.choice(known) if known else (["-x"], {})
         flag = choose.choice(names)
-        takes_none = keys.get("nargs") == 0 or keys.get("action") in ("store_true", "help", "version")
+        takes_none = keys.get("nargs") == 0 or keys.get("action") in (
+            "store_true",
+            "help",
+            "version",
+        )
         added = [flag] if flag.startswith("-") else []
         if not takes_none and choose.random() < 0.9:
             added += [choose.choice(VALUES) for _ in range(2 if keys.get("nargs") == 2 else 1)]
@@ -47,7 +108,9 @@ def draw(choose: random.Random) -> list[str]:
     return words
 
 
-def test_no_command_line_ends_in_a_traceback(compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_line_ends_in_a_traceback(
+    compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     run_of(REF, QUANT, FAILED).write(tmp_path / "results.json")

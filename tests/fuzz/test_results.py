@@ -85,20 +85,28 @@ def test_results(folder: Path, random: Random) -> None:
 WINDOW = Window.scored_from(0, np.arange(9, dtype=np.int32))
 SCORES = TokenScores(0, np.linspace(-9, 0, 8, dtype=np.float32), top1=np.zeros(8, np.bool_))
 STORE = Manifest(
-    identity={"model": "m"}, contents="states", reason="", head=Head(9, "bfloat16"), made=True,
+    identity={"model": "m"},
+    contents="states",
+    reason="",
+    head=Head(9, "bfloat16"),
+    made=True,
     files={f"row.{'0' * 32}.{'0' * 40}.safetensors": 9},
-)  # fmt: skip
+)
 
 
 @fuzzed
 @given(random=randoms)
-def test_scores_are_those_that_were_kept_or_none(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
+def test_scores_are_those_that_were_kept_or_none(
+    tmp_path_factory: pytest.TempPathFactory, random: Random
+) -> None:
     folder = tmp_path_factory.mktemp("scores")
     segments.commit(folder, segments.ALONE, [(WINDOW, SCORES)], "s", 1.0)
     segments.write_record(folder, "s", {"known": {}})
     for file in sorted(folder.iterdir()):
         file.write_bytes(damaged_bytes(file.read_bytes(), random))
-    found = answer_of(lambda: (segments.load(folder, segments.ALONE, [WINDOW]), segments.records(folder)))
+    found = answer_of(
+        lambda: (segments.load(folder, segments.ALONE, [WINDOW]), segments.records(folder))
+    )
     loaded, records = found
     assert all(np.array_equal(scores.logprob, SCORES.logprob) for scores in loaded.scores.values())
     assert all(record == {"known": {}} for record in records.values())
@@ -112,6 +120,8 @@ def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> 
     write_manifest(folder, STORE)
     content = (folder / MANIFEST).read_bytes()
     broken = random.random() < 0.5
-    (folder / MANIFEST).write_bytes(damaged_bytes(content, random) if broken else damaged(json.loads(content), random))
+    (folder / MANIFEST).write_bytes(
+        damaged_bytes(content, random) if broken else damaged(json.loads(content), random)
+    )
     found = answer_of(lambda: read_manifest(folder))
     assert found is None or found == STORE

@@ -17,8 +17,10 @@ from tests.support.samples import sample, write
 CHOICE = sample(0, 1)
 TEXT = CHOICE | {
     "arguments": {"gen_args_0": {"arg_0": "Q", "arg_1": {"until": ["\n"], "temperature": 0.0}}},
-    "filtered_resps": ["one", ["two"]], "metrics": ["acc", "f1"], "f1": [0, 1],
-}  # fmt: skip
+    "filtered_resps": ["one", ["two"]],
+    "metrics": ["acc", "f1"],
+    "f1": [0, 1],
+}
 
 
 @pytest.fixture(scope="module")

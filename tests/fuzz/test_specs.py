@@ -18,20 +18,53 @@ from compare_q.eval.text import corpus
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 
 DATA = {
-    "tokenizer_dir": "t", "dataset": "text", "path": "text.jsonl", "text_column": "text", "eval_stride": 512,
-    "eval_len": 2048, "max_rows": 4, "warmup_tokens": 1, "max_text_rows": 100, "dataset_display_name": "letters",
-}  # fmt: skip
+    "tokenizer_dir": "t",
+    "dataset": "text",
+    "path": "text.jsonl",
+    "text_column": "text",
+    "eval_stride": 512,
+    "eval_len": 2048,
+    "max_rows": 4,
+    "warmup_tokens": 1,
+    "max_text_rows": 100,
+    "dataset_display_name": "letters",
+}
 FILES = {
-    "tokenizer_dir": "t", "dataset": "parquet", "dataset_data_files": {"train": ["a.parquet"]}, "split": "train",
-    "eval_len": 100, "eval_stride": 100, "display_rows": 3, "method": "exllamav3", "revision": "main",
-}  # fmt: skip
+    "tokenizer_dir": "t",
+    "dataset": "parquet",
+    "dataset_data_files": {"train": ["a.parquet"]},
+    "split": "train",
+    "eval_len": 100,
+    "eval_stride": 100,
+    "display_rows": 3,
+    "method": "exllamav3",
+    "revision": "main",
+}
 MODELS = [
-    {"load_fn": "vllm_score", "label": "W4A16", "model_dir": ["m", {"bits": 4}], "engine": {"a": [1, {"b": "c"}]},
-     "override_bpw_layer": 4.5, "reference": True, "group": "g", "out_logits": "o"},
-    {"load_fn": "transformers", "model_dir": ["m", ["o.safetensors"]], "revision": "main", "noise_floor": True},
-    {"$schema": "x", "load_fn": "llamacpp", "label": "GGUF", "model_dir": "m.gguf",
-     "sweep": {"engine.type_k": ["f16", "q8_0"], "gpus": [1, 2]}},
-]  # fmt: skip
+    {
+        "load_fn": "vllm_score",
+        "label": "W4A16",
+        "model_dir": ["m", {"bits": 4}],
+        "engine": {"a": [1, {"b": "c"}]},
+        "override_bpw_layer": 4.5,
+        "reference": True,
+        "group": "g",
+        "out_logits": "o",
+    },
+    {
+        "load_fn": "transformers",
+        "model_dir": ["m", ["o.safetensors"]],
+        "revision": "main",
+        "noise_floor": True,
+    },
+    {
+        "$schema": "x",
+        "load_fn": "llamacpp",
+        "label": "GGUF",
+        "model_dir": "m.gguf",
+        "sweep": {"engine.type_k": ["f16", "q8_0"], "gpus": [1, 2]},
+    },
+]
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,12 @@ def specs_of(load_fn: str, folders: dict[str, Path], **engine: Any) -> list[dict
     """A spec for each role's model in one engine."""
     specs = []
     for role, folder in folders.items():
-        spec = {"load_fn": load_fn, "label": ROLES[role], "model_dir": str(folder), "engine": engine}
+        spec = {
+            "load_fn": load_fn,
+            "label": ROLES[role],
+            "model_dir": str(folder),
+            "engine": engine,
+        }
         specs.append(spec)
     specs[0]["reference"] = True
     return specs
@@ -113,7 +118,9 @@ def in_llama_cpp(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def with_a_pack(in_transformers: Models, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def with_a_pack(
+    in_transformers: Models, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Models:
     """Two models in Transformers, compared with a pack of the reference."""
     folder = tmp_path_factory.mktemp("pack")
     pack = folder / "pack"
@@ -153,7 +160,11 @@ def on_a_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         "NOTES": str(node / "notes"),
         "PYTHONPATH": os.pathsep.join([str(EACH_WINDOW), str(ROOT)]),
     }
-    specs = [{**closed_form("ref", 3.0), "reference": True}, closed_form("row"), closed_form("second", 1.0)]
+    specs = [
+        {**closed_form("ref", 3.0), "reference": True},
+        closed_form("row"),
+        closed_form("second", 1.0),
+    ]
     with ray_cluster() as cluster:
         cluster.add_node(num_cpus=1, env_vars=variables, **SMALL_NODE)
         yield Models(ROLES, specs, words=("--ray", cluster.address), node=node)

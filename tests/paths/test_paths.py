@@ -1,7 +1,8 @@
-"""Each engine as users run it: with commits between windows, killed and resumed, beside another run, interrupted.
+"""Each engine as users run it: with commits between windows, killed and resumed, beside another
+run, interrupted.
 
-``make test`` runs one path of each engine, killed after the first commit of a compared model and resumed; ``make
-paths`` runs the whole table (engine x role of the model x what happens).
+``make test`` runs one path of each engine, killed after the first commit of a compared model and
+resumed; ``make paths`` runs the whole table (engine x role of the model x what happens).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROLES = {
     "ExLlamaV3": ALL,
     "Ray": ALL,
 }
-"""Engine -> roles of its models: a server's log-probabilities are no reference, and a pack is not scored."""
+"""Engine -> roles of its models: a server's log-probabilities are no reference, and a pack is not
+scored."""
 ENGINES = list(ROLES)
 IN_PATHS_ONLY = {"vLLM's server"}
 Start = Callable[[str], Runs]
@@ -46,8 +48,12 @@ def each_engine_and_role() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def gold(runs_in: Callable[[str, Path], Runs], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Any]:
-    """(engine, windows) -> rows of an undisturbed run without commits between windows, measured once."""
+def gold(
+    runs_in: Callable[[str, Path], Runs], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, int], Any]:
+    """(engine, windows) -> rows of an undisturbed run without commits between windows, measured
+    once.
+    """
     measured: dict[tuple[str, int], Any] = {}
 
     def rows(engine: str, windows: int) -> Any:
@@ -75,7 +81,9 @@ def start(runs_in: Callable[[str, Path], Runs], tmp_path: Path) -> Iterator[Star
 
 @pytest.mark.parametrize(("engine", "role"), each_engine_and_role())
 def test_killed_after_a_commit_and_resumed(start: Start, gold: Any, engine: str, role: str) -> None:
-    """No window of the killed model is scored twice, no process is left, and the result is the undisturbed one."""
+    """No window of the killed model is scored twice, no process is left, and the result is the
+    undisturbed one.
+    """
     runs = start(engine)
     label = runs.models.roles[role]
     runs.end_after_one_commit(label, "driver", signal.SIGKILL)
@@ -87,8 +95,12 @@ def test_killed_after_a_commit_and_resumed(start: Start, gold: Any, engine: str,
 
 
 @pytest.mark.paths
-@pytest.mark.parametrize(("engine", "role"), [(engine, role) for engine in ENGINES for role in ROLES[engine]])
-def test_its_worker_is_killed_and_the_run_goes_on(start: Start, gold: Any, engine: str, role: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "role"), [(engine, role) for engine in ENGINES for role in ROLES[engine]]
+)
+def test_its_worker_is_killed_and_the_run_goes_on(
+    start: Start, gold: Any, engine: str, role: str
+) -> None:
     runs = start(engine)
     label = runs.models.roles[role]
     lost = runs.end_after_one_commit(label, "worker", signal.SIGKILL)
@@ -102,9 +114,15 @@ def test_its_worker_is_killed_and_the_run_goes_on(start: Start, gold: Any, engin
 
 @pytest.mark.paths
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("engine", "role"), [(engine, role) for engine in ENGINES for role in ROLES[engine]])
-def test_interrupted_and_resumed(start: Start, gold: Any, engine: str, role: str, number: signal.Signals) -> None:
-    """The rows before the interrupted one are shown and kept; the others say that they were interrupted."""
+@pytest.mark.parametrize(
+    ("engine", "role"), [(engine, role) for engine in ENGINES for role in ROLES[engine]]
+)
+def test_interrupted_and_resumed(
+    start: Start, gold: Any, engine: str, role: str, number: signal.Signals
+) -> None:
+    """The rows before the interrupted one are shown and kept; the others say that they were
+    interrupted.
+    """
     runs = start(engine)
     label = runs.models.roles[role]
     ended = runs.end_after_one_commit(label, "driver", number)

@@ -29,7 +29,11 @@ def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
     with progress.phase("waiting"):
         pass
     progress.say("done")
-    return {"words": words, "process": os.getpid(), "nested": run_in_subprocess(number_of_process, "asking")}
+    return {
+        "words": words,
+        "process": os.getpid(),
+        "nested": run_in_subprocess(number_of_process, "asking"),
+    }
 
 
 def number_of_process() -> int:

@@ -36,7 +36,12 @@ def missing_input_scale(source: Path, folder: Path) -> Path:
 
 def half_of_the_scales(source: Path, folder: Path) -> Path:
     name = f"{UP}.weight_scale"
-    return changed(source, folder, {}, **{name: load_file(source / "model.safetensors")[name][:, ::2].contiguous()})
+    return changed(
+        source,
+        folder,
+        {},
+        **{name: load_file(source / "model.safetensors")[name][:, ::2].contiguous()},
+    )
 
 
 def reciprocal_scale(source: Path, folder: Path) -> Path:
@@ -45,16 +50,33 @@ def reciprocal_scale(source: Path, folder: Path) -> Path:
 
 
 def kv_scales_of_one(source: Path, folder: Path) -> Path:
-    scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"}
+    scales = {
+        f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"
+    }
     changed(source, folder, {}, **scales)
-    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-    return edited(folder, "config.json", lambda config: config["quantization_config"].update(kv_cache_scheme=scheme))
+    scheme = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "tensor",
+        "dynamic": False,
+        "symmetric": True,
+    }
+    return edited(
+        folder,
+        "config.json",
+        lambda config: config["quantization_config"].update(kv_cache_scheme=scheme),
+    )
 
 
 def another_tokenizer(source: Path, folder: Path) -> Path:
     changed(source, folder, {})
-    edited(folder, "tokenizer.json", lambda found: found["model"]["vocab"].update(
-        a=found["model"]["vocab"]["b"], b=found["model"]["vocab"]["a"]))  # fmt: skip
+    edited(
+        folder,
+        "tokenizer.json",
+        lambda found: found["model"]["vocab"].update(
+            a=found["model"]["vocab"]["b"], b=found["model"]["vocab"]["a"]
+        ),
+    )
     other = {"chat_template": "{{ messages }}", "eos_token": "a"}
     return edited(folder, "tokenizer_config.json", lambda config: config.update(other))
 
@@ -62,16 +84,25 @@ def another_tokenizer(source: Path, folder: Path) -> Path:
 def missing_tensor(source: Path, folder: Path) -> Path:
     """Remove the norm of one layer, and add the norm of a layer that the config does not have."""
     norm = "input_layernorm.weight"
-    tensors = {f"{LAYER}.{norm}": None, f"model.layers.2.{norm}": torch.ones(64, dtype=torch.bfloat16)}
+    tensors = {
+        f"{LAYER}.{norm}": None,
+        f"model.layers.2.{norm}": torch.ones(64, dtype=torch.bfloat16),
+    }
     return changed(source, folder, {}, **tensors)
 
 
 def quantized_head(source: Path, folder: Path) -> Path:
     weight = load_file(source / "model.safetensors")["lm_head.weight"].float()
     scale = weight.abs().amax(1, keepdim=True) / 448
-    tensors = {"lm_head.weight": (weight / scale).to(torch.float8_e4m3fn), "lm_head.weight_scale": scale}
+    tensors = {
+        "lm_head.weight": (weight / scale).to(torch.float8_e4m3fn),
+        "lm_head.weight_scale": scale,
+    }
     changed(source, folder, {}, **tensors)
-    own = {"targets": ["lm_head"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+    own = {
+        "targets": ["lm_head"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    }
 
     def described(config: dict[str, Any]) -> None:
         config["quantization_config"]["ignore"] = []
@@ -83,7 +114,9 @@ def quantized_head(source: Path, folder: Path) -> Path:
 def stray_file(source: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
     name = f"{Q}.weight_packed"
-    save_file({name: load_file(source / "model.safetensors")[name]}, folder / "consolidated.safetensors")
+    save_file(
+        {name: load_file(source / "model.safetensors")[name]}, folder / "consolidated.safetensors"
+    )
     return folder
 
 
@@ -95,13 +128,22 @@ def other_dtype(source: Path, folder: Path) -> Path:
 FAULTS = {
     unequal_global_scales: ("wrong", f"{LAYER}.self_attn: q_proj, k_proj and v_proj have unequal "),
     missing_input_scale: ("wrong", f"{UP}: no scale of its activations"),
-    half_of_the_scales: ("wrong", f"{UP}.weight_scale: 2 groups of 32, and the config says groups of 16"),
+    half_of_the_scales: (
+        "wrong",
+        f"{UP}.weight_scale: 2 groups of 32, and the config says groups of 16",
+    ),
     reciprocal_scale: ("wrong", f"{LAYER}.mlp.down_proj.weight_global_scale: a scale of "),
-    kv_scales_of_one: ("warning", "model.layers.0.self_attn.k_scale: every scale of the fp8 KV cache is 1.0"),
+    kv_scales_of_one: (
+        "warning",
+        "model.layers.0.self_attn.k_scale: every scale of the fp8 KV cache is 1.0",
+    ),
     another_tokenizer: ("wrong", "tokenizer.json: token "),
     missing_tensor: ("wrong", f"{LAYER}.input_layernorm.weight: missing"),
     quantized_head: ("warning", "lm_head: the head is quantized (fp8 channel)"),
-    stray_file: ("warning", "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an"),
+    stray_file: (
+        "warning",
+        "consolidated.safetensors: holds 1 tensors, 1 of them also in the model's files: an",
+    ),
     other_dtype: ("warning", "lm_head: stored in float32, and the config says bfloat16"),
 }
 """Change of a checkpoint -> (severity, start of the message) that the doctor must report."""

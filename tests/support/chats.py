@@ -1,4 +1,6 @@
-"""Chat templates on the toy's byte-level tokenizer, and conversations for them, one with a tool call."""
+"""Chat templates on the toy's byte-level tokenizer, and conversations for them, one with a tool
+call.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ MARKED = """\
 WEATHER = {
     "messages": [
         {"role": "user", "content": "Rain in Bern?"},
-        {"role": "assistant", "tool_calls": [
-            {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Bern"}'}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"town": "Bern"}'},
+                }
+            ],
+        },
         {"role": "tool", "content": "dry"},
         {"role": "assistant", "content": "No, it is dry ☀"},
     ],
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],
-}  # fmt: skip
+}
 SUMS = {
     "messages": [
         {"role": "system", "content": "Be short."},
@@ -54,7 +63,9 @@ def save_chat_tokenizer(folder: Path, template: str) -> Path:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "chat_template": template
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

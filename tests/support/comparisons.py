@@ -1,4 +1,6 @@
-"""Runs with a reference: their models, their results, and the correct results, in float64 from whole logits."""
+"""Runs with a reference: their models, their results, and the correct results, in float64 from
+whole logits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Models = Sequence[dict[str, Any]]
 N_WINDOWS, LENGTH = 3, 100  # number and tokens of the windows in runs of one text
 KLD = 0.078622  # of uniform logits from logits with a boost of 3 for the real token; 500 tokens
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
-"""Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows."""
+"""Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,15 @@ class Measured(Ran):
     @property
     def loaded(self) -> list[str]:
         """Labels of the models that were loaded, in order."""
-        return re.findall(r"^loading (.*?)(?: \(model \d+ of \d+\))?: [\d.]+ s$", self.err, re.MULTILINE)
+        return re.findall(
+            r"^loading (.*?)(?: \(model \d+ of \d+\))?: [\d.]+ s$", self.err, re.MULTILINE
+        )
 
     def tokens(self, label: str) -> dict[str, list[Any]]:
         """A model's token scores."""
-        columns: dict[str, list[Any]] = parquet.read_table(self.folder / f"{label}.parquet").to_pydict()
+        columns: dict[str, list[Any]] = parquet.read_table(
+            self.folder / f"{label}.parquet"
+        ).to_pydict()
         return columns
 
 
@@ -66,13 +73,27 @@ UNIFORM: Models = (fake("ref", boost=3.0, reference=True), fake("uniform"))
 
 def stub(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dict[str, Any]:
     """A model of the stub engine."""
-    return {"load_fn": "stub", "model_dir": str(folder), "label": label, "engine": {"dtype": dtype}, **keys}
+    return {
+        "load_fn": "stub",
+        "model_dir": str(folder),
+        "label": label,
+        "engine": {"dtype": dtype},
+        **keys,
+    }
 
 
 def toy(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dict[str, Any]:
-    """Return the spec of a model in Transformers, always on the CPU, where the gold values are computed."""
+    """Return the spec of a model in Transformers, always on the CPU, where the gold values are
+    computed.
+    """
     engine = {"dtype": dtype, "device_map": "cpu"}
-    return {"load_fn": "transformers", "model_dir": str(folder), "label": label, "engine": engine, **keys}
+    return {
+        "load_fn": "transformers",
+        "model_dir": str(folder),
+        "label": label,
+        "engine": engine,
+        **keys,
+    }
 
 
 def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
@@ -80,8 +101,13 @@ def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
     generator, files = np.random.default_rng(5), {}
     for name, length in LENGTHS.items():
         (folder / f"{name}.txt").write_text("".join(generator.choice(list("abcdefgh \n"), 1000)))
-        spec = {"tokenizer_dir": str(tokenizer), "dataset": "text", "path": f"{name}.txt", "eval_len": length,
-                "eval_stride": length}  # fmt: skip
+        spec = {
+            "tokenizer_dir": str(tokenizer),
+            "dataset": "text",
+            "path": f"{name}.txt",
+            "eval_len": length,
+            "eval_stride": length,
+        }
         files[name] = folder / f"{name}.json"
         files[name].write_text(json.dumps(spec))
     return files
@@ -100,7 +126,9 @@ def store_of(root: Path) -> Path:
 
 
 def cut_divergence(boost: float, entries: int) -> float:
-    """Return the KLD of uniform logits from logits with a boost for the real token, over this number of entries."""
+    """Return the KLD of uniform logits from logits with a boost for the real token, over this
+    number of entries.
+    """
     total = math.exp(boost) + entries - 1
     p, rest = math.exp(boost) / total, 1 / total
     return p * math.log(p * entries) + (entries - 1) * rest * math.log(rest * entries)

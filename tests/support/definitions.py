@@ -1,4 +1,6 @@
-"""The statistics of every token by definition, in float64 and plain Python loops, and comparisons with them."""
+"""The statistics of every token by definition, in float64 and plain Python loops, and comparisons
+with them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def draw(rows: int, columns: int, seed: int = 0, sigma: float = 3.0) -> torch.Te
 
 
 def draw_excluding() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return six rows of 3,000 logits, and the reference's: -inf in one of them, in both, and in a whole shard."""
+    """Return six rows of 3,000 logits, and the reference's: -inf in one of them, in both, and in a
+    whole shard.
+    """
     logits, reference = draw(6, 3000), draw(6, 3000, seed=1)
     logits[0, 1000:2000] = reference[0, 1000:2000] = -INF
     reference[1, 5:2999] = -INF
@@ -34,9 +38,13 @@ def draw_excluding() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, reference
 
 
-def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | None) -> dict[str, list[float]]:
+def definitions(
+    logits: torch.Tensor, targets: Any, reference: torch.Tensor | None
+) -> dict[str, list[float]]:
     """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
-    found: dict[str, list[float]] = {field.name: [] for field in fields(TokenScores) if field.name != "window"}
+    found: dict[str, list[float]] = {
+        field.name: [] for field in fields(TokenScores) if field.name != "window"
+    }
     for i, target in enumerate(targets):
         q = log_softmax([float(z) for z in logits[i].double()])
         found["logprob"].append(q[target])
@@ -48,6 +56,10 @@ def definitions(logits: torch.Tensor, targets: Any, reference: torch.Tensor | No
         p = log_softmax([float(r) for r in reference[i].double()])
         found["ref_logprob"].append(p[target])
         found["ref_top1_logprob"].append(max(p))
-        found["kld"].append(math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF))
-        found["same_top"].append(p.index(max(p)) == q.index(max(q)) and q[target] > -INF)  # by convention
+        found["kld"].append(
+            math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(p, q, strict=True) if lp > -INF)
+        )
+        found["same_top"].append(
+            p.index(max(p)) == q.index(max(q)) and q[target] > -INF
+        )  # by convention
     return found

@@ -1,4 +1,6 @@
-"""A stand-in for exllamav3's API: the classes and methods that the engine uses, with random float16 weights."""
+"""A stand-in for exllamav3's API: the classes and methods that the engine uses, with random float16
+weights.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,16 @@ class Linear:
         self.dispatch_cache: dict[Any, Any] = {}
         self.bc_attn: dict[int, Any] = {}
         self.key, self.inner, self.device = key, inner, torch.device("cpu")
-        self.in_features_unpadded, self.softcap, self.pre_scale, self.post_scale = HIDDEN, 0.0, 1.0, 1.0
+        self.in_features_unpadded, self.softcap, self.pre_scale, self.post_scale = (
+            HIDDEN,
+            0.0,
+            1.0,
+            1.0,
+        )
 
-    def forward(self, x: torch.Tensor, params: dict[str, Any], out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, params: dict[str, Any], out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         return self.inner.forward(x)
 
 
@@ -72,7 +81,10 @@ class Model:
         self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
         head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
         head[:, TOY_VOCAB:] += 8.0  # the padding of a quantized head contains noise
-        self.modules = [Attention("model.layers.0.self_attn", LinearFP16(head)), Linear("lm_head", LinearFP16(head))]
+        self.modules = [
+            Attention("model.layers.0.self_attn", LinearFP16(head)),
+            Linear("lm_head", LinearFP16(head)),
+        ]
         self.logit_layer_idx = 1
 
     @staticmethod
@@ -83,10 +95,17 @@ class Model:
         yield from self.modules
 
     def load_gen(
-        self, device: Any = None, reserve_per_device: Any = None, use_per_device: Any = None,
-        max_chunk_size: int = 2048, max_output_size: int = 32, max_output_factor: int = 1,
-    ) -> None:  # fmt: skip
-        self.loaded = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        self,
+        device: Any = None,
+        reserve_per_device: Any = None,
+        use_per_device: Any = None,
+        max_chunk_size: int = 2048,
+        max_output_size: int = 32,
+        max_output_factor: int = 1,
+    ) -> None:
+        self.loaded = {
+            name: value for name, value in locals().items() if name != "self" and value is not None
+        }
         for module in self:  # a chunk goes through each module as it is loaded
             module.dispatch_cache["fn"] = Model.load_gen
             if isinstance(module.inner, LinearEXL3):
@@ -95,7 +114,9 @@ class Model:
     def load(self, *args: Any, **kwargs: Any) -> None:
         self.load_gen(*args, **kwargs)
 
-    def forward(self, input_ids: torch.Tensor, params: dict[str, Any] | None = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, params: dict[str, Any] | None = None
+    ) -> torch.Tensor:
         self.params = params
         assert input_ids.dtype == torch.int64
         assert input_ids.is_contiguous()

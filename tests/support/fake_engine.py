@@ -1,12 +1,14 @@
-"""A closed-form engine: its perplexity is known in advance, so that the driver can be tested without a model.
+"""A closed-form engine: its perplexity is known in advance, so that the driver can be tested
+without a model.
 
 Set ``$COMPARE_Q_ENGINES`` to ``LOCATION``, so that workers know the engine too.
 
-``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (windows whose first scored position is NaN), ``seconds`` (per
-window), ``meet`` (a folder: scoring waits until two models have written there), ``fail`` (number of windows before it
-fails), ``noise`` (normal, of ``NOISE``), ``random`` (noise that differs between runs), ``shift`` (of the first logit)
-and ``kernel`` (changes nothing).  The logits are ``boost`` for the target and 0 for all others, so that log p = boost -
-ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and PPL = V exactly.
+``load_fn: "fake"``; ``engine`` options: ``nan_windows`` (windows whose first scored position is
+NaN), ``seconds`` (per window), ``meet`` (a folder: scoring waits until two models have written
+there), ``fail`` (number of windows before it fails), ``noise`` (normal, of ``NOISE``), ``random``
+(noise that differs between runs), ``shift`` (of the first logit) and ``kernel`` (changes nothing).
+The logits are ``boost`` for the target and 0 for all others, so that log p = boost - ln(exp(boost)
++ V - 1) at every position: with boost 0 the model is uniform, and PPL = V exactly.
 """
 
 from __future__ import annotations
@@ -61,10 +63,15 @@ class FakeEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
-        load_fns=("fake",), fwd_fn="fake", packages=(), install="nothing to install",
-        summary="closed-form logits: PPL known in advance, for tests", decodes=512,
-        noise=True, arithmetic={"kernel": "closed form"},
-    )  # fmt: skip
+        load_fns=("fake",),
+        fwd_fn="fake",
+        packages=(),
+        install="nothing to install",
+        summary="closed-form logits: PPL known in advance, for tests",
+        decodes=512,
+        noise=True,
+        arithmetic={"kernel": "closed form"},
+    )
     options_type = FakeOptions
 
     def __init__(self, model: PlannedModel) -> None:
@@ -94,7 +101,9 @@ class FakeEngine(LogitsEngine):
         logits[:, 0] += options.shift
         known = (options.noise_seed, int(window.digest, 16)) if options.noise else None
         for size, seed in ((NOISE * bool(options.noise), known), (options.random, None)):
-            logits += size * torch.from_numpy(np.random.default_rng(seed).standard_normal(logits.shape, np.float32))
+            logits += size * torch.from_numpy(
+                np.random.default_rng(seed).standard_normal(logits.shape, np.float32)
+            )
         if window.index in options.nan_windows:
             logits[window.spans[0][0] - 1] = float("nan")
         yield logits
@@ -120,12 +129,16 @@ class FakeEngine(LogitsEngine):
 def windows_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each window that is scored from now on adds its number."""
     found, pieces = list[int](), FakeEngine.pieces
-    monkeypatch.setattr(FakeEngine, "pieces", lambda self, w: found.append(w.index) or pieces(self, w))
+    monkeypatch.setattr(
+        FakeEngine, "pieces", lambda self, w: found.append(w.index) or pieces(self, w)
+    )
     return found
 
 
 def digests_asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Return a list to which each window that is scored from now on adds (label of the model, the window's digest)."""
+    """Return a list to which each window that is scored from now on adds (label of the model, the
+    window's digest).
+    """
     asked: list[tuple[str, str]] = []
     pieces = FakeEngine.pieces
 
@@ -154,7 +167,9 @@ LONG_S = 600
 
 
 class MadeEngine(FakeEngine):
-    """A fake engine that misbehaves in real processes: its import as in ``$MADE_IMPORT``, its load as in its label."""
+    """A fake engine that misbehaves in real processes: its import as in ``$MADE_IMPORT``, its load
+    as in its label.
+    """
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -181,7 +196,9 @@ class MadeEngine(FakeEngine):
             case "thread":
                 threading.Thread(target=time.sleep, args=(LONG_S,)).start()
             case "child":
-                child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
+                child = subprocess.Popen(
+                    [sys.executable, "-c", f"import time; time.sleep({LONG_S})"]
+                )
                 made("child").write_text(str(child.pid))
 
 

@@ -1,4 +1,6 @@
-"""Pictures: points of scatter plots, the published table of 41 rows on an H200, and functions to inspect a figure."""
+"""Pictures: points of scatter plots, the published table of 41 rows on an H200, and functions to
+inspect a figure.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,14 @@ def real_run() -> RunResult:
 
 
 def clump(count: int, *, spread: float) -> list[Point]:
-    """Return a cloud around 4 bpw with standard deviation ``spread``, and two distant points that widen the axes."""
+    """Return a cloud around 4 bpw with standard deviation ``spread``, and two distant points that
+    widen the axes.
+    """
     rng = random.Random(count)
-    cloud = [Point(f"G{i % 5} variant{i}", rng.gauss(4, spread), rng.gauss(7, spread / 20)) for i in range(count - 2)]
+    cloud = [
+        Point(f"G{i % 5} variant{i}", rng.gauss(4, spread), rng.gauss(7, spread / 20))
+        for i in range(count - 2)
+    ]
     return [*cloud, Point("bf16", 16, 6.8), Point("EXL3 2.0", 2, 7.4)]
 
 
@@ -39,8 +46,17 @@ CASES = {
     "clump": clump(30, spread=0.2),
     "zero": [Point("bf16", 0.0, 0.0)],
     "same x": [Point(f"EXL3 v{i}", 4.0, 7.4 + 0.01 * i) for i in range(8)],
-    "identical": [Point("EXL3 4.0", 4.0, 7.4), Point("AWQ g128", 4.0, 7.4), Point("AWQ g64", 4.0, 7.4)],
-    "odd labels": [Point("_x $a$ b$", 1, 1), Point("", 2, 2), Point("[a]", 3, 3), Point("L" * 90 + " m" * 90, 4, 4)],
+    "identical": [
+        Point("EXL3 4.0", 4.0, 7.4),
+        Point("AWQ g128", 4.0, 7.4),
+        Point("AWQ g64", 4.0, 7.4),
+    ],
+    "odd labels": [
+        Point("_x $a$ b$", 1, 1),
+        Point("", 2, 2),
+        Point("[a]", 3, 3),
+        Point("L" * 90 + " m" * 90, 4, 4),
+    ],
 }
 
 
@@ -48,7 +64,9 @@ def draw(points: list[Point], **keys: Any) -> Figure:
     """Return the plot of these points, each with the look of a model of its label."""
     found = picture_style.looks_of([ModelResult.of(point.label, "fake") for point in points])
     points = [replace(point, look=look) for point, look in zip(points, found, strict=True)]
-    return scatter.scatter_plot(points, x_label="x", y_label="y", title="Model", subtitle="data", **keys)
+    return scatter.scatter_plot(
+        points, x_label="x", y_label="y", title="Model", subtitle="data", **keys
+    )
 
 
 def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
@@ -74,4 +92,6 @@ def smallest_gap(boxes: Sequence[Bbox], others: Sequence[Bbox] | None = None) ->
 
 def is_within(box: Bbox, outer: Bbox) -> bool:
     """True if a box is inside another box."""
-    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
+    return bool(
+        outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1
+    )

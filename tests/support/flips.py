@@ -16,7 +16,9 @@ FLIPS = int(os.environ.get("COMPARE_Q_FLIPS", "150"))
 
 
 def flips(files: list[Path], seed: int, count: int = FLIPS) -> Iterator[tuple[Path, int]]:
-    """Yield (file, position) ``count`` times; one random bit of the file is flipped until the next step."""
+    """Yield (file, position) ``count`` times; one random bit of the file is flipped until the next
+    step.
+    """
     rng = np.random.default_rng(seed)
     for _ in range(count):
         file = files[rng.integers(len(files))]
@@ -35,7 +37,8 @@ class KilledError(BaseException):
 
 @contextmanager
 def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """End the process before its n-th operation that changes a file; yield a list of the operations.
+    """End the process before its n-th operation that changes a file; yield a list of the
+    operations.
 
     Later code, even in ``finally``, cannot change files.
     """

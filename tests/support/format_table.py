@@ -1,4 +1,5 @@
-"""The table of docs/formats.md: sizes and names by compare_q of the checkpoints in ``tests/support/downloads.py``.
+"""The table of docs/formats.md: sizes and names by compare_q of the checkpoints in
+``tests/support/downloads.py``.
 
 ``python -m tests.support.format_table`` writes it into the page.
 """
@@ -25,12 +26,23 @@ HEAD = "| checkpoint | layout stated in | bits by hand | bpw by hand | found | w
 
 def folder_of(download: Download, folder: Path) -> Path:
     """Write a checkpoint into a folder, with the quantization in the file ``place``."""
-    entries = {f"{name}.{part}": entry for name, parts in download.layers.items() for part, entry in parts.items()}
-    ends = ENDS if download.config.get("model_type") != "deepseek_v4" else {
-        "embed.weight": ENDS["model.embed_tokens.weight"], "head.weight": ENDS["lm_head.weight"],
-        "layers.0.hc_attn_fn": ("F32", 24, 16), "layers.0.attn.compressor.ape": ("F32", 4, 8),
-        "layers.0.ffn.gate.tid2eid": ("I64", 10, 2), "layers.0.attn.attn_sink": ("F32", 4),
-    }  # fmt: skip
+    entries = {
+        f"{name}.{part}": entry
+        for name, parts in download.layers.items()
+        for part, entry in parts.items()
+    }
+    ends = (
+        ENDS
+        if download.config.get("model_type") != "deepseek_v4"
+        else {
+            "embed.weight": ENDS["model.embed_tokens.weight"],
+            "head.weight": ENDS["lm_head.weight"],
+            "layers.0.hc_attn_fn": ("F32", 24, 16),
+            "layers.0.attn.compressor.ape": ("F32", 4, 8),
+            "layers.0.ffn.gate.tid2eid": ("I64", 10, 2),
+            "layers.0.attn.attn_sink": ("F32", 4),
+        }
+    )
     if "backbone" in next(iter(download.layers)):
         ends = {"backbone.embeddings.weight": ENDS["model.embed_tokens.weight"], **ends}
         del ends["model.embed_tokens.weight"]
@@ -57,10 +69,15 @@ def row(name: str, download: Download) -> str:
     bpw = download.bits / download.weights
     found = "n/a" if storage.bpw_layer is None else f"{storage.bpw_layer:.4f}"
     schemes = dict.fromkeys(declared(config.quantization).of(layer) for layer in download.layers)
-    words = "; ".join("unknown" if each is None else f"{each.weights}, {each.activations or '—'}" for each in schemes)
+    words = "; ".join(
+        "unknown" if each is None else f"{each.weights}, {each.activations or '—'}"
+        for each in schemes
+    )
     cached = kv_cache(config.quantization)
     words += f"; KV {cached}" if cached else ""
-    asked = "; ".join("unknown" if each is None else each.activations or "the model's dtype" for each in schemes)
+    asked = "; ".join(
+        "unknown" if each is None else each.activations or "the model's dtype" for each in schemes
+    )
     return f"| {name} | {download.source} | {download.worked} | {bpw:.4f} | {found} | {words} | {asked} |"
 
 

@@ -1,6 +1,8 @@
-"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and the allowed behaviour of a reader.
+"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and the allowed
+behaviour of a reader.
 
-``FUZZ_EXAMPLES`` is the number of cases of each test; without it, each test has a few cases, always the same.
+``FUZZ_EXAMPLES`` is the number of cases of each test; without it, each test has a few cases, always
+the same.
 """
 
 from __future__ import annotations
@@ -27,11 +29,58 @@ PATIENCE = 60
 DIGITS, DEEP = "5,000 digits", "3,000 brackets"
 """Placeholders for values that Python's json cannot write."""
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 255, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 10**39, -(10**41), 0.5, -0.5, -0.0, 1e300,
-    1e-320, 1e308, -1e308, float("inf"), float("nan"), "", "x", " ", "a\nb", "\x1b[2J", "\u202e", "\x00", "\ud800", "1",
-    "~nouser/x", "a" * 300, "/proc/self/mem", "/dev/zero", "..", "*", "**/*", [], {}, [[]], [0], [None], ["x"],
-    [1.5, -1], {"": None}, {"x": [1]}, *(json.loads("[" * depth + "]" * depth) for depth in (40, 200)), DIGITS, DEEP,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    255,
+    2**31,
+    2**53 + 1,
+    2**63,
+    2**64 - 1,
+    10**39,
+    -(10**41),
+    0.5,
+    -0.5,
+    -0.0,
+    1e300,
+    1e-320,
+    1e308,
+    -1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "x",
+    " ",
+    "a\nb",
+    "\x1b[2J",
+    "\u202e",
+    "\x00",
+    "\ud800",
+    "1",
+    "~nouser/x",
+    "a" * 300,
+    "/proc/self/mem",
+    "/dev/zero",
+    "..",
+    "*",
+    "**/*",
+    [],
+    {},
+    [[]],
+    [0],
+    [None],
+    ["x"],
+    [1.5, -1],
+    {"": None},
+    {"x": [1]},
+    *(json.loads("[" * depth + "]" * depth) for depth in (40, 200)),
+    DIGITS,
+    DEEP,
+)
 """Replacements of a value."""
 INSERTED = [b"\x00", b"\xff", b"[" * 5000, b'{"a":' * 5000, b'"', b",", b"9" * 5000, b"\\ud800"]
 NUMBERS = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1]
@@ -41,29 +90,39 @@ NAMES = [value for value in VALUES if isinstance(value, str)]
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test of hypothesis with ``CASES`` cases, or with the same few every time."""
     profile = settings(
-        max_examples=CASES or FEW, derandomize=not CASES, database=None, deadline=None,
+        max_examples=CASES or FEW,
+        derandomize=not CASES,
+        database=None,
+        deadline=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     return profile(test)
 
 
 randoms = st.randoms(use_true_random=True)
-"""Seeds of Python's generator; hypothesis prefers small numbers, and would only damage the beginning of a document."""
+"""Seeds of Python's generator; hypothesis prefers small numbers, and would only damage the
+beginning of a document."""
 
 
 def damaged(document: Any, random: Random) -> bytes:
-    """Return JSON of a document with one to three changed places, sometimes also with damaged bytes."""
+    """Return JSON of a document with one to three changed places, sometimes also with damaged
+    bytes.
+    """
     found = json.loads(json.dumps(document))
     for _ in range(random.randint(1, 3)):
         found = changed(found, random)
     text = json.dumps(found, ensure_ascii=random.random() < 0.7)
-    text = text.replace(json.dumps(DIGITS), "9" * 5000).replace(json.dumps(DEEP), "[" * 3000 + "]" * 3000)
+    text = text.replace(json.dumps(DIGITS), "9" * 5000).replace(
+        json.dumps(DEEP), "[" * 3000 + "]" * 3000
+    )
     content = text.encode(errors="surrogatepass")
     return damaged_bytes(content, random) if random.random() < 0.05 else content
 
 
 def changed(document: Any, random: Random) -> Any:
-    """Return a document with one changed place: its value is replaced, deleted, repeated, or copied from elsewhere."""
+    """Return a document with one changed place: its value is replaced, deleted, repeated, or copied
+    from elsewhere.
+    """
     places = places_in(document)
     value = copy.deepcopy(random.choice(VALUES))
     if not places or random.random() < 0.01:
@@ -106,7 +165,10 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
         elif kind == 2:
             found[at:at] = random.choice(INSERTED)
         elif kind == 3:
-            size, value = random.choice([1, 2, 4, 8]), random.choice([*NUMBERS, random.randint(0, 300)])
+            size, value = (
+                random.choice([1, 2, 4, 8]),
+                random.choice([*NUMBERS, random.randint(0, 300)]),
+            )
             found[at : at + size] = (value % 256**size).to_bytes(size, "little")
         elif at < len(found):
             found[at] ^= 1 << random.randint(0, 7)
@@ -114,7 +176,8 @@ def damaged_bytes(content: bytes, random: Random) -> bytes:
 
 
 def answer_of(reader: Callable[[], Any]) -> Any:
-    """Return a reader's result, or None if it refuses with one printable line.  Any other exception is a failure.
+    """Return a reader's result, or None if it refuses with one printable line.  Any other exception
+    is a failure.
 
     TimeoutError if the reader hangs.
     """

@@ -1,15 +1,17 @@
-"""A stand-in for the Hugging Face hub on the loopback, for the real ``huggingface_hub`` and ``datasets``.
+"""A stand-in for the Hugging Face hub on the loopback, for the real ``huggingface_hub`` and
+``datasets``.
 
-It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0, datasets 5.2.0):
-``/api/{models,datasets}/...`` (info, revision, tree in pages) and ``resolve``.  Large files (``LFS``) are redirected to
-a second server, as the hub redirects to its storage; this server supports ``Range``.  No file has an ``xetHash``, so
-that Xet is never used.
+It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0,
+datasets 5.2.0): ``/api/{models,datasets}/...`` (info, revision, tree in pages) and ``resolve``.
+Large files (``LFS``) are redirected to a second server, as the hub redirects to its storage; this
+server supports ``Range``.  No file has an ``xetHash``, so that Xet is never used.
 
-Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with ``Retry-After``), ``cut_once``
-(the connection breaks in a file).  Clients find it by ``HF_ENDPOINT``, which they read when they are imported.
+Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with
+``Retry-After``), ``cut_once`` (the connection breaks in a file).  Clients find it by
+``HF_ENDPOINT``, which they read when they are imported.
 
-Unlike the hub, it also tells anonymous clients that a repository does not exist (``X-Error-Code``): the client
-understands a bare 401 in this way only over https.
+Unlike the hub, it also tells anonymous clients that a repository does not exist (``X-Error-Code``):
+the client understands a bare 401 in this way only over https.
 """
 
 from __future__ import annotations
@@ -71,13 +73,20 @@ class Hub:
         self.requests: list[Request] = []
         self.blobs: dict[str, bytes] = {}
         self.lock = threading.Lock()
-        self.servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler(self, where)) for where in ("hub", "storage")]
-        self.url, self.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in self.servers)
+        self.servers = [
+            ThreadingHTTPServer(("127.0.0.1", 0), handler(self, where))
+            for where in ("hub", "storage")
+        ]
+        self.url, self.storage = (
+            f"http://127.0.0.1:{server.server_address[1]}" for server in self.servers
+        )
 
     def __enter__(self) -> Hub:
         for server in self.servers:
             server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+            ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,13 +96,21 @@ class Hub:
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Return environment variables for a client with its own cache that uses this hub only."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("HF_", "HUGGING"))
+        }
         return {**inherited, "HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "*", **more}
 
     def add(self, kind: str, name: str, files: Mapping[str, bytes | str], ref: str = "main") -> str:
         """Add a revision of a repository; return its commit."""
-        contents = {path: data.encode() if isinstance(data, str) else data for path, data in files.items()}
-        commit = hashlib.sha1(repr((kind, name, ref, sorted(contents.items()))).encode()).hexdigest()
+        contents = {
+            path: data.encode() if isinstance(data, str) else data for path, data in files.items()
+        }
+        commit = hashlib.sha1(
+            repr((kind, name, ref, sorted(contents.items()))).encode()
+        ).hexdigest()
         repo = self.repos.setdefault((kind, name), Repo(kind, name))
         repo.commits[commit], repo.refs[ref] = contents, commit
         self.blobs |= {sha256(data): data for path, data in contents.items() if path.endswith(LFS)}
@@ -104,7 +121,9 @@ class Hub:
         return [each for each in self.requests if part in each.path and each.method == method]
 
     def fetched(self) -> list[str]:
-        """Return the sorted names of the files whose contents were requested, without the repository's name."""
+        """Return the sorted names of the files whose contents were requested, without the
+        repository's name.
+        """
         pages = [unquote(each.path) for each in self.asked("/resolve/")]
         return sorted(path.partition("/resolve/")[2].partition("/")[2] for path in pages)
 
@@ -134,8 +153,13 @@ def entry(path: str, data: bytes) -> dict[str, Any]:
 def listing(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
     """Files and folders below ``folder``, which is "" or ends with a slash."""
     inside = [path for path in files if path.startswith(folder)]
-    folders = {path[: i + 1] for path in inside for i in range(len(folder), len(path)) if path[i] == "/"}
-    found = [{"type": "directory", "path": each[:-1], "oid": git_oid(each.encode()), "size": 0} for each in folders]
+    folders = {
+        path[: i + 1] for path in inside for i in range(len(folder), len(path)) if path[i] == "/"
+    }
+    found = [
+        {"type": "directory", "path": each[:-1], "oid": git_oid(each.encode()), "size": 0}
+        for each in folders
+    ]
     found += [entry(path, files[path]) for path in inside]
     if not recursive:
         found = [each for each in found if "/" not in each["path"][len(folder) :]]
@@ -156,7 +180,9 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with hub.lock:
                 status = hub.failing.pop(0) if hub.failing else 0
-                hub.requests.append(Request(self.command, self.path, self.headers.get("Range") or ""))
+                hub.requests.append(
+                    Request(self.command, self.path, self.headers.get("Range") or "")
+                )
             if status:
                 self.reply({"error": "no"}, status, {"Retry-After": "300"} if status == 429 else {})
             elif where == "storage":
@@ -188,8 +214,12 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             elif (files := repo.files(tail[1] if len(tail) > 1 else "main")) is None:
                 self.fail(404, "RevisionNotFound", f"Invalid rev id: {tail[1]}")
             elif name in hub.gated and (not api or tail[:1] == ["auth-check"]):
-                text = f"Access to model {name} is restricted and you are not in the authorized list."
-                self.fail(hub.gated[name], "GatedRepo", text)  # 401 for anonymous clients, 403 for those without access
+                text = (
+                    f"Access to model {name} is restricted and you are not in the authorized list."
+                )
+                self.fail(
+                    hub.gated[name], "GatedRepo", text
+                )  # 401 for anonymous clients, 403 for those without access
             elif api:
                 self.describe(repo, tail, files)
             else:
@@ -204,12 +234,28 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.tree(files, "".join(f"{part}/" for part in tail[2:]), query)
             else:
                 siblings = [
-                    {"rfilename": path, **({"size": len(data), "blobId": git_oid(data)} if "blobs" in query else {})}
+                    {
+                        "rfilename": path,
+                        **(
+                            {"size": len(data), "blobId": git_oid(data)} if "blobs" in query else {}
+                        ),
+                    }
                     for path, data in files.items()
                 ]
                 sha = repo.refs.get(revision, revision)
-                about = {"_id": "0", "id": repo.id, "sha": sha, "gated": "manual" if repo.id in hub.gated else False}
-                more = {"private": False, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}
+                about = {
+                    "_id": "0",
+                    "id": repo.id,
+                    "sha": sha,
+                    "gated": "manual" if repo.id in hub.gated else False,
+                }
+                more = {
+                    "private": False,
+                    "siblings": siblings,
+                    "tags": [],
+                    "downloads": 0,
+                    "likes": 0,
+                }
                 self.reply(about if "expand" in query else {**about, **more})
 
         def tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
@@ -218,7 +264,9 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             first = int(query.get("cursor", ["0"])[0])
             page, more = found[first : first + PAGE], {}
             if len(found) > first + PAGE:
-                rest = "&".join(f"{key}={quote(value[0])}" for key, value in query.items() if key != "cursor")
+                rest = "&".join(
+                    f"{key}={quote(value[0])}" for key, value in query.items() if key != "cursor"
+                )
                 address = f"{hub.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE}"
                 more = {"Link": f'<{address}>; rel="next"'}
             self.reply(page, 200, more)
@@ -247,12 +295,18 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(part[:keep])
             self.close_connection = keep is not None
 
-        def fail(self, status: int, code: str, text: str, headers: dict[str, str] | None = None) -> None:
+        def fail(
+            self, status: int, code: str, text: str, headers: dict[str, str] | None = None
+        ) -> None:
             """Send an error in the hub's words."""
             named = {"X-Error-Code": code} if code else {}
-            self.reply({"error": text}, status, {**named, "X-Error-Message": text, **(headers or {})})
+            self.reply(
+                {"error": text}, status, {**named, "X-Error-Message": text, **(headers or {})}
+            )
 
-        def reply(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        def reply(
+            self, content: Any, status: int = 200, headers: dict[str, str] | None = None
+        ) -> None:
             """Send a JSON answer."""
             data = json.dumps(content).encode()
             about = {"Content-Type": "application/json", "Content-Length": str(len(data))}
@@ -307,10 +361,11 @@ def copy(screen: int, file: int) -> None:
 
 
 class Client:
-    """A process with its own cache in ``home`` that uses the hub as a user's process does; a context manager.
+    """A process with its own cache in ``home`` that uses the hub as a user's process does; a
+    context manager.
 
-    One process runs many snippets, because importing the clients takes seconds.  ``said`` has its standard error;
-    ``terminal``: standard error is a terminal, so that progress bars are drawn.
+    One process runs many snippets, because importing the clients takes seconds.  ``said`` has its
+    standard error; ``terminal``: standard error is a terminal, so that progress bars are drawn.
     """
 
     def __init__(self, hub: Hub, home: Path, *, terminal: bool = False, **variables: str) -> None:
@@ -323,9 +378,14 @@ class Client:
             threading.Thread(target=copy, args=(screen, stderr), daemon=True).start()
             stderr = there
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
-            cwd=ROOT, env=hub.environment(home, PYTHONPATH=str(ROOT), **variables),
-        )  # fmt: skip
+            [sys.executable, "-c", LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=ROOT,
+            env=hub.environment(home, PYTHONPATH=str(ROOT), **variables),
+        )
         os.close(stderr)
         self.run(PREPARED)
 

@@ -22,7 +22,9 @@ def runs_llama_cpp(test: Any) -> Any:
     return pytest.mark.engine(needs_llama_cpp(test))
 
 
-def loaded(model: object, log: Path | None = None, tokens: int = 100, **options: Any) -> LlamacppEngine:
+def loaded(
+    model: object, log: Path | None = None, tokens: int = 100, **options: Any
+) -> LlamacppEngine:
     engine = LlamacppEngine(planned("m", "llamacpp", str(model), tokens, options, log_file=log))
     engine.load()
     return engine

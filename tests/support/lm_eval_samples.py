@@ -1,6 +1,8 @@
-"""Samples that a real lm-eval writes: two tasks in local files, and two toy models, one with noise on its weights.
+"""Samples that a real lm-eval writes: two tasks in local files, and two toy models, one with noise
+on its weights.
 
-``python -m tests.support.lm_eval_samples FOLDER`` makes the files in tests/data/flips, in a minute on a CPU.
+``python -m tests.support.lm_eval_samples FOLDER`` makes the files in tests/data/flips, in a minute
+on a CPU.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def write_tasks(folder: Path, answers: dict[int, str] | None = None) -> None:
     folder.mkdir(exist_ok=True)
     choices, texts = [], []
     for number in range(QUESTIONS):
-        letters = [LETTERS[(number + 5 * k) % len(LETTERS)] * (1 + (number + k) % 3) for k in range(4)]
+        letters = [
+            LETTERS[(number + 5 * k) % len(LETTERS)] * (1 + (number + k) % 3) for k in range(4)
+        ]
         question = f"{number * 37 % 101} and {number * 11 % 53}?"
         choices.append({"question": question, "choices": letters, "answer": number * 7 % 4})
         texts.append({"question": question, "answer": (answers or {}).get(number, "?")})
@@ -69,13 +73,16 @@ def save_models(folder: Path) -> list[Path]:
     file = models[1] / "model.safetensors"
     weights = load_file(file)
     torch.manual_seed(1)
-    noisy = {name: each + 0.04 * each.std() * torch.randn_like(each) for name, each in weights.items()}
+    noisy = {
+        name: each + 0.04 * each.std() * torch.randn_like(each) for name, each in weights.items()
+    }
     save_file(noisy, file, {"format": "pt"})
     return models
 
 
 def evaluate(model: Path, tasks: Path, output: Path, limit: int | None = None) -> Path:
-    """Run both tasks and write samples and results as lm-eval's command line does; return the folder with them.
+    """Run both tasks and write samples and results as lm-eval's command line does; return the
+    folder with them.
 
     Only lm-eval's own index of tasks, which takes it 20 seconds, is left out.
     """
@@ -85,10 +92,16 @@ def evaluate(model: Path, tasks: Path, output: Path, limit: int | None = None) -
 
     tracker = EvaluationTracker(output_path=str(output))
     results: Any = simple_evaluate(
-        model="hf", model_args={"pretrained": str(model), "dtype": "float32"}, device="cpu", batch_size=1, limit=limit,
-        tasks=[str(tasks / "choice.yaml"), str(tasks / "generate.yaml")], evaluation_tracker=tracker,
-        task_manager=TaskManager(include_defaults=False), log_samples=True,
-    )  # fmt: skip
+        model="hf",
+        model_args={"pretrained": str(model), "dtype": "float32"},
+        device="cpu",
+        batch_size=1,
+        limit=limit,
+        tasks=[str(tasks / "choice.yaml"), str(tasks / "generate.yaml")],
+        evaluation_tracker=tracker,
+        task_manager=TaskManager(include_defaults=False),
+        log_samples=True,
+    )
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
@@ -101,18 +114,25 @@ def generated(folder: Path) -> dict[int, str]:
     """Return the first text that each document got with filter "whole"."""
     (file,) = folder.glob("samples_toy_generate_*.jsonl")
     samples = [json.loads(line) for line in file.read_text().splitlines()]
-    return {each["doc_id"]: each["filtered_resps"][0] for each in samples if each["filter"] == "whole"}
+    return {
+        each["doc_id"]: each["filtered_resps"][0] for each in samples if each["filter"] == "whole"
+    }
 
 
 def make(folder: Path) -> list[Path]:
     """Return the folders of both models' results and samples.
 
-    Of the texts that "toy" generates, a third is right as a whole, and a third by the first character.
+    Of the texts that "toy" generates, a third is right as a whole, and a third by the first
+    character.
     """
     models = save_models(folder)
     write_tasks(folder / "tasks")
     texts = generated(evaluate(models[0], folder / "tasks", folder / "first"))
-    answers = {number: text[:1] if number % 3 == 1 else text for number, text in texts.items() if number % 3}
+    answers = {
+        number: text[:1] if number % 3 == 1 else text
+        for number, text in texts.items()
+        if number % 3
+    }
     write_tasks(folder / "tasks", answers)
     return [evaluate(model, folder / "tasks", folder / "out") for model in models]
 
@@ -125,5 +145,7 @@ if __name__ == "__main__":
             for file in made.glob("samples_*"):
                 (target / file.name).write_bytes(file.read_bytes())
             (results,) = made.glob("results_*")
-            known = {key: json.loads(results.read_text())[key] for key in ("lm_eval_version", "results")}
+            known = {
+                key: json.loads(results.read_text())[key] for key in ("lm_eval_version", "results")
+            }
             (target / "results.json").write_text(json.dumps(known, indent=1) + "\n")

@@ -1,7 +1,8 @@
-"""The memory that scoring a toy's window takes, in a separate process: ``python -m tests.support.long_window ...``.
+"""The memory that scoring a toy's window takes, in a separate process: ``python -m
+tests.support.long_window ...``.
 
-The window is recorded as a reference and compared with it by one thread, in chunks much smaller than compare_q's own,
-so that a small model behaves like a large one.
+The window is recorded as a reference and compared with it by one thread, in chunks much smaller
+than compare_q's own, so that a small model behaves like a large one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ from tests.support.toy import planned
 
 VOCAB, SHORT, LONG = 16_384, 512, 4_096
 LOGITS = (LONG - SHORT) * VOCAB * 4
-"""Additional bytes of the long window's logits, compared with the short window: 235 MB in float32."""
+"""Additional bytes of the long window's logits, compared with the short window: 235 MB in float32.
+"""
 
 
 def growth(load_fn: str, model: Path) -> int:
-    """Return the difference in peak memory (bytes) between a process with the long window and one with the short."""
+    """Return the difference in peak memory (bytes) between a process with the long window and one
+    with the short.
+    """
     command = [sys.executable, "-m", __name__, load_fn, str(model)]
     short, long = (
-        int(subprocess.run([*command, str(length)], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True).stdout)
+        int(
+            subprocess.run(
+                [*command, str(length)], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
+            ).stdout
+        )
         for length in (SHORT, LONG)
     )
     return long - short
@@ -49,7 +57,9 @@ def main(load_fn: str, model: str, tokens: str) -> None:
     engine = engine_class(planned("toy", load_fn, model, length, options))
     assert isinstance(engine, LogitsEngine)
     engine.load()
-    window = Window.scored_from(0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32))
+    window = Window.scored_from(
+        0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
+    )
     with tempfile.TemporaryDirectory() as name:
         list(engine.score([window], ScoreRequest(record=Path(name))))
         store.seal(Path(name), {}, [window.digest])

@@ -1,4 +1,6 @@
-"""Runs of the command line as a user starts them, in separate processes, and the models of each engine for them."""
+"""Runs of the command line as a user starts them, in separate processes, and the models of each
+engine for them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from tests.support.processes import processes_of, wait_until, workers_of
 EACH_WINDOW = ROOT / "tests/support/each_window"
 FEW, MANY = 6, 40
 """Windows of most runs, and of the text."""
-TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_second", "from_cache", "seconds", "timing"}
+TIMES = {
+    "created",
+    "command",
+    "load_seconds",
+    "score_seconds",
+    "tokens_per_second",
+    "from_cache",
+    "seconds",
+    "timing",
+}
 """Keys of results.json whose values depend on the time, or on what was in the cache."""
 
 
@@ -29,10 +40,11 @@ TIMES = {"created", "command", "load_seconds", "score_seconds", "tokens_per_seco
 class Models:
     """The models of an engine's runs.
 
-    ``roles``: role -> label, for the roles that the engine can have: "reference", "row" (compared with the reference)
-    and "second" (the model after it).  ``tolerance``: largest relative difference of PPL and KLD between two runs, 0
-    for engines whose scores do not depend on the batch.  ``words``: flags; ``paths``: folders for ``$PYTHONPATH``.
-    ``node``: a folder with the cache and the notes of a node that runs the models; None if the run's machine does.
+    ``roles``: role -> label, for the roles that the engine can have: "reference", "row" (compared
+    with the reference) and "second" (the model after it).  ``tolerance``: largest relative
+    difference of PPL and KLD between two runs, 0 for engines whose scores do not depend on the
+    batch.  ``words``: flags; ``paths``: folders for ``$PYTHONPATH``.  ``node``: a folder with the
+    cache and the notes of a node that runs the models; None if the run's machine does.
     """
 
     roles: dict[str, str]
@@ -67,7 +79,9 @@ class Run:
 
 
 class Runs:
-    """Starts runs of an engine's models on one cache; see ``each_window`` for what their workers note."""
+    """Starts runs of an engine's models on one cache; see ``each_window`` for what their workers
+    note.
+    """
 
     def __init__(self, models: Models, data: Path, folder: Path) -> None:
         self.models = models
@@ -82,16 +96,30 @@ class Runs:
         folder.joinpath("models.json").write_text(json.dumps(models.specs))
 
     def start(self, windows: int, *, each_window: bool = True, held: str = "") -> Run:
-        """Start a run; its workers commit after each window, or as usual.  ``held``: see ``each_window``."""
+        """Start a run; its workers commit after each window, or as usual.  ``held``: see
+        ``each_window``.
+        """
         return self.start_command(["-r", str(windows)], each_window=each_window, held=held)
 
-    def start_command(self, words: Sequence[str], out: Path | None = None, *, each_window: bool, held: str = "") -> Run:
+    def start_command(
+        self, words: Sequence[str], out: Path | None = None, *, each_window: bool, held: str = ""
+    ) -> Run:
         """Start a command line on the models; ``out``: its results, by default a file of its own."""
         name = self.folder / f"run{len(self.started)}"
         out = out or name.with_suffix(".json")
         log = name.with_suffix(".log")
-        words = [*words, "-d", str(self.data), "-m", str(self.folder / "models.json"), "-o", str(out)]
-        environment = {name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"}
+        words = [
+            *words,
+            "-d",
+            str(self.data),
+            "-m",
+            str(self.folder / "models.json"),
+            "-o",
+            str(out),
+        ]
+        environment = {
+            name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
+        }
         environment |= {"COMPARE_Q_CACHE": str(self.folder / "cache"), "NOTES": str(self.notes)}
         (self.notes / "held").write_text(held)
         paths = [*self.models.paths, str(ROOT)]
@@ -100,7 +128,9 @@ class Runs:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words, *self.models.words]
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
         run = Run(process, out, log)
         self.started.append(run)
         return run
@@ -112,7 +142,9 @@ class Runs:
         return run
 
     def end_after_one_commit(self, label: str, who: str, number: signal.Signals) -> Run:
-        """Start a run, and send a signal to its "driver" or "worker" after a model's first commit; return it ended."""
+        """Start a run, and send a signal to its "driver" or "worker" after a model's first commit;
+        return it ended.
+        """
         run = self.start(FEW, held=label)
         wait_until(lambda: self.committed()[label] or run.process.poll() is not None)
         assert run.process.poll() is None, run.said
@@ -136,7 +168,9 @@ class Runs:
 
     def committed_twice(self, label: str) -> list[str]:
         """Digests of a model's windows that workers have committed more than once."""
-        digests = Counter(line for line in self.commits.read_text().splitlines() if line.split()[0] == label)
+        digests = Counter(
+            line for line in self.commits.read_text().splitlines() if line.split()[0] == label
+        )
         return [digest for digest, count in digests.items() if count > 1]
 
     def close(self) -> None:

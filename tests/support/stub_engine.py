@@ -1,7 +1,8 @@
 """A small engine with a head, to test references without Transformers: ``load_fn: "stub"``.
 
-Its model is a folder with an embedding [V, H], a head [V, H] (``model.safetensors``, float32) and the toy tokenizer.  A
-state is the tanh of the mean of all embeddings up to its token; the logits are the product of states and head.
+Its model is a folder with an embedding [V, H], a head [V, H] (``model.safetensors``, float32) and
+the toy tokenizer.  A state is the tanh of the mean of all embeddings up to its token; the logits
+are the product of states and head.
 """
 
 from __future__ import annotations
@@ -32,18 +33,32 @@ class StubOptions(EngineOptions, strict=True):
 
 
 def save_stub_model(folder: Path, *, noise: float = 0.0, vocab_size: int = TOY_VOCAB) -> Path:
-    """Write a model with fixed weights plus ``noise``; the head may have entries beyond the toy tokenizer's."""
+    """Write a model with fixed weights plus ``noise``; the head may have entries beyond the toy
+    tokenizer's.
+    """
     generator = torch.Generator().manual_seed(0)
-    weights = {name: 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator) for name in ("embedding", "head")}
-    weights["head"] = torch.cat((weights["head"], torch.randn(TOY_VOCAB, HIDDEN, generator=generator)))[:vocab_size]
-    noisy = {name: weight + noise * torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
+    weights = {
+        name: 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator)
+        for name in ("embedding", "head")
+    }
+    weights["head"] = torch.cat(
+        (weights["head"], torch.randn(TOY_VOCAB, HIDDEN, generator=generator))
+    )[:vocab_size]
+    noisy = {
+        name: weight + noise * torch.randn(weight.shape, generator=generator)
+        for name, weight in weights.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: weight.contiguous() for name, weight in noisy.items()}, folder / "model.safetensors")
+    save_file(
+        {name: weight.contiguous() for name, weight in noisy.items()}, folder / "model.safetensors"
+    )
     save_toy_tokenizer(folder)
     return folder
 
 
-def states_and_head(folder: Path, token_ids: Sequence[int], dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+def states_and_head(
+    folder: Path, token_ids: Sequence[int], dtype: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(states [L, H], head [V, H]) in a dtype."""
     weights = load_file(folder / "model.safetensors")
     embedded = weights["embedding"][torch.tensor(list(map(int, token_ids)))]
@@ -58,7 +73,9 @@ def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") 
 
 
 def rounding_of_rows() -> float:
-    """Return the largest KLD of the stub from itself in float32: up to 1e-10 with AVX2, otherwise 0."""
+    """Return the largest KLD of the stub from itself in float32: up to 1e-10 with AVX2, otherwise
+    0.
+    """
     return 1e-9 if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32) else 0.0
 
 
@@ -70,15 +87,21 @@ class StubFiles(ModelFiles):
         return ModelFacts(vocab_size=len(head), tokenizer=Path(self.planned.model_dir))
 
     def stamp(self) -> str:
-        return hashlib.sha256((Path(self.planned.model_dir) / "model.safetensors").read_bytes()).hexdigest()
+        return hashlib.sha256(
+            (Path(self.planned.model_dir) / "model.safetensors").read_bytes()
+        ).hexdigest()
 
 
 class StubEngine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
-        load_fns=("stub",), fwd_fn="stub", packages=(), install="nothing to install", summary="for tests"
-    )  # fmt: skip
+        load_fns=("stub",),
+        fwd_fn="stub",
+        packages=(),
+        install="nothing to install",
+        summary="for tests",
+    )
     files = StubFiles
     options_type = StubOptions
 

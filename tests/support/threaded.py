@@ -1,4 +1,6 @@
-"""Workers in threads of this process: they work as real workers, record their steps, and die if a test requires it."""
+"""Workers in threads of this process: they work as real workers, record their steps, and die if a
+test requires it.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,17 @@ from tests.support.processes import wait_until
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 LOADING = threading.Lock()
 Step = tuple[str, str]
-"""(label of a model, type of a job), or (label, type + " done") before a worker reports that the job is done."""
+"""(label of a model, type of a job), or (label, type + " done") before a worker reports that the
+job is done."""
 
 
 @dataclass
 class Told:
-    """The jobs that the workers of a run received, in order.  ``fails``: steps that fail once ("dies"), or once per
-    "lost " in the text.
+    """The jobs that the workers of a run received, in order.  ``fails``: steps that fail once
+    ("dies"), or once per "lost " in the text.
 
-    ``first``: step -> step for which it waits, so that a test knows which steps overlap; ``may_score``: scoring waits
-    for this event.
+    ``first``: step -> step for which it waits, so that a test knows which steps overlap;
+    ``may_score``: scoring waits for this event.
     """
 
     steps: list[Step] = field(default_factory=list)

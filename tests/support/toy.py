@@ -1,4 +1,6 @@
-"""The toy model that every engine runs: its tokenizer, windows and specs, the outcome of a run, and brute force."""
+"""The toy model that every engine runs: its tokenizer, windows and specs, the outcome of a run, and
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ from compare_q.backends.common.errors import InputError
 TOY_VOCAB = 320
 TOY_CONTEXT = 256
 
-# Tolerances for comparisons with float64: float32 matrix products are TF32 on a GPU (on an H200, log-probabilities were
-# off by up to 0.037 and logits by 0.12).  Two batches of one engine differ only by the order of additions.
+# Tolerances for comparisons with float64: float32 matrix products are TF32 on a GPU (on an H200,
+# log-probabilities were
+# off by up to 0.037 and logits by 0.12).  Two batches of one engine differ only by the order of
+# additions.
 GPU = torch.cuda.is_available()
 ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
 
 
-needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-"""For tests that read a model's files in Transformers: without accelerate, the engine is refused before that."""
+needs_accelerate = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="accelerate is not installed"
+)
+"""For tests that read a model's files in Transformers: without accelerate, the engine is refused
+before that."""
 PROGRESS = ("tokenizing ", "checking reference ", "reading ")
 """Beginnings of progress lines that may precede a refusal."""
 
@@ -55,19 +62,34 @@ def in_transformers(model: Path, **keys: Any) -> dict[str, Any]:
 
 
 def planned(
-    label: str, load_fn: str, model_dir: str, max_tokens: int, options: Mapping[str, Any] | None = None,
-    override_tensors: tuple[Path, ...] = (), **more: Any,
-) -> PlannedModel:  # fmt: skip
+    label: str,
+    load_fn: str,
+    model_dir: str,
+    max_tokens: int,
+    options: Mapping[str, Any] | None = None,
+    override_tensors: tuple[Path, ...] = (),
+    **more: Any,
+) -> PlannedModel:
     """Return a ``PlannedModel`` with the engine of this ``load_fn``."""
-    having = (name for name, engine in backends.engines() if load_fn in engine.capabilities.load_fns)
+    having = (
+        name for name, engine in backends.engines() if load_fn in engine.capabilities.load_fns
+    )
     return PlannedModel(
-        label=label, engine=next(having, load_fn), load_fn=load_fn, model_dir=model_dir, max_tokens=max_tokens,
-        options=dict(options or {}), override_tensors=override_tensors, **more,
-    )  # fmt: skip
+        label=label,
+        engine=next(having, load_fn),
+        load_fn=load_fn,
+        model_dir=model_dir,
+        max_tokens=max_tokens,
+        options=dict(options or {}),
+        override_tensors=override_tensors,
+        **more,
+    )
 
 
 def assert_refused(ran: Ran, *parts: str) -> None:
-    """Assert exit status 2 and one line of error that contains every part, and that no model was loaded."""
+    """Assert exit status 2 and one line of error that contains every part, and that no model was
+    loaded.
+    """
     assert ran.status == 2, ran.out + ran.err
     (line,) = [line for line in ran.err.splitlines() if not line.startswith(PROGRESS)]
     assert line.startswith("error: ")
@@ -87,8 +109,12 @@ def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> st
 
 
 def save_toy_tokenizer(folder: Path) -> None:
-    """Save a byte-level tokenizer: one token per byte, ids 0 to 255, one special token, 256, and a chat template."""
-    template = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
+    """Save a byte-level tokenizer: one token per byte, ids 0 to 255, one special token, 256, and a
+    chat template.
+    """
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
+    )
     write_tokenizer(folder, chat_template=template)
 
 
@@ -101,20 +127,34 @@ def swap_letters(folder: Path) -> None:
 
 
 def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
-    """Save a two-layer Llama with random weights, untied head, bf16, context 256, and its tokenizer.  ``keys`` replace
-    keys of its config; ``family``: another class of Transformers."""
+    """Save a two-layer Llama with random weights, untied head, bf16, context 256, and its
+    tokenizer.  ``keys`` replace keys of its config; ``family``: another class of Transformers.
+    """
     import transformers
 
     torch.manual_seed(0)
     shape = {
-        "vocab_size": TOY_VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": TOY_CONTEXT,
-        "tie_word_embeddings": False, "initializer_range": 0.3, "bos_token_id": 256, "eos_token_id": 256,
-        "dtype": "bfloat16", **keys,
-    }  # fmt: skip
-    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+        "vocab_size": TOY_VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": TOY_CONTEXT,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.3,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+        "dtype": "bfloat16",
+        **keys,
+    }
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(
+        transformers, f"{family}Config"
+    )
     config = config_class(**shape)
-    getattr(transformers, f"{family}ForCausalLM")(config).to(getattr(torch, shape["dtype"])).save_pretrained(folder)
+    getattr(transformers, f"{family}ForCausalLM")(config).to(
+        getattr(torch, shape["dtype"])
+    ).save_pretrained(folder)
     save_toy_tokenizer(folder)
     return folder
 
@@ -127,13 +167,19 @@ def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Windo
 
 
 def with_gaps(window: Window) -> Window:
-    """Return a window with the same tokens in which only some ranges, without the last token, are scored."""
+    """Return a window with the same tokens in which only some ranges, without the last token, are
+    scored.
+    """
     length = len(window.token_ids)
-    return replace(window, spans=((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1)))
+    return replace(
+        window, spans=((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1))
+    )
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
-    """Return the logarithm of the softmax in float64, in plain Python, independent of the code under test."""
+    """Return the logarithm of the softmax in float64, in plain Python, independent of the code
+    under test.
+    """
     peak = max(logits)
     log_total = math.log(math.fsum(math.exp(z - peak) for z in logits))
     return [z - peak - log_total for z in logits]
@@ -142,17 +188,25 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
 def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
     """Log-probabilities of a window's scored tokens from its logits [L, V], one position at a time."""
     positions = window.positions.tolist()
-    return [log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions]
+    return [
+        log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions
+    ]
 
 
 def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> bool:
-    """True if on this CPU a row's roundings in a product of [rows, width] and [width, entries] depend on other rows.
+    """True if on this CPU a row's roundings in a product of [rows, width] and [width, entries]
+    depend on other rows.
 
-    This happens with MKL in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 but without AVX-512 BF16: about one
-    entry in a million changes by one bit.
+    This happens with MKL in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 but without
+    AVX-512 BF16: about one entry in a million changes by one bit.
     """
     generator = torch.Generator().manual_seed(0)
-    states, head = (torch.randn(each, width, generator=generator).to(dtype) for each in (rows, entries))
+    states, head = (
+        torch.randn(each, width, generator=generator).to(dtype) for each in (rows, entries)
+    )
     whole = torch.nn.functional.linear(states, head)
     firsts = range(1, min(rows, 100))
-    return any(not torch.equal(whole[first:], torch.nn.functional.linear(states[first:], head)) for first in firsts)
+    return any(
+        not torch.equal(whole[first:], torch.nn.functional.linear(states[first:], head))
+        for first in firsts
+    )

@@ -1,4 +1,6 @@
-"""Toy mixtures of experts in bfloat16, and quantized in the formats of compressed-tensors and DeepSeek."""
+"""Toy mixtures of experts in bfloat16, and quantized in the formats of compressed-tensors and
+DeepSeek.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ GROUP = 32
 
 def save_mixture(folder: Path, family: str = "Qwen3Moe") -> Path:
     """Save a bf16 mixture with two layers of four experts, two of which see a token."""
-    count = {"num_local_experts": 4} if family == "Mixtral" else {"num_experts": 4, "moe_intermediate_size": 64}
+    count = (
+        {"num_local_experts": 4}
+        if family == "Mixtral"
+        else {"num_experts": 4, "moe_intermediate_size": 64}
+    )
     return save_llama(folder, family, head_dim=32, num_experts_per_tok=2, **count)
 
 
@@ -28,8 +34,12 @@ def is_expert(name: str) -> bool:
     return ".experts." in name and name.endswith(".weight")
 
 
-def integers(weight: torch.Tensor, bits: int, *, symmetric: bool = True) -> tuple[Tensors, torch.Tensor]:
-    """Quantize a matrix in groups of 32; return its parts in compressed-tensors' format, and its values in float32."""
+def integers(
+    weight: torch.Tensor, bits: int, *, symmetric: bool = True
+) -> tuple[Tensors, torch.Tensor]:
+    """Quantize a matrix in groups of 32; return its parts in compressed-tensors' format, and its
+    values in float32.
+    """
     blocks, half = weight.float().unflatten(1, (-1, GROUP)), 2 ** (bits - 1)
     if symmetric:
         zero = torch.zeros(blocks.shape[:2])
@@ -42,9 +52,10 @@ def integers(weight: torch.Tensor, bits: int, *, symmetric: bool = True) -> tupl
     codes = (blocks / grid + zero[..., None]).round().clamp(-half, half - 1)
     exact = ((codes - zero[..., None]) * grid).flatten(1)
     parts = {
-        "weight_packed": packed(codes.flatten(1), bits), "weight_scale": scale,
+        "weight_packed": packed(codes.flatten(1), bits),
+        "weight_scale": scale,
         "weight_shape": torch.tensor(weight.shape),
-    }  # fmt: skip
+    }
     if not symmetric:
         parts["weight_zero_point"] = packed(zero.T, bits).T.contiguous()
     return parts, exact
@@ -60,7 +71,9 @@ def packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Quantize a matrix to NVFP4; return its parts in compressed-tensors' format, and its values in float32."""
+    """Quantize a matrix to NVFP4; return its parts in compressed-tensors' format, and its values in
+    float32.
+    """
     blocks = weight.float().unflatten(1, (-1, 16))
     whole = 448 * 6 / weight.float().abs().max()
     scale = (blocks.abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
@@ -70,7 +83,11 @@ def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     exact = (FP4[codes] * wanted.sign() * grid).flatten(1)
     nibbles = (codes + 8 * (wanted < 0)).flatten(1).to(torch.uint8)
     bytes_of_two = nibbles[:, ::2] | (nibbles[:, 1::2] << 4)
-    return {"weight_packed": bytes_of_two, "weight_scale": scale, "weight_global_scale": whole.reshape(1)}, exact
+    return {
+        "weight_packed": bytes_of_two,
+        "weight_scale": scale,
+        "weight_global_scale": whole.reshape(1),
+    }, exact
 
 
 def fp8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -87,7 +104,9 @@ def fp8_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     scale = blocks.abs().amax((1, 3)) / 448
     codes = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
     exact = codes.float() * scale[:, None, :, None]
-    return {"weight": codes.reshape(rows, columns), "weight_scale_inv": scale}, exact.reshape(rows, columns)
+    return {"weight": codes.reshape(rows, columns), "weight_scale_inv": scale}, exact.reshape(
+        rows, columns
+    )
 
 
 Quantizer = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
@@ -96,21 +115,34 @@ Quantizer = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 def group(targets: list[str], bits: int, kind: str = "int", **keys: Any) -> dict[str, Any]:
     """One of compressed-tensors' config groups."""
     size = {"int": GROUP, "float": 16}[kind]
-    weights = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": "group", "group_size": size} | keys
+    weights = {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": size,
+    } | keys
     return {"targets": targets, "weights": weights}
 
 
 def compressed(kind: str, *groups: dict[str, Any]) -> dict[str, Any]:
     """compressed-tensors' ``quantization_config`` for the experts alone."""
     return {
-        "quant_method": "compressed-tensors", "format": kind, "quantization_status": "compressed",
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "quantization_status": "compressed",
         "ignore": ["lm_head", "re:.*self_attn.*", "re:.*gate$"],
-        "config_groups": {f"group_{number}": {**each, "format": kind} for number, each in enumerate(groups)},
-    }  # fmt: skip
+        "config_groups": {
+            f"group_{number}": {**each, "format": kind} for number, each in enumerate(groups)
+        },
+    }
 
 
 def save_quantized(
-    source: Path, folder: Path, quantizer_of: Callable[[str], Quantizer], quantization: dict[str, Any]
+    source: Path,
+    folder: Path,
+    quantizer_of: Callable[[str], Quantizer],
+    quantization: dict[str, Any],
 ) -> tuple[Path, Path]:
     """Write a mixture twice: with quantized experts, and with the same experts in float32.
 
@@ -124,11 +156,14 @@ def save_quantized(
         if is_expert(name):
             parts, exact[name] = quantizer_of(name)(tensor)
             del stored[name]
-            stored |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
+            stored |= {
+                f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()
+            }
     exact_folder = folder.with_name(f"{folder.name}-exact")
     for target, tensors, changes in (
-        (folder, stored, {"quantization_config": quantization}), (exact_folder, exact, {"dtype": "float32"}),
-    ):  # fmt: skip
+        (folder, stored, {"quantization_config": quantization}),
+        (exact_folder, exact, {"dtype": "float32"}),
+    ):
         shutil.copytree(source, target)
         config = json.loads((source / "config.json").read_text()) | changes
         (target / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,6 @@
-"""Models for Transformers: the engine with one loaded, and copies of a model with other configs and tensors."""
+"""Models for Transformers: the engine with one loaded, and copies of a model with other configs and
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> Trans
     return engine
 
 
-def changed(source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None) -> Path:
-    """Write a copy of a model with this ``quantization_config``, and with tensors replaced, added or (None) omitted."""
+def changed(
+    source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None
+) -> Path:
+    """Write a copy of a model with this ``quantization_config``, and with tensors replaced, added
+    or (None) omitted.
+    """
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(source, folder)

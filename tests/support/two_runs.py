@@ -40,7 +40,9 @@ class Run(threading.Thread):
         self.n_windows = n_windows
         parts = []
         for name, spec in texts.items():
-            parts.append(text_windows.build(spec, n_windows, config.cache, Progress(quiet=True), name=name))
+            parts.append(
+                text_windows.build(spec, n_windows, config.cache, Progress(quiet=True), name=name)
+            )
         self.data = EvalData.joined(parts)
         self.said = list[str]()
         self.outcome: RunOutcome | None = None

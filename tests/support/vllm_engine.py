@@ -16,24 +16,59 @@ import torch
 from compare_q.backends.base import Decode, PlannedModel, ScoreRequest, TokenScores, Window
 from compare_q.backends.common.process import captured
 from compare_q.backends.vllm.vllm_engine import VllmEngine
-from tests.support.toy import GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows, with_gaps
+from tests.support.toy import (
+    GPU,
+    TOY_CONTEXT,
+    TOY_VOCAB,
+    brute_force,
+    planned,
+    toy_windows,
+    with_gaps,
+)
 
-EAGER = {"enforce_eager": True, "dtype": "float32", **({"gpu_memory_utilization": 0.05} if GPU else {})}
+EAGER = {
+    "enforce_eager": True,
+    "dtype": "float32",
+    **({"gpu_memory_utilization": 0.05} if GPU else {}),
+}
 EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
 FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
 WINDOWS = [
-    *toy_windows(4, 100), replace(with_gaps(toy_windows(1)[0]), index=4), replace(toy_windows(1, 150, 20)[0], index=5)
-]  # fmt: skip
+    *toy_windows(4, 100),
+    replace(with_gaps(toy_windows(1)[0]), index=4),
+    replace(toy_windows(1, 150, 20)[0], index=5),
+]
 
-ARGUMENTS = frozenset({
-    "attention_backend", "dtype", "enforce_eager", "gpu_memory_utilization", "hf_overrides", "kv_cache_dtype",
-    "kv_sharing_fast_prefill", "linear_backend", "load_format", "logprobs_mode", "max_model_len",
-    "max_num_batched_tokens", "model", "moe_backend", "quantization", "quantization_config", "revision", "spec_method",
-    "speculative_config", "tensor_parallel_size", "trust_remote_code",
-})  # fmt: skip
+ARGUMENTS = frozenset(
+    {
+        "attention_backend",
+        "dtype",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "hf_overrides",
+        "kv_cache_dtype",
+        "kv_sharing_fast_prefill",
+        "linear_backend",
+        "load_format",
+        "logprobs_mode",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "model",
+        "moe_backend",
+        "quantization",
+        "quantization_config",
+        "revision",
+        "spec_method",
+        "speculative_config",
+        "tensor_parallel_size",
+        "trust_remote_code",
+    }
+)
 """Some of the arguments of ``vllm.LLM(...)``, for tests that do not need an installed vLLM."""
 WORDS = {
-    "kv_cache_dtype": frozenset({"auto", "bfloat16", "fp8", "fp8_e4m3", "int4_per_token_head", "turboquant_k8v4"}),
+    "kv_cache_dtype": frozenset(
+        {"auto", "bfloat16", "fp8", "fp8_e4m3", "int4_per_token_head", "turboquant_k8v4"}
+    ),
     "attention_backend": frozenset({"FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"}),
 }
 """Some of the values that two of these arguments accept."""
@@ -53,12 +88,17 @@ def engine(
     alone: bool = False,
     **options: Any,
 ) -> Iterator[VllmEngine]:
-    """Yield a vLLM whose variables are in this process's environment only while it starts: it may outlive the test.
+    """Yield a vLLM whose variables are in this process's environment only while it starts: it may
+    outlive the test.
 
-    On a CPU it runs in this process, as in a compare_q worker: two processes that import vLLM take 35 s, this takes 1.
-    ``alone``: run it in a separate process, as a mixture needs, because experts have their own process group."""
+    On a CPU it runs in this process, as in a compare_q worker: two processes that import vLLM take
+    35 s, this takes 1.  ``alone``: run it in a separate process, as a mixture needs, because
+    experts have their own process group.
+    """
     engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
-    beside = nullcontext if alone or GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
+    beside = (
+        nullcontext if alone or GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
+    )
     try:
         with as_before(), beside(), captured(log):
             engine.load()
@@ -70,7 +110,9 @@ def engine(
 
 @contextmanager
 def beside_others() -> Iterator[None]:
-    """Let engines share this process: each reads the environment again, and the process group is kept for all."""
+    """Let engines share this process: each reads the environment again, and the process group is
+    kept for all.
+    """
     from vllm import envs
     from vllm.v1.engine import core
 
@@ -94,7 +136,9 @@ def as_before() -> Iterator[None]:
         os.environ.update(environment)
 
 
-def scores_of(engine: VllmEngine, windows: list[Window], task: ScoreRequest | None = None) -> dict[int, TokenScores]:
+def scores_of(
+    engine: VllmEngine, windows: list[Window], task: ScoreRequest | None = None
+) -> dict[int, TokenScores]:
     return {scores.window: scores for scores in engine.score(windows, task or ScoreRequest())}
 
 
@@ -102,21 +146,25 @@ def against(store: Path, vocab_size: int = TOY_VOCAB) -> ScoreRequest:
     return ScoreRequest(reference=store, vocab_size=vocab_size)
 
 
-def assert_exact(found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None) -> None:
+def assert_exact(
+    found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None
+) -> None:
     """Compare every score with float64 results from whole logits [L, V]."""
     scored = torch.from_numpy(window.positions - 1).long()
     targets = torch.from_numpy(window.targets).long()
     q = logits[scored].double().log_softmax(-1)
     gold = {
-        "logprob": np.array(brute_force(logits, window)), "entropy": -(q.exp() * q).sum(-1).numpy(),
+        "logprob": np.array(brute_force(logits, window)),
+        "entropy": -(q.exp() * q).sum(-1).numpy(),
         "top1_logprob": q.max(-1).values.numpy(),
-    }  # fmt: skip
+    }
     if ref is not None:
         p = ref[scored].double().log_softmax(-1)
         gold |= {
-            "kld": (p.exp() * (p - q)).sum(-1).numpy(), "ref_logprob": np.array(brute_force(ref, window)),
+            "kld": (p.exp() * (p - q)).sum(-1).numpy(),
+            "ref_logprob": np.array(brute_force(ref, window)),
             "ref_top1_logprob": p.max(-1).values.numpy(),
-        }  # fmt: skip
+        }
         np.testing.assert_array_equal(found.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
     np.testing.assert_array_equal(found.top1, (q.argmax(-1) == targets).numpy())
     for field, value in gold.items():

@@ -34,10 +34,12 @@ def gold(token: int, before: int, model: int = 0) -> float:
 
 
 class Stub(ThreadingHTTPServer):
-    """A vLLM server with closed-form scores; ``faults``: answers to the next windows; ``edit`` changes answers.
+    """A vLLM server with closed-form scores; ``faults``: answers to the next windows; ``edit``
+    changes answers.
 
-    ``bad`` may answer a request itself, as no real server should; it then returns True.  ``route`` chooses the model
-    that answers a prompt, as a router of several deployments does, by the client's port and the prompt.
+    ``bad`` may answer a request itself, as no real server should; it then returns True.  ``route``
+    chooses the model that answers a prompt, as a router of several deployments does, by the
+    client's port and the prompt.
     """
 
     daemon_threads = True
@@ -70,7 +72,9 @@ class Stub(ThreadingHTTPServer):
         model = self.route(port, prompt)
         entries: list[Any] = [None]
         for before, token in pairwise(prompt):
-            scores = {other: gold(other, before, model) for other in (range(VOCAB) if top else [token])}
+            scores = {
+                other: gold(other, before, model) for other in (range(VOCAB) if top else [token])
+            }
             chosen = {token, *sorted(scores, key=lambda other: -scores[other])[:top]}
             entries.append({str(other): {"logprob": scores[other], "rank": 1} for other in chosen})
         choice = {"index": 0, "text": "", "prompt_logprobs": entries}
@@ -117,7 +121,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, body: dict[str, Any]) -> None:
         prompt = body["prompt"]
-        is_repeat = any(len(window) > len(prompt) and window[: len(prompt)] == prompt for window in self.server.windows)
+        is_repeat = any(
+            len(window) > len(prompt) and window[: len(prompt)] == prompt
+            for window in self.server.windows
+        )
         is_window = body["prompt_logprobs"] == 0 and not is_repeat
         if is_repeat:
             self.server.repeats.append(prompt)
@@ -150,8 +157,11 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
     return worker.inspect(request_for(stub.url, **options))
 
 
-def scores_of(engine: VllmServerEngine, windows: list[Window], commits: int = 1) -> dict[int, TokenScores]:
-    """Return window -> scores, as a worker keeps them: each commit checks that the model has not changed.
+def scores_of(
+    engine: VllmServerEngine, windows: list[Window], commits: int = 1
+) -> dict[int, TokenScores]:
+    """Return window -> scores, as a worker keeps them: each commit checks that the model has not
+    changed.
 
     ``commits``: number of windows of a commit.
     """
@@ -173,7 +183,9 @@ def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def moved(by: float) -> Callable[[Stub], None]:
-    """Return an edit of the stub that adds a constant to log-probabilities, so that they are logits."""
+    """Return an edit of the stub that adds a constant to log-probabilities, so that they are
+    logits.
+    """
 
     def change(stub: Stub) -> None:
         def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:

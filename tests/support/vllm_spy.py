@@ -1,4 +1,6 @@
-"""Worker extensions for tests: they count gathered logits, edit logits as some models do, or keep the scored logits."""
+"""Worker extensions for tests: they count gathered logits, edit logits as some models do, or keep
+the scored logits.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ EDITED, BY = 300, -3.0  # with two ranks of 160 entries, no rank has this index
 
 
 class EditedExtension(ScoringExtension):
-    """A model that edits its logits after the LogitsProcessor: only gathered logits have the entry at its index."""
+    """A model that edits its logits after the LogitsProcessor: only gathered logits have the entry
+    at its index.
+    """
 
     def compare_q_install(self, decodes: bool = False) -> str:
         model = self.model_runner.get_model()
@@ -56,7 +60,11 @@ class EditedExtension(ScoringExtension):
         def edited(hidden_states: Any) -> Any:
             logits = original(hidden_states)
             if logits is not None:
-                logits.index_add_(-1, torch.tensor([EDITED]).to(logits.device), torch.full_like(logits[..., :1], BY))
+                logits.index_add_(
+                    -1,
+                    torch.tensor([EDITED]).to(logits.device),
+                    torch.full_like(logits[..., :1], BY),
+                )
             return logits
 
         model.compute_logits = edited
@@ -64,7 +72,9 @@ class EditedExtension(ScoringExtension):
 
 
 class KeepingExtension(ScoringExtension):
-    """Keeps the logits of the scoring step itself: bf16 kernels compute other logits in a batch of another shape."""
+    """Keeps the logits of the scoring step itself: bf16 kernels compute other logits in a batch of
+    another shape.
+    """
 
     _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
 
@@ -90,7 +100,9 @@ class KeepingExtension(ScoringExtension):
         self._compare_q_kept = {}
 
     def compare_q_save(self, folder: str) -> None:
-        """Write the kept logits to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of scored positions."""
+        """Write the kept logits to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of
+        scored positions.
+        """
         from safetensors.torch import save_file
 
         for window, parts in (self._compare_q_kept or {}).items():

@@ -1,5 +1,6 @@
-"""A checkpoint's config, in each of its forms: lengths, scaled rotary positions, quantization; and global scales of
-NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale."""
+"""A checkpoint's config, in each of its forms: lengths, scaled rotary positions, quantization; and
+global scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +27,51 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
         ({"max_position_embeddings": 4096}, 4096),
         ({"n_positions": 1024}, 1024),
         ({"max_position_embeddings": 32768, "rope_scaling": YARN}, 131072),
-        ({"max_position_embeddings": 32768, "rope_parameters": {**YARN, "rope_theta": 1e6}}, 131072),
+        (
+            {"max_position_embeddings": 32768, "rope_parameters": {**YARN, "rope_theta": 1e6}},
+            131072,
+        ),
         ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),  # includes the factor
         ({"max_position_embeddings": 131072, "rope_scaling": LLAMA3}, 131072),
-        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),  # Vicuna 16k
-        ({"model_type": "gemma3_text", "max_position_embeddings": 131072,
-          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),  # Gemma 3: includes the factor
-        ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 8192),
-        ({"max_position_embeddings": 8192, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 8192),
+        (
+            {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            16384,
+        ),  # Vicuna 16k
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            131072,
+        ),  # Gemma 3: includes the factor
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            8192,
+        ),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_parameters": {"full_attention": {"rope_type": "default"}},
+            },
+            8192,
+        ),
         ({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 8192}}, 8192),
         ({"vocab_size": 5}, None),
     ],
-)  # fmt: skip
+)
 def test_context_length(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).context == gold
 
 
 PHI = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
-GEMMA = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+GEMMA = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0},
+    "sliding_attention": {"rope_type": "default"},
+}
 BY_FOUR = {"type": "yarn", "factor": 4.0, "original_context": 32768}
 
 
@@ -54,13 +82,25 @@ BY_FOUR = {"type": "yarn", "factor": 4.0, "original_context": 32768}
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {}),
         ({"rope_scaling": None}, {}),
         ({"rope_scaling": YARN, "max_position_embeddings": 131072}, BY_FOUR),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 32768}, BY_FOUR),
-        ({"text_config": {"rope_parameters": LLAMA3}}, {"type": "llama3", "factor": 8.0, "original_context": 8192}),
-        ({"rope_scaling": PHI, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072},
-         {"type": "longrope", "original_context": 4096, "context": 9000}),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 32768},
+            BY_FOUR,
+        ),
+        (
+            {"text_config": {"rope_parameters": LLAMA3}},
+            {"type": "llama3", "factor": 8.0, "original_context": 8192},
+        ),
+        (
+            {
+                "rope_scaling": PHI,
+                "original_max_position_embeddings": 4096,
+                "max_position_embeddings": 131072,
+            },
+            {"type": "longrope", "original_context": 4096, "context": 9000},
+        ),
         ({"rope_parameters": GEMMA}, {"type": "linear", "factor": 8.0}),
     ],
-)  # fmt: skip
+)
 def test_scaled_positions(config: dict[str, Any], expected: dict[str, Any]) -> None:
     assert rope(CheckpointConfig(config), 9000) == expected
 
@@ -83,22 +123,43 @@ def test_quantization_wherever_it_is_nested(config: dict[str, Any], gold: dict[s
     assert CheckpointConfig(config).quantization == gold
 
 
-@pytest.mark.parametrize("keys", [
-    {"num_hidden_layers": 10**9}, {"vocab_size": -5}, {"num_attention_heads": 0}, {"hidden_size": 10**12},
-    {"hidden_size": "256"}, {"hidden_size": [256]}, {"n_embd": float("nan")}, {"num_attention_heads": True},
-    {"head_dim": -1}, {"intermediate_size": [1, "2"]}, {"text_config": {"hidden_size": 0}},
-    {"vision_config": {"num_hidden_layers": 10**9}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": -5},
+        {"num_attention_heads": 0},
+        {"hidden_size": 10**12},
+        {"hidden_size": "256"},
+        {"hidden_size": [256]},
+        {"n_embd": float("nan")},
+        {"num_attention_heads": True},
+        {"head_dim": -1},
+        {"intermediate_size": [1, "2"]},
+        {"text_config": {"hidden_size": 0}},
+        {"vision_config": {"num_hidden_layers": 10**9}},
+    ],
+)
 def test_sizes_that_no_model_has_are_refused_by_name(tmp_path: Path, keys: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(keys))
     (key, value), *_ = keys.items()
-    name = f"{key}." * (key == "vision_config") + next(iter(value)) if isinstance(value, dict) else key
-    assert refusal(CheckpointConfig.read, tmp_path).startswith(f"{tmp_path / 'config.json'}: {name}: must be")
+    name = (
+        f"{key}." * (key == "vision_config") + next(iter(value)) if isinstance(value, dict) else key
+    )
+    assert refusal(CheckpointConfig.read, tmp_path).startswith(
+        f"{tmp_path / 'config.json'}: {name}: must be"
+    )
 
 
 def test_sizes_that_models_have_pass(tmp_path: Path) -> None:
-    keys = {"num_hidden_layers": 126, "intermediate_size": [8192, 16384], "n_routed_experts": None, "n_inner": None,
-            "num_key_value_heads": 0, "vision_config": {"num_attention_heads": 0, "hidden_size": "large"}}  # fmt: skip
+    keys = {
+        "num_hidden_layers": 126,
+        "intermediate_size": [8192, 16384],
+        "n_routed_experts": None,
+        "n_inner": None,
+        "num_key_value_heads": 0,
+        "vision_config": {"num_attention_heads": 0, "hidden_size": "large"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(keys))
     assert CheckpointConfig.read(tmp_path).hidden_layers == 126
 
@@ -119,38 +180,76 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "gold"),
     [
-        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
-         2 * 32 * 8 * 128),
+        (
+            {
+                "num_hidden_layers": 32,
+                "hidden_size": 4096,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+            },
+            2 * 32 * 8 * 128,
+        ),
         ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}, 2 * 2 * 4 * 16),
-        ({"num_hidden_layers": 5, "text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-                                                  "head_dim": 32}}, 2 * 2 * 4 * 32),
+        (
+            {
+                "num_hidden_layers": 5,
+                "text_config": {
+                    "num_hidden_layers": 2,
+                    "hidden_size": 64,
+                    "num_attention_heads": 4,
+                    "head_dim": 32,
+                },
+            },
+            2 * 2 * 4 * 32,
+        ),
         ({}, None),
     ],
-)  # fmt: skip
+)
 def test_kv_numbers(config: dict[str, Any], gold: int | None) -> None:
     assert CheckpointConfig(config).kv_numbers == gold
 
 
-SMALL = {"vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+SMALL = {
+    "vocab_size": 10,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
 SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize(
     ("more", "gold"),
     [
-        # keys and values: two heads of two numbers in three layers; step: 4 x 4 numbers around the MLP, 3 x 8 inside
+        # keys and values: two heads of two numbers in three layers; step: 4 x 4 numbers around the
+        # MLP, 3 x 8 inside
         ({}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
-        ({"sliding_window": 7}, ServingFacts(10, ((24, None),), 3, kv_is_upper=True, step_numbers=40)),
-        ({"sliding_window": 7, "use_sliding_window": False}, ServingFacts(10, ((24, None),), 3, step_numbers=40)),
-        ({"sliding_window": 7, "layer_types": SLIDING}, ServingFacts(10, ((16, 7), (8, None)), 3, step_numbers=40)),
-        ({"layer_types": ["conv", "conv", "full_attention"]}, ServingFacts(10, ((8, None),), 1, step_numbers=40)),
+        (
+            {"sliding_window": 7},
+            ServingFacts(10, ((24, None),), 3, kv_is_upper=True, step_numbers=40),
+        ),
+        (
+            {"sliding_window": 7, "use_sliding_window": False},
+            ServingFacts(10, ((24, None),), 3, step_numbers=40),
+        ),
+        (
+            {"sliding_window": 7, "layer_types": SLIDING},
+            ServingFacts(10, ((16, 7), (8, None)), 3, step_numbers=40),
+        ),
+        (
+            {"layer_types": ["conv", "conv", "full_attention"]},
+            ServingFacts(10, ((8, None),), 1, step_numbers=40),
+        ),
         # five experts of six numbers, and a shared one of six
-        ({"num_experts_per_tok": 5, "moe_intermediate_size": 6, "n_shared_experts": 1},
-         ServingFacts(10, ((24, None),), 3, step_numbers=4 * 4 + 3 * 36)),
+        (
+            {"num_experts_per_tok": 5, "moe_intermediate_size": 6, "n_shared_experts": 1},
+            ServingFacts(10, ((24, None),), 3, step_numbers=4 * 4 + 3 * 36),
+        ),
         ({"kv_lora_rank": 4, "intermediate_size": None}, ServingFacts(10)),
         ({"global_head_dim": 4}, ServingFacts(10, step_numbers=40)),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_serving_needs(more: dict[str, Any], gold: ServingFacts) -> None:
     assert CheckpointConfig(SMALL | more).serving == gold
 
@@ -165,9 +264,17 @@ def check(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, 
     """Check a checkpoint of one-byte weights with these scalars, by default weight-only."""
     entries: Entries = {}
     for path, scalars in layers.items():
-        entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = ("U8", 1, 1)
+        entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = (
+            "U8",
+            1,
+            1,
+        )
         entries |= {f"{path}.{name}": ("F32", 1) for name in scalars}
-    values = {f"{path}.{name}": struct.pack("<f", value) for path, own in layers.items() for name, value in own.items()}
+    values = {
+        f"{path}.{name}": struct.pack("<f", value)
+        for path, own in layers.items()
+        for name, value in own.items()
+    }
     config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups or (W4A16,))}}
     write_checkpoint(folder, entries, {"quantization_config": config}, values)
     found = contents.nvfp4_layers(folder)
@@ -175,8 +282,13 @@ def check(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, 
     contents.check_scales(folder, found)
 
 
-def attention(q: float, k: float, v: float, name: str = "weight_global_scale") -> dict[str, dict[str, float]]:
-    return {f"{ATTENTION}.{leaf}_proj": {name: scale} for leaf, scale in zip("qkv", (q, k, v), strict=True)}
+def attention(
+    q: float, k: float, v: float, name: str = "weight_global_scale"
+) -> dict[str, dict[str, float]]:
+    return {
+        f"{ATTENTION}.{leaf}_proj": {name: scale}
+        for leaf, scale in zip("qkv", (q, k, v), strict=True)
+    }
 
 
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
@@ -185,13 +297,21 @@ def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
         f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale (3,584, 2,912, 3,100.5), "
         "and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
     )
-    experts = {f"mlp.experts.{i}.{leaf}_proj": {"weight_scale_2": 5.0} for i in (3, 4) for leaf in ("gate", "up")}
+    experts = {
+        f"mlp.experts.{i}.{leaf}_proj": {"weight_scale_2": 5.0}
+        for i in (3, 4)
+        for leaf in ("gate", "up")
+    }
     experts["mlp.experts.4.up_proj"] = {"weight_scale_2": 6.0}
-    assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(check, tmp_path / "y", experts)
+    assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(
+        check, tmp_path / "y", experts
+    )
 
 
 def test_shared_scales_pass(tmp_path: Path) -> None:
-    """Different layers and experts may have different scales, and the scales of activations may differ."""
+    """Different layers and experts may have different scales, and the scales of activations may
+    differ.
+    """
     layers = attention(100.0, 100.0, 100.0) | {f"{ATTENTION}.o_proj": {"weight_global_scale": 7.0}}
     for expert, scale in enumerate((5.0, 6.0)):
         for leaf in ("gate_proj", "up_proj", "down_proj"):
@@ -207,9 +327,15 @@ def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
     layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
     mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}
     for number, groups in enumerate([(W4A4,), (W4A4, mxfp4)]):
-        assert f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)" in refusal(
-            check, tmp_path / str(number), layers, *groups
+        assert (
+            f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)"
+            in refusal(check, tmp_path / str(number), layers, *groups)
         )
     check(tmp_path / "weight-only", layers, W4A16)
     check(tmp_path / "mixed", layers, W4A4, W4A16)
-    check(tmp_path / "beside int8", layers, W4A16, {"weights": {"num_bits": 8}, "input_activations": NVFP4})
+    check(
+        tmp_path / "beside int8",
+        layers,
+        W4A16,
+        {"weights": {"num_bits": 8}, "input_activations": NVFP4},
+    )

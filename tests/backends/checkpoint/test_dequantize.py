@@ -14,7 +14,15 @@ from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.dequantize import UnreadError, row_count, rows_of
 from compare_q.backends.checkpoint.formats import Parts
 from compare_q.backends.checkpoint.safetensors_files import read_header
-from tests.support.toy_mixtures import Quantizer, Tensors, fp8_blocks, fp8_rows, integers, nvfp4, packed
+from tests.support.toy_mixtures import (
+    Quantizer,
+    Tensors,
+    fp8_blocks,
+    fp8_rows,
+    integers,
+    nvfp4,
+    packed,
+)
 
 CONFIG = CheckpointConfig({})
 EVERY_OTHER = np.arange(0, 64, 2)
@@ -37,7 +45,11 @@ def int8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     scale = (high - low) / 255
     zero = (-128 - low / scale).round().clamp(-128, 127)
     codes = (weight / scale + zero).round().clamp(-128, 127)
-    parts = {"weight": codes.to(torch.int8), "weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}
+    parts = {
+        "weight": codes.to(torch.int8),
+        "weight_scale": scale,
+        "weight_zero_point": zero.to(torch.int8),
+    }
     return parts, (codes - zero) * scale
 
 
@@ -47,9 +59,11 @@ def ordered(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     scale = torch.stack([weight[:, group == number].abs().amax(1) / 7.5 for number in range(3)], 1)
     codes = (weight / scale[:, group]).round().clamp(-8, 7)
     parts = {
-        "weight_packed": packed(codes, 4), "weight_scale": scale, "weight_shape": torch.tensor(weight.shape),
+        "weight_packed": packed(codes, 4),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor(weight.shape),
         "weight_g_idx": group.int(),
-    }  # fmt: skip
+    }
     return parts, codes * scale[:, group]
 
 
@@ -76,7 +90,9 @@ def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         (int8_rows, None),
     ],
 )
-def test_rows_are_the_stored_numbers(tmp_path: Path, quantizer: Quantizer, bits: int | None) -> None:
+def test_rows_are_the_stored_numbers(
+    tmp_path: Path, quantizer: Quantizer, bits: int | None
+) -> None:
     tensors, exact = quantizer(matrix(64, 96))
     parts = saved(tmp_path, tensors)
     assert row_count(parts) == 64
@@ -85,20 +101,27 @@ def test_rows_are_the_stored_numbers(tmp_path: Path, quantizer: Quantizer, bits:
 
 
 def test_powers_of_two_by_hand(tmp_path: Path) -> None:
-    """MXFP4: nibbles 1 to 7 are 0.5, 1, 1.5, 2, 3, 4, 6, and 8 more is negative; a scale of 128 is a factor of 2."""
+    """MXFP4: nibbles 1 to 7 are 0.5, 1, 1.5, 2, 3, 4, 6, and 8 more is negative; a scale of 128 is
+    a factor of 2.
+    """
     nibbles = torch.arange(16, dtype=torch.uint8).repeat(2)
     tensors = {
         "weight_packed": (nibbles[::2] | nibbles[1::2] << 4).reshape(1, 16),
         "weight_scale": torch.tensor([[128]], dtype=torch.uint8),
-    }  # fmt: skip
+    }
     sizes = [0, 1, 2, 3, 4, 6, 8, 12]
     signed = sizes + [-size for size in sizes]
     assert rows_of(saved(tmp_path, tensors), CONFIG, None, np.array([0])).tolist() == [signed * 2]
 
 
 def test_blocks_that_do_not_divide_a_matrix(tmp_path: Path) -> None:
-    """Five rows and seven columns in blocks of 4 x 4, as the config says: the last blocks are smaller."""
-    tensors = {"weight": torch.ones(5, 7, dtype=torch.int8), "weight_scale": torch.tensor([[1.0, 2], [3, 4]])}
+    """Five rows and seven columns in blocks of 4 x 4, as the config says: the last blocks are
+    smaller.
+    """
+    tensors = {
+        "weight": torch.ones(5, 7, dtype=torch.int8),
+        "weight_scale": torch.tensor([[1.0, 2], [3, 4]]),
+    }
     config = CheckpointConfig({"quantization_config": {"weight_block_size": [4, 4]}})
     found = rows_of(saved(tmp_path, tensors), config, None, np.array([0, 4]))
     assert found.tolist() == [[1, 1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 4, 4, 4]]
@@ -106,7 +129,11 @@ def test_blocks_that_do_not_divide_a_matrix(tmp_path: Path) -> None:
 
 def test_one_expert_of_a_stack(tmp_path: Path) -> None:
     parts = saved(
-        tmp_path, {"weight": torch.ones(2, 3, 2, dtype=torch.int8), "weight_scale": torch.tensor([[2.0], [5.0]])}
+        tmp_path,
+        {
+            "weight": torch.ones(2, 3, 2, dtype=torch.int8),
+            "weight_scale": torch.tensor([[2.0], [5.0]]),
+        },
     )
     assert row_count(parts) == 3
     assert rows_of(parts, CONFIG, None, np.array([2]), expert=1).tolist() == [[5, 5]]

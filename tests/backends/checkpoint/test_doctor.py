@@ -1,5 +1,7 @@
-"""The doctor reports every fault with the name of its layer, and none in a good checkpoint; single checks use headers
-made by hand, and compare tensors with a config whose experts are stored one by one and loaded into one tensor."""
+"""The doctor reports every fault with the name of its layer, and none in a good checkpoint; single
+checks use headers made by hand, and compare tensors with a config whose experts are stored one by
+one and loaded into one tensor.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> 
         found = examined(folder, toy_model)
         assert (found.findings, found.unchecked) == ((), ())
     facts = dict(examined(good_model, toy_model).facts)
-    assert facts["layers"].startswith("14 matrices in nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, ")
-    assert facts["head"] == facts["embedding"].replace("model.embed_tokens", "lm_head") == "bfloat16: lm_head"
+    assert facts["layers"].startswith(
+        "14 matrices in nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, "
+    )
+    assert (
+        facts["head"]
+        == facts["embedding"].replace("model.embed_tokens", "lm_head")
+        == "bfloat16: lm_head"
+    )
     assert facts["KV cache"] == "in the model's dtype"
 
 
@@ -75,7 +83,9 @@ def experts(folder: Path, quantization: dict[str, Any], *input_scales: float | N
         if value is not None:
             entries[f"{name}.input_scale"] = ("F32", 1)
             values[f"{name}.input_scale"] = number(value)
-    return Checkpoint(write_checkpoint(folder, entries, {"quantization_config": quantization}, values))
+    return Checkpoint(
+        write_checkpoint(folder, entries, {"quantization_config": quantization}, values)
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,9 +93,11 @@ def experts(folder: Path, quantization: dict[str, Any], *input_scales: float | N
     [
         (None, "2.down_proj: no scale of its activations"),
         (0.0, "2.down_proj.input_scale: the scale of its activations is zero"),
-        (float("nan"), "is NaN"), (float("inf"), "is infinite"), (-1.0, "is negative"),
+        (float("nan"), "is NaN"),
+        (float("inf"), "is infinite"),
+        (-1.0, "is negative"),
     ],
-)  # fmt: skip
+)
 def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, said: str) -> None:
     (found,) = checkpoint_doctor.input_scales(experts(tmp_path, {}, 0.5, 0.25, value, value))
     assert (found.severity, found.more) == ("wrong", 1)
@@ -108,7 +120,16 @@ def mixed(*algorithms: str) -> dict[str, Any]:
         ({"quant_method": "fp8", "activation_scheme": "static"}, [None], True),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, [None], False),
         ({"config_groups": {"a": {"input_activations": STATIC}}}, [None], True),
-        ({"config_groups": {"a": {"input_activations": STATIC}, "b": {"input_activations": None}}}, [None], False),
+        (
+            {
+                "config_groups": {
+                    "a": {"input_activations": STATIC},
+                    "b": {"input_activations": None},
+                }
+            },
+            [None],
+            False,
+        ),
         ({"quantization": {"quant_algo": "NVFP4"}}, [None], True),
         (mixed("NVFP4", "NVFP4", "W4A16_NVFP4"), [0.5, 0.25, None], False),
         (mixed("NVFP4", "NVFP4", "NVFP4"), [0.5, 0.25, None], True),
@@ -117,9 +138,13 @@ def mixed(*algorithms: str) -> dict[str, Any]:
 def test_configs_that_ask_for_input_scales(
     tmp_path: Path, quantization: dict[str, Any], scales: list[float | None], asked: bool
 ) -> None:
-    """Configs that require input scales for all layers, or (mixed precision) per layer; the last expert has none."""
+    """Configs that require input scales for all layers, or (mixed precision) per layer; the last
+    expert has none.
+    """
     checkpoint = experts(tmp_path, quantization, *scales)
-    assert [found.severity for found in checkpoint_doctor.input_scales(checkpoint)] == (["wrong"] if asked else [])
+    assert [found.severity for found in checkpoint_doctor.input_scales(checkpoint)] == (
+        ["wrong"] if asked else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,12 +156,16 @@ def test_configs_that_ask_for_input_scales(
         ((0.03, float("nan")), "fp8", "wrong"),
     ],
 )
-def test_scales_of_the_kv_cache(tmp_path: Path, values: tuple[float, float], method: str, said: str | None) -> None:
+def test_scales_of_the_kv_cache(
+    tmp_path: Path, values: tuple[float, float], method: str, said: str | None
+) -> None:
     names = ["model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale"]
     stored = dict(zip(names, map(number, values), strict=True))
     config = {"quantization_config": {"quant_method": method}}
     folder = write_checkpoint(tmp_path, dict.fromkeys(names, ("F32", 1)), config, stored)
-    assert [each.severity for each in checkpoint_doctor.kv_scales(Checkpoint(folder))] == ([said] if said else [])
+    assert [each.severity for each in checkpoint_doctor.kv_scales(Checkpoint(folder))] == (
+        [said] if said else []
+    )
 
 
 def test_quantized_against_the_config(tmp_path: Path) -> None:
@@ -154,7 +183,10 @@ def test_where_index_and_files_disagree(tmp_path: Path) -> None:
     (tmp_path / "extra.safetensors").write_bytes(safetensors_bytes({"d.weight": ("BF16", 2, 2)}))
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     checkpoint = Checkpoint(tmp_path)
-    found = [*checkpoint_doctor.strays_and_pickles(checkpoint), *checkpoint_doctor.index(checkpoint)]
+    found = [
+        *checkpoint_doctor.strays_and_pickles(checkpoint),
+        *checkpoint_doctor.index(checkpoint),
+    ]
     assert [(each.severity, each.where) for each in found] == [
         ("warning", "extra.safetensors"),
         ("note", "pytorch_model.bin"),
@@ -195,7 +227,8 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
 )
 def test_special_tokens(name: str, mine: Any, reference: Any, said: str | None) -> None:
     found = differing_tokens(
-        Tokens("tokenizer.json", special={name: mine}), Tokens("tokenizer.json", special={name: reference})
+        Tokens("tokenizer.json", special={name: mine}),
+        Tokens("tokenizer.json", special={name: reference}),
     )
     assert [each.severity for each in found] == ([said] if said else [])
 
@@ -219,17 +252,30 @@ def mixture(tmp_path: Path) -> Path:
         if "_proj." in name:
             blocks = weight.float().reshape(len(weight) // 128, 128, -1, 128)
             scale = blocks.abs().amax((1, 3)) / 448
-            packed = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(weight.shape)
+            packed = (
+                (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(weight.shape)
+            )
             tensors |= {name: packed, f"{name}_scale_inv": scale}
-    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    config = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
     ignored = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
-    return changed(whole, tmp_path / "blocks", {**config, "modules_to_not_convert": ignored}, **tensors)
+    return changed(
+        whole, tmp_path / "blocks", {**config, "modules_to_not_convert": ignored}, **tensors
+    )
 
 
 def test_whole_and_without_an_expert(mixture: Path) -> None:
     assert compare(Checkpoint(mixture)) == NOTHING
     weights = load_file(mixture / "model.safetensors")
-    kept = {name: tensor for name, tensor in weights.items() if "layers.1.mlp.experts.0.down_proj" not in name}
+    kept = {
+        name: tensor
+        for name, tensor in weights.items()
+        if "layers.1.mlp.experts.0.down_proj" not in name
+    }
     assert len(kept) == len(weights) - 2
     save_file(kept, mixture / "model.safetensors", {"format": "pt"})
     assert compare(Checkpoint(mixture)).missing == ["model.layers.1.mlp.experts.down_proj"]
@@ -237,12 +283,16 @@ def test_whole_and_without_an_expert(mixture: Path) -> None:
 
 def test_a_config_of_another_size(mixture: Path) -> None:
     config = json.loads((mixture / "config.json").read_text())
-    (mixture / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
+    (mixture / "config.json").write_text(
+        json.dumps(config | {"vocab_size": config["vocab_size"] + 1})
+    )
     different = compare(Checkpoint(mixture))
     assert sorted(name for name, *_ in different.shapes) == ["lm_head", "model.embed_tokens"]
     (found,) = checkpoint_doctor.differing_tensors(Checkpoint(mixture), different)
     size, hidden = config["vocab_size"], config["hidden_size"]
-    what = f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}]"
+    what = (
+        f"has the shape [{size}, {hidden}] (BF16), and the config asks for [{size + 1}, {hidden}]"
+    )
     assert (found.what, found.more) == (what, 1)
 
 
@@ -250,7 +300,11 @@ def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """compressed-tensors' 2:4, a format that compare_q does not know."""
     rows, columns = weight.shape
     mask = torch.full((rows, columns // 8), 0x55, dtype=torch.uint8)
-    return {"compressed": weight[:, ::2].clone(), "bitmask": mask, "shape": torch.tensor([rows, columns])}
+    return {
+        "compressed": weight[:, ::2].clone(),
+        "bitmask": mask,
+        "shape": torch.tensor([rows, columns]),
+    }
 
 
 def quark(weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -264,22 +318,34 @@ def quark(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     ("store", "unchecked", "facts"),
     [
         (quark, "", ["14 matrices in int4 g32: model.layers.*.mlp.down_proj"]),
-        (sparse, "model.layers.0.mlp.down_proj.bitmask: in a format that is not known (and 13 more like it)", []),
+        (
+            sparse,
+            "model.layers.0.mlp.down_proj.bitmask: in a format that is not known (and 13 more like it)",
+            [],
+        ),
     ],
 )
 def test_packed_weights_are_there(
-    store: Callable[[torch.Tensor], dict[str, torch.Tensor]], unchecked: str, facts: list[str], toy_model: Path,
+    store: Callable[[torch.Tensor], dict[str, torch.Tensor]],
+    unchecked: str,
+    facts: list[str],
+    toy_model: Path,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """A layer's matrix in another format does not count as missing, even if the format is unknown."""
     parts: dict[str, torch.Tensor | None] = {}
     for name, weight in load_file(toy_model / "model.safetensors").items():
         if name.endswith("proj.weight"):
-            own = {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in store(weight).items()}
+            own = {
+                f"{name.removesuffix('.weight')}.{part}": tensor
+                for part, tensor in store(weight).items()
+            }
             parts |= {name: None} | own
     folder = changed(toy_model, tmp_path / "packed", {"quant_method": "none-such"}, **parts)
     assert compare(Checkpoint(folder)) == replace(NOTHING, unchecked=unchecked)
-    assert [text.partition(",")[0] for title, text in examine(folder).facts if title == "layers"] == facts
+    assert [
+        text.partition(",")[0] for title, text in examine(folder).facts if title == "layers"
+    ] == facts
 
 
 @pytest.mark.parametrize(
@@ -287,28 +353,45 @@ def test_packed_weights_are_there(
     [
         (lambda names: names, []),
         (lambda names: names - {"blk.1.ffn_up.weight"}, ["m.gguf: blk.1.ffn_up.weight"]),
-        (lambda names: {name for name in names if not name.startswith("blk.2.")}, ["m.gguf: blk.2.attn_q.weight"]),
+        (
+            lambda names: {name for name in names if not name.startswith("blk.2.")},
+            ["m.gguf: blk.2.attn_q.weight"],
+        ),
         (lambda names: names | {"blk.4.attn_q.weight", "blk.4.ffn_up.weight"}, ["m.gguf: blk.4"]),
-        (lambda names: names - {f"blk.{n}.ffn_up.weight" for n in (1, 3)}, []),  # blocks may alternate
-        (lambda names: names - {"blk.0.ffn_up.weight"} | {"blk.0.ffn_norm.weight"}, []),  # the first may differ
+        (
+            lambda names: names - {f"blk.{n}.ffn_up.weight" for n in (1, 3)},
+            [],
+        ),  # blocks may alternate
+        (
+            lambda names: names - {"blk.0.ffn_up.weight"} | {"blk.0.ffn_norm.weight"},
+            [],
+        ),  # the first may differ
     ],
 )
 def test_blocks_of_gguf(changed: Callable[[set[str]], set[str]], expected: list[str]) -> None:
     names = changed({f"blk.{n}.{part}.weight" for n in range(4) for part in ("attn_q", "ffn_up")})
     tensors = tuple(GgufTensor(name, (4, 4), "f32", 64) for name in sorted(names))
     fields = {"general.architecture": "llama", "llama.block_count": 4}
-    found = list(checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, "")))
-    assert [(each.severity, each.where) for each in found] == [("wrong", where) for where in expected]
+    found = list(
+        checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, ""))
+    )
+    assert [(each.severity, each.where) for each in found] == [
+        ("wrong", where) for where in expected
+    ]
 
 
 def test_a_count_of_blocks_that_no_file_can_have_takes_no_memory() -> None:
     """A header of 256 bytes may count 4 billion blocks, and may have tensors of many blocks."""
     tensors = (GgufTensor("blk.0.attn_q.weight", (4, 4), "f32", 64),)
     fields = {"general.architecture": "llama", "llama.block_count": 2**32 - 1}
-    (found,) = checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, tensors, ""))
+    (found,) = checkpoint_doctor.uneven_gguf_blocks(
+        GgufModel((Path("m.gguf"),), fields, tensors, "")
+    )
     assert (found.severity, found.where) == ("wrong", "m.gguf: block_count")
     many = tuple(GgufTensor(f"blk.{n * 7}.{n}.weight", (4, 4), "f32", 64) for n in range(5_000))
     for count in (0, 4, 4_000):
         fields["llama.block_count"] = count
-        (found,) = checkpoint_doctor.uneven_gguf_blocks(GgufModel((Path("m.gguf"),), fields, many, ""))
+        (found,) = checkpoint_doctor.uneven_gguf_blocks(
+            GgufModel((Path("m.gguf"),), fields, many, "")
+        )
         assert found.severity == "wrong"

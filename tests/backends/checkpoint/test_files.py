@@ -35,9 +35,11 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Path) -> None:
-    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files, and no adapter.
+    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files,
+    and no adapter.
 
-    A message names what was given instead of a model: an adapter, a file, a pointer of Git LFS, pickled weights.
+    A message names what was given instead of a model: an adapter, a file, a pointer of Git LFS,
+    pickled weights.
     """
     folder = write_checkpoint(tmp_path, ENDS)
     (folder / "model-1.safetensors").write_bytes(safetensors_bytes(ENDS))
@@ -48,12 +50,21 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
     index.write_text(json.dumps({"weight_map": dict.fromkeys(ENDS, "model.safetensors")}))
     assert checkpoint.weight_files(folder) == [folder / "model.safetensors"]
     (folder / "adapter_config.json").write_text("{}")
-    assert refusal(checkpoint.weight_files, folder).startswith(f"{folder / 'adapter_config.json'}: an adapter")
+    assert refusal(checkpoint.weight_files, folder).startswith(
+        f"{folder / 'adapter_config.json'}: an adapter"
+    )
     (folder / "config.json").unlink()
-    assert refusal(CheckpointConfig.read, folder).startswith(f"{folder / 'config.json'}: missing; it holds a LoRA adap")
+    assert refusal(CheckpointConfig.read, folder).startswith(
+        f"{folder / 'config.json'}: missing; it holds a LoRA adap"
+    )
     single = folder / "model.safetensors"
-    assert refusal(CheckpointConfig.read, single).startswith(f"{single}: is a file; name the folder")
-    for content, reason in ((b"version https://git-lfs.github.com/spec/v1", "Git LFS"), (b"", "ends too early")):
+    assert refusal(CheckpointConfig.read, single).startswith(
+        f"{single}: is a file; name the folder"
+    )
+    for content, reason in (
+        (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
+        (b"", "ends too early"),
+    ):
         single.write_bytes(content)
         assert reason in refusal(checkpoint.read_header, single)
     single.rename(folder / "pytorch_model.bin")
@@ -71,15 +82,24 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     assert checkpoint.stamp(folder) == first
     seen = {first}
     for name in (
-        "config.json", "generation_config.json", "quantize_config.json", "hf_quant_config.json", "params.json",
-        "consolidated.safetensors.index.json", "code/part.py", "consolidated.safetensors", "pytorch_model.bin",
-    ):  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "quantize_config.json",
+        "hf_quant_config.json",
+        "params.json",
+        "consolidated.safetensors.index.json",
+        "code/part.py",
+        "consolidated.safetensors",
+        "pytorch_model.bin",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"bits": 4}')
         seen.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
-    weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))  # same size and time
+    weights.write_bytes(
+        safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)})
+    )  # same size and time
     os.utime(weights, ns=(10**18, 10**18 + 2))
     seen.add(checkpoint.stamp(folder))
     assert len(seen) == 12
@@ -89,10 +109,18 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
 def test_stamp_sees_weights_that_keep_header_size_and_time(
     tmp_path: Path, n_bytes: int, *, is_seen_in_a_copy: bool
 ) -> None:
-    """Even a changed byte between two samples is noticed, by the status-change time, which differs for a copy."""
-    folder = write_checkpoint(tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS})
+    """Even a changed byte between two samples is noticed, by the status-change time, which differs
+    for a copy.
+    """
+    folder = write_checkpoint(
+        tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS}
+    )
     file = folder / "model.safetensors"
-    first, content, time = checkpoint.stamp(folder), checkpoint.stamp(folder, times=False), file.stat().st_mtime_ns
+    first, content, time = (
+        checkpoint.stamp(folder),
+        checkpoint.stamp(folder, times=False),
+        file.stat().st_mtime_ns,
+    )
     with file.open("r+b") as stream:
         stream.seek(file.stat().st_size // 2)
         stream.write(b"\x01" * n_bytes)

@@ -1,4 +1,6 @@
-"""Values of configs and GGUF headers that differ from the reference's, and ways to write the same model that do not."""
+"""Values of configs and GGUF headers that differ from the reference's, and ways to write the same
+model that do not.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +15,56 @@ from compare_q.backends.checkpoint.model_function import differences, filled_fac
 from tests.support.checkpoints import ENDS, finish_gguf, write_checkpoint
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "hidden_act": "silu",
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "vocab_size": 10, "tie_word_embeddings": False,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 10,
+    "tie_word_embeddings": False,
     "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
-}  # fmt: skip
+}
 LLAMA_3 = {
-    "rope_theta": 500_000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_theta": 500_000.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}  # fmt: skip
-YARN = {"rope_theta": 500_000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+}
+YARN = {
+    "rope_theta": 500_000.0,
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
+}
 GEMMA_2: dict[str, Any] = {
-    **{key: LLAMA[key] for key in LLAMA if key != "rope_parameters"}, "model_type": "gemma2", "rms_norm_eps": 1e-6,
-    "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "sliding_window": 4096,
-    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 8, "rope_theta": 10_000.0,
-}  # fmt: skip
+    **{key: LLAMA[key] for key in LLAMA if key != "rope_parameters"},
+    "model_type": "gemma2",
+    "rms_norm_eps": 1e-6,
+    "architectures": ["Gemma2ForCausalLM"],
+    "hidden_act": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "query_pre_attn_scalar": 8,
+    "rope_theta": 10_000.0,
+}
 MIXTURE: dict[str, Any] = {
-    **LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8,
-    "num_experts_per_tok": 2, "norm_topk_prob": True, "moe_intermediate_size": 32,
-}  # fmt: skip
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "moe_intermediate_size": 32,
+}
 
 
 def folder(path: Path, config: dict[str, Any]) -> Path:
@@ -55,24 +88,44 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
     [
         (LLAMA, {"rope_parameters": {"rope_theta": 10_000.0}}, ["rope_theta 10,000 for 500,000"]),
         # Transformers' default is 10,000, and eps is 1e-6.
-        (without(LLAMA, "rope_parameters"), {"rope_theta": 500_000.0}, ["rope_theta 500,000 for 10,000"]),
+        (
+            without(LLAMA, "rope_parameters"),
+            {"rope_theta": 500_000.0},
+            ["rope_theta 500,000 for 10,000"],
+        ),
         (LLAMA, {"rms_norm_eps": None}, ["rms_norm_eps 1e-06 for 1e-05"]),
         (LLAMA, {"rope_parameters": YARN}, ["rope scaling yarn (factor 4) for none"]),
-        ({**LLAMA, "rope_parameters": YARN}, {"rope_parameters": {**YARN, "factor": 2.0}}, ["rope factor 2 for 4"]),
-        ({**LLAMA, "rope_parameters": LLAMA_3}, {"rope_parameters": LLAMA["rope_parameters"]},
-         ["rope scaling none for llama3 (factor 8)"]),
+        (
+            {**LLAMA, "rope_parameters": YARN},
+            {"rope_parameters": {**YARN, "factor": 2.0}},
+            ["rope factor 2 for 4"],
+        ),
+        (
+            {**LLAMA, "rope_parameters": LLAMA_3},
+            {"rope_parameters": LLAMA["rope_parameters"]},
+            ["rope scaling none for llama3 (factor 8)"],
+        ),
         (LLAMA, {"hidden_act": "gelu"}, ["hidden_act gelu for silu"]),
-        (LLAMA, {"num_attention_heads": 4, "head_dim": 16, "num_key_value_heads": 2},
-         ["num_attention_heads 4 for 8", "num_key_value_heads 2 for 4", "head_dim 16 for 8"]),
+        (
+            LLAMA,
+            {"num_attention_heads": 4, "head_dim": 16, "num_key_value_heads": 2},
+            ["num_attention_heads 4 for 8", "num_key_value_heads 2 for 4", "head_dim 16 for 8"],
+        ),
         (GEMMA_2, {"sliding_window": 512}, ["sliding_window 512 for 4,096"]),
-        (GEMMA_2, {"layer_types": ["full_attention"] * 2}, ["layer_types[0] full_attention for sliding_attention"]),
+        (
+            GEMMA_2,
+            {"layer_types": ["full_attention"] * 2},
+            ["layer_types[0] full_attention for sliding_attention"],
+        ),
         (GEMMA_2, {"final_logit_softcapping": None}, ["final_logit_softcapping none for 30"]),
         (GEMMA_2, {"query_pre_attn_scalar": 16}, ["query_pre_attn_scalar 16 for 8"]),
         (MIXTURE, {"num_experts_per_tok": 1}, ["num_experts_per_tok 1 for 2"]),
         (MIXTURE, {"norm_topk_prob": False}, ["norm_topk_prob false for true"]),
     ],
-)  # fmt: skip
-def test_one_changed_value(tmp_path: Path, config: dict[str, Any], change: dict[str, Any], expected: list[str]) -> None:
+)
+def test_one_changed_value(
+    tmp_path: Path, config: dict[str, Any], change: dict[str, Any], expected: list[str]
+) -> None:
     """A value of None stands for a key that the copy lacks, if the model has a default for it."""
     copy = {**config, **change}
     if change == {"rms_norm_eps": None}:
@@ -81,28 +134,66 @@ def test_one_changed_value(tmp_path: Path, config: dict[str, Any], change: dict[
     assert found(mine, folder(tmp_path / "reference", config)) == expected
 
 
-OLD = {**without(LLAMA, "rope_parameters"), "rope_theta": 500_000.0, "rope_scaling": None, "torch_dtype": "bfloat16"}
+OLD = {
+    **without(LLAMA, "rope_parameters"),
+    "rope_theta": 500_000.0,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+}
 
 
 @pytest.mark.parametrize(
     ("config", "copy"),
     [
-        (LLAMA, {**LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}, "dtype": "float16",
-                 "use_cache": False, "transformers_version": "4.40.0", "max_position_embeddings": 4096}),
+        (
+            LLAMA,
+            {
+                **LLAMA,
+                "quantization_config": {"quant_method": "gptq", "bits": 4},
+                "dtype": "float16",
+                "use_cache": False,
+                "transformers_version": "4.40.0",
+                "max_position_embeddings": 4096,
+            },
+        ),
         (LLAMA, OLD),
         (LLAMA, {**OLD, "rms_norm_eps": float(np.float32(1e-5))}),
-        (LLAMA, {**without(LLAMA, "head_dim", "hidden_act"), "attention_bias": False}),  # the defaults
-        ({**LLAMA, "rope_parameters": LLAMA_3},
-         {**OLD, "rope_scaling": {"type": "llama3", **without(LLAMA_3, "rope_theta", "rope_type")}}),
-        ({**LLAMA, "rope_parameters": YARN}, {**LLAMA, "rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1.0}}),
+        (
+            LLAMA,
+            {**without(LLAMA, "head_dim", "hidden_act"), "attention_bias": False},
+        ),  # the defaults
+        (
+            {**LLAMA, "rope_parameters": LLAMA_3},
+            {
+                **OLD,
+                "rope_scaling": {"type": "llama3", **without(LLAMA_3, "rope_theta", "rope_type")},
+            },
+        ),
+        (
+            {**LLAMA, "rope_parameters": YARN},
+            {**LLAMA, "rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1.0}},
+        ),
         (GEMMA_2, {**GEMMA_2, "layer_types": ["sliding_attention", "full_attention"]}),
-        (GEMMA_2, without(GEMMA_2, "final_logit_softcapping", "rope_theta", "sliding_window")),  # the defaults
-        (MIXTURE, {**MIXTURE, "output_router_logits": True, "sliding_window": None, "use_sliding_window": False}),
+        (
+            GEMMA_2,
+            without(GEMMA_2, "final_logit_softcapping", "rope_theta", "sliding_window"),
+        ),  # the defaults
+        (
+            MIXTURE,
+            {
+                **MIXTURE,
+                "output_router_logits": True,
+                "sliding_window": None,
+                "use_sliding_window": False,
+            },
+        ),
         # a model of another size is another model on purpose
         (LLAMA, {**LLAMA, "hidden_size": 32, "rms_norm_eps": 1e-6, "num_attention_heads": 4}),
     ],
-)  # fmt: skip
-def test_one_model_in_two_ways(tmp_path: Path, config: dict[str, Any], copy: dict[str, Any]) -> None:
+)
+def test_one_model_in_two_ways(
+    tmp_path: Path, config: dict[str, Any], copy: dict[str, Any]
+) -> None:
     mine = folder(tmp_path / "copy", copy)
     reference = folder(tmp_path / "reference", config)
     assert (found(mine, reference), found(reference, mine)) == ([], [])
@@ -110,14 +201,20 @@ def test_one_model_in_two_ways(tmp_path: Path, config: dict[str, Any], copy: dic
 
 def test_the_language_model_of_a_multimodal_one(tmp_path: Path) -> None:
     text = {**without(LLAMA, "model_type", "architectures"), "model_type": "llama"}
-    whole = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    whole = {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": text,
+    }
     mine = folder(tmp_path / "copy", {**LLAMA, "rms_norm_eps": 1e-6})
     reference = folder(tmp_path / "reference", whole)
     assert found(mine, reference) == ["rms_norm_eps 1e-06 for 1e-05"]
     assert found(folder(tmp_path / "same", LLAMA), reference) == []
 
 
-def test_architectures_that_transformers_lacks_are_compared_by_what_both_state(tmp_path: Path) -> None:
+def test_architectures_that_transformers_lacks_are_compared_by_what_both_state(
+    tmp_path: Path,
+) -> None:
     config = {**LLAMA, "model_type": "nobody_knows"}
     mine = folder(tmp_path / "copy", {**without(config, "head_dim"), "hidden_act": "gelu"})
     assert found(mine, folder(tmp_path / "reference", config)) == ["hidden_act gelu for silu"]
@@ -136,14 +233,26 @@ def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
 def header(file: Path, architecture: str = "llama", factors: str = "", **fields: Any) -> Path:
     """Write a GGUF of LLAMA's values; ``fields`` replace them, None leaves one out."""
     known: dict[str, Any] = {
-        "block_count": 2, "embedding_length": 64, "context_length": 8192, "attention.head_count": 8,
-        "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500_000.0,
+        "block_count": 2,
+        "embedding_length": 64,
+        "context_length": 8192,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 500_000.0,
         "rope.dimension_count": 8,
-    }  # fmt: skip
+    }
     writer = gguf.GGUFWriter(file, architecture)
-    for name, value in {**known, **{key.replace("__", "."): value for key, value in fields.items()}}.items():
+    for name, value in {
+        **known,
+        **{key.replace("__", "."): value for key, value in fields.items()},
+    }.items():
         if value is not None:
-            kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.get_type(value)
+            kind = (
+                gguf.GGUFValueType.FLOAT32
+                if isinstance(value, float)
+                else gguf.GGUFValueType.get_type(value)
+            )
             writer.add_key_value(f"{architecture}.{name}", value, kind)
     for name in ("token_embd.weight", "output.weight"):
         writer.add_tensor(name, np.zeros((10, 64), np.float16))
@@ -158,31 +267,82 @@ def header(file: Path, architecture: str = "llama", factors: str = "", **fields:
     [
         (LLAMA, {}, []),
         (OLD, {"attention__head_count_kv": [4, 4]}, []),
-        (LLAMA, {"rope__freq_base": None}, ["rope_theta 10,000 for 500,000"]),  # llama.cpp's default
-        (without(LLAMA, "rope_parameters"), {"rope__freq_base": None}, []),  # Transformers' default is the same
+        (
+            LLAMA,
+            {"rope__freq_base": None},
+            ["rope_theta 10,000 for 500,000"],
+        ),  # llama.cpp's default
+        (
+            without(LLAMA, "rope_parameters"),
+            {"rope__freq_base": None},
+            [],
+        ),  # Transformers' default is the same
         (LLAMA, {"attention__layer_norm_rms_epsilon": 1e-6}, ["rms_norm_eps 1e-06 for 1e-05"]),
-        (LLAMA, {"attention__head_count_kv": None}, ["num_key_value_heads 8 for 4"]),  # as many as heads
+        (
+            LLAMA,
+            {"attention__head_count_kv": None},
+            ["num_key_value_heads 8 for 4"],
+        ),  # as many as heads
         (LLAMA, {"rope__dimension_count": 4}, ["rotary dimensions 4 for 8"]),
         (LLAMA, {"rope__dimension_count": None, "attention__key_length": 8}, []),
-        (LLAMA, {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
-         ["rope scaling yarn (factor 4) for none"]),
+        (
+            LLAMA,
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+            ["rope scaling yarn (factor 4) for none"],
+        ),
         (LLAMA, {"rope__scaling__type": "none"}, []),
         ({**LLAMA, "rope_parameters": YARN}, {}, ["rope scaling none for yarn (factor 4)"]),
-        ({**LLAMA, "rope_parameters": YARN}, {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, []),
+        (
+            {**LLAMA, "rope_parameters": YARN},
+            {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+            [],
+        ),
         ({**LLAMA, "rope_parameters": LLAMA_3}, {"factors": "rope_freqs.weight"}, []),
         ({**LLAMA, "rope_parameters": LLAMA_3}, {}, ["rope scaling none for llama3 (factor 8)"]),
         (LLAMA, {"factors": "rope_freqs.weight"}, []),  # such factors may have another reason
-        (LLAMA, {"factors": "rope_freqs.weight", "rope__freq_base": 1e6}, ["rope_theta 1,000,000 for 500,000"]),
-        (GEMMA_2, {"architecture": "gemma2", "attention__layer_norm_rms_epsilon": 1e-6, "rope__freq_base": None,
-                   "attention__sliding_window": 4096}, []),  # llama.cpp knows the soft caps of Gemma 2
-        (GEMMA_2, {"architecture": "gemma2", "attention__layer_norm_rms_epsilon": 1e-6, "rope__freq_base": None,
-                   "final_logit_softcapping": 20.0}, ["final_logit_softcapping 20 for 30"]),
-        (MIXTURE, {"architecture": "qwen3moe", "expert_used_count": 1}, ["num_experts_per_tok 1 for 2"]),
-        (LLAMA, {"embedding_length": 128, "attention__layer_norm_rms_epsilon": 1e-6}, []),  # another model
+        (
+            LLAMA,
+            {"factors": "rope_freqs.weight", "rope__freq_base": 1e6},
+            ["rope_theta 1,000,000 for 500,000"],
+        ),
+        (
+            GEMMA_2,
+            {
+                "architecture": "gemma2",
+                "attention__layer_norm_rms_epsilon": 1e-6,
+                "rope__freq_base": None,
+                "attention__sliding_window": 4096,
+            },
+            [],
+        ),  # llama.cpp knows the soft caps of Gemma 2
+        (
+            GEMMA_2,
+            {
+                "architecture": "gemma2",
+                "attention__layer_norm_rms_epsilon": 1e-6,
+                "rope__freq_base": None,
+                "final_logit_softcapping": 20.0,
+            },
+            ["final_logit_softcapping 20 for 30"],
+        ),
+        (
+            MIXTURE,
+            {"architecture": "qwen3moe", "expert_used_count": 1},
+            ["num_experts_per_tok 1 for 2"],
+        ),
+        (
+            LLAMA,
+            {"embedding_length": 128, "attention__layer_norm_rms_epsilon": 1e-6},
+            [],
+        ),  # another model
     ],
-)  # fmt: skip
-def test_headers(tmp_path: Path, config: dict[str, Any], fields: dict[str, Any], expected: list[str]) -> None:
-    """A header is compared with the config; as the reference, it shows the same differences the other way round."""
+)
+def test_headers(
+    tmp_path: Path, config: dict[str, Any], fields: dict[str, Any], expected: list[str]
+) -> None:
+    """A header is compared with the config; as the reference, it shows the same differences the
+    other way round.
+    """
     file = header(tmp_path / "model.gguf", **fields)
     reference = folder(tmp_path / "reference", config)
     assert found(file, reference) == expected

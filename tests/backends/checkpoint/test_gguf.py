@@ -1,4 +1,6 @@
-"""GGUF headers, compared with sizes computed by hand and with the ``gguf`` package's reader; damaged headers."""
+"""GGUF headers, compared with sizes computed by hand and with the ``gguf`` package's reader;
+damaged headers.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,46 @@ from compare_q.backends.checkpoint.checkpoint_doctor import gguf_facts
 from compare_q.backends.checkpoint.gguf import TYPES, read_model
 from tests.support.checkpoints import finish_gguf
 
-BLOCKS = {Type.F32: (1, 4), Type.F16: (1, 2), Type.Q8_0: (32, 34), Type.Q4_1: (32, 20),
-          Type.Q4_K: (256, 144), Type.Q6_K: (256, 210), Type.NVFP4: (64, 36)}  # fmt: skip
-"""Type -> (weights, bytes) of a block, from ggml-common.h: Q8_0 is 32 x 8 bits and an fp16 scale, NVFP4 is 64 x 4 bits
-and four 8-bit scales."""
+BLOCKS = {
+    Type.F32: (1, 4),
+    Type.F16: (1, 2),
+    Type.Q8_0: (32, 34),
+    Type.Q4_1: (32, 20),
+    Type.Q4_K: (256, 144),
+    Type.Q6_K: (256, 210),
+    Type.NVFP4: (64, 36),
+}
+"""Type -> (weights, bytes) of a block, from ggml-common.h: Q8_0 is 32 x 8 bits and an fp16 scale,
+NVFP4 is 64 x 4 bits and four 8-bit scales."""
 MATRICES = {
-    "token_embd.weight": (Type.F16, (8, 256)), "output.weight": (Type.Q8_0, (8, 256)),
-    "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)), "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
+    "token_embd.weight": (Type.F16, (8, 256)),
+    "output.weight": (Type.Q8_0, (8, 256)),
+    "blk.0.attn_q.weight": (Type.Q4_K, (256, 256)),
+    "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
     "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
-}  # fmt: skip
-"""Name -> (type, shape with the inputs last, as in numpy); each matrix of the three layers has 65,536 weights."""
+}
+"""Name -> (type, shape with the inputs last, as in numpy); each matrix of the three layers has
+65,536 weights."""
 NOT_COUNTED = {
-    "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)), "blk.0.attn_norm.weight": (Type.F32, (256,)),
-    "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)), "blk.0.attn_q.bias": (Type.F32, (256,)),
-    "rope_freqs.weight": (Type.F32, (32,)), "v.blk.0.attn_q.weight": (Type.F16, (64, 64)),
-    "per_layer_token_embd.weight": (Type.F16, (8, 64)), "blk.0.ssm_a": (Type.F32, (4, 16)),
-}  # fmt: skip
+    "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)),
+    "blk.0.attn_norm.weight": (Type.F32, (256,)),
+    "blk.0.attn_q_norm.weight": (Type.F32, (4, 64)),
+    "blk.0.attn_q.bias": (Type.F32, (256,)),
+    "rope_freqs.weight": (Type.F32, (32,)),
+    "v.blk.0.attn_q.weight": (Type.F16, (64, 64)),
+    "per_layer_token_embd.weight": (Type.F16, (8, 64)),
+    "blk.0.ssm_a": (Type.F32, (4, 16)),
+}
 BPW_LAYER = (144 / 256 * 8 + 210 / 256 * 8 + 20 / 32 * 8) / 3
 TOKENS = ["<s>", "<0x0A>", "Ġthe", "ü", "<tool>", "[PAD5]"]
 
 
-def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard: int = 0, **fields: Any) -> Path:
-    """Write a GGUF of zeros with ``shard`` tensors per file; ``fields`` replace keys of the architecture."""
+def write(
+    file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard: int = 0, **fields: Any
+) -> Path:
+    """Write a GGUF of zeros with ``shard`` tensors per file; ``fields`` replace keys of the
+    architecture.
+    """
     writer = gguf.GGUFWriter(file, "llama", split_max_tensors=shard)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
@@ -45,7 +65,9 @@ def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard
     writer.add_token_merges(["Ġ t", "h e"])
     writer.add_context_length(4096)
     for name, value in fields.items():
-        writer.add_key_value(f"llama.{name.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
+        writer.add_key_value(
+            f"llama.{name.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value)
+        )
     for name, (kind, shape) in tensors.items():
         elements, size = BLOCKS[kind]
         stored = np.zeros((*shape[:-1], shape[-1] // elements * size), np.uint8)
@@ -58,14 +80,20 @@ def write(file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard
 
 def test_types_are_those_of_the_gguf_package() -> None:
     ours = {number: block for number, (_, *block) in TYPES.items()}
-    assert ours == {int(number): list(block) for number, block in gguf.GGML_QUANT_SIZES.items() if number in Type}
+    assert ours == {
+        int(number): list(block)
+        for number, block in gguf.GGML_QUANT_SIZES.items()
+        if number in Type
+    }
     assert {name.upper() for name, *_ in TYPES.values()} == {kind.name for kind in Type}
 
 
 def test_bits_by_hand(tmp_path: Path) -> None:
     storage = read_model(write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED)).storage()
     assert (storage.bpw_layer, storage.bpw_head) == (pytest.approx(BPW_LAYER), 8.5)
-    assert storage.vram_bits == 8 * (65_536 // 256 * (144 + 210) + 65_536 // 32 * 20 + 8 * 256 // 32 * 34)
+    assert storage.vram_bits == 8 * (
+        65_536 // 256 * (144 + 210) + 65_536 // 32 * 20 + 8 * 256 // 32 * 34
+    )
 
 
 def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
@@ -75,19 +103,33 @@ def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
 
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     """The block counts of GLM and DeepSeek include their multi-token-prediction modules."""
-    drafts = {f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")}
-    whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1))
+    drafts = {
+        f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")
+    }
+    whole = read_model(
+        write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1)
+    )
     assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
-    assert [title for title, text in gguf_facts(whole) if "blk.*.ffn_down:" in text or "F32" in text] == []
+    assert [
+        title for title, text in gguf_facts(whole) if "blk.*.ffn_down:" in text or "F32" in text
+    ] == []
     whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3))
-    assert whole.storage().bpw_layer == pytest.approx((3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768))
+    assert whole.storage().bpw_layer == pytest.approx(
+        (3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768)
+    )
 
 
 def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) -> None:
-    nvfp4 = {**MATRICES, "blk.0.attn_q.weight": (Type.NVFP4, (256, 256)), "blk.0.attn_q.scale": (Type.F32, (1,)),
-             "blk.0.attn_q.input_scale": (Type.F32, (1,))}  # fmt: skip
+    nvfp4 = {
+        **MATRICES,
+        "blk.0.attn_q.weight": (Type.NVFP4, (256, 256)),
+        "blk.0.attn_q.scale": (Type.F32, (1,)),
+        "blk.0.attn_q.input_scale": (Type.F32, (1,)),
+    }
     storage = read_model(write(tmp_path / "m.gguf", nvfp4)).storage()
-    assert storage.bpw_layer == pytest.approx((4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536, rel=1e-12)
+    assert storage.bpw_layer == pytest.approx(
+        (4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,13 +138,21 @@ def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) ->
         (None, None, {}),
         ("yarn", None, {"type": "yarn", "factor": 4.0, "original_context": 1024}),
         (None, "rope_freqs.weight", {"type": "rope_freqs", "original_context": 1024}),
-        (None, "rope_factors_long.weight", {"type": "longrope", "original_context": 1024, "context": 9000}),
+        (
+            None,
+            "rope_factors_long.weight",
+            {"type": "longrope", "original_context": 1024, "context": 9000},
+        ),
     ],
 )
-def test_scaled_positions(tmp_path: Path, kind: str | None, tensor: str | None, expected: dict[str, Any]) -> None:
+def test_scaled_positions(
+    tmp_path: Path, kind: str | None, tensor: str | None, expected: dict[str, Any]
+) -> None:
     fields: dict[str, Any] = {"rope__scaling__original_context_length": 1024} if expected else {}
     fields |= {"rope__scaling__type": kind, "rope__scaling__factor": 4.0} if kind else {}
-    found = read_model(write(tmp_path / "m.gguf", {tensor or "token_embd.weight": (Type.F32, (2, 2))}, **fields))
+    found = read_model(
+        write(tmp_path / "m.gguf", {tensor or "token_embd.weight": (Type.F32, (2, 2))}, **fields)
+    )
     assert found.rope(9000) == expected
 
 
@@ -120,7 +170,9 @@ def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
 
 
 def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
-    """Even with equal size and time: in images and reproducible builds, all files have the same time."""
+    """Even with equal size and time: in images and reproducible builds, all files have the same
+    time.
+    """
     write(tmp_path / "m.gguf", MATRICES, shard=3)
     first, second = sorted(tmp_path.iterdir())
     os.utime(second, (0, 0))
@@ -136,13 +188,22 @@ def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
 
 
 def test_sizes_that_serving_needs(tmp_path: Path) -> None:
-    """The same sizes as from a config; ggml computes in float32.  Two experts of 300 are wider than an MLP of 512."""
+    """The same sizes as from a config; ggml computes in float32.  Two experts of 300 are wider than
+    an MLP of 512.
+    """
     sizes = {"embedding_length": 256, "feed_forward_length": 512}
-    experts = {"expert_used_count": 2, "expert_feed_forward_length": 300, "attention__sliding_window": 7}
+    experts = {
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 300,
+        "attention__sliding_window": 7,
+    }
     for more, gold in (
         ({}, ServingFacts(6, step_numbers=4 * 256 + 3 * 512, float_bytes=4)),
         (experts, ServingFacts(6, kv_is_upper=True, step_numbers=4 * 256 + 3 * 600, float_bytes=4)),
-        ({"feed_forward_length": [64, 128]}, ServingFacts(6, step_numbers=4 * 256 + 3 * 128, float_bytes=4)),
+        (
+            {"feed_forward_length": [64, 128]},
+            ServingFacts(6, step_numbers=4 * 256 + 3 * 128, float_bytes=4),
+        ),
         ({"embedding_length": 0}, ServingFacts(6, float_bytes=4)),
     ):
         assert read_model(write(tmp_path / "m.gguf", MATRICES, **(sizes | more))).serving() == gold

@@ -1,4 +1,6 @@
-"""The largest weight that scales allow, by hand, in every format; scales that no weight has are found by name."""
+"""The largest weight that scales allow, by hand, in every format; scales that no weight has are
+found by name.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ def bf16(*numbers: float) -> bytes:
     return b"".join(struct.pack("<f", number)[2:] for number in numbers)
 
 
-def written(folder: Path, entries: Entries, values: dict[str, bytes], config: dict[str, Any]) -> Checkpoint:
+def written(
+    folder: Path, entries: Entries, values: dict[str, bytes], config: dict[str, Any]
+) -> Checkpoint:
     return Checkpoint(write_checkpoint(folder, {**ENDS, **entries}, config, values))
 
 
 def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
     """Return the bound of the module ``Q``, from up to ``most`` bytes of its scales."""
     with checkpoint.files[0].open("rb", buffering=0) as file:
-        return bound_of(checkpoint.modules[Q], checkpoint.config, lambda scale: numbers_of(scale, file, most))
+        return bound_of(
+            checkpoint.modules[Q], checkpoint.config, lambda scale: numbers_of(scale, file, most)
+        )
 
 
 @pytest.mark.parametrize(
@@ -67,14 +73,19 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
     config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
     checkpoint = written(tmp_path, entries, stored, config)
     found = bound(checkpoint, 1 << 20)
-    assert (found and (found.part, found.weight)) == (None if weight is None else (part, pytest.approx(weight)))
+    assert (found and (found.part, found.weight)) == (
+        None if weight is None else (part, pytest.approx(weight))
+    )
 
 
 @pytest.mark.parametrize(
     ("scales", "wrong"),
     [
         ([0.01, 0.02, 0.001, 1.0], {}),  # a cast without a scale allows 448
-        ([0.01, 0.02, 100.0, 0.01], {2: "a scale of 100 allows weights up to 44,800, which no layer has"}),
+        (
+            [0.01, 0.02, 100.0, 0.01],
+            {2: "a scale of 100 allows weights up to 44,800, which no layer has"},
+        ),
         ([100.0, 200.0, 300.0, 400.0], {0: "44,800", 1: "89,600", 2: "134,400", 3: "179,200"}),
         # 313.6 is 35 times 8.96, and 1,400 times 0.224, the others' median
         ([0.02, 0.02, 0.7, 0.02], {}),
@@ -82,7 +93,9 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
         ([0.01, float("nan"), 0.01, float("inf")], {1: "a scale of nan", 3: "a scale of inf"}),
     ],
 )
-def test_scales_that_no_weight_has(tmp_path: Path, scales: list[float], wrong: dict[int, str]) -> None:
+def test_scales_that_no_weight_has(
+    tmp_path: Path, scales: list[float], wrong: dict[int, str]
+) -> None:
     """A fault in one layer is found, and the run refuses the model by the name of the tensor."""
     modules = [f"model.layers.{at}.mlp.up_proj" for at in range(len(scales))]
     entries: Entries = {}
@@ -105,7 +118,8 @@ ZERO, HALF = bytes([0]), bytes([0x30])
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("kind", ["block of zeros", "matrix of zeros", "one large weight"])
 def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> None:
-    """Transformers gives blocks of zeros a scale of 1, which allows 448; one block may have a weight of 150.
+    """Transformers gives blocks of zeros a scale of 1, which allows 448; one block may have a
+    weight of 150.
 
     Usual blocks have 448 / 1024.  In the wrong layer all scales are reciprocals, 1,024 of 448 each.
     """
@@ -122,7 +136,10 @@ def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> N
     values = {}
     for at, scales in enumerate(layers):
         module = f"model.layers.{at}.mlp.up_proj"
-        entries |= {f"{module}.weight": ("F8_E4M3", 256, 256), f"{module}.weight_scale_inv": ("F32", 2, 2)}
+        entries |= {
+            f"{module}.weight": ("F8_E4M3", 256, 256),
+            f"{module}.weight_scale_inv": ("F32", 2, 2),
+        }
         values[f"{module}.weight_scale_inv"] = floats(*scales)
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     found = [each.tensor for each in impossible(written(tmp_path, entries, values, config))]
@@ -138,24 +155,36 @@ def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> N
         (1 / 2688, bytes([0x7E]), True),  # the reciprocal of 2688
     ],
 )
-def test_global_scales_of_nvfp4(tmp_path: Path, scale: float, group: bytes, *, is_wrong: bool) -> None:
+def test_global_scales_of_nvfp4(
+    tmp_path: Path, scale: float, group: bytes, *, is_wrong: bool
+) -> None:
     """A global scale alone does not condemn a matrix: its groups may have small scales."""
     entries: Entries = {}
     values = {}
-    for at, (own, groups) in enumerate([(2688.0, bytes([0x7E])), (scale, group), (2688.0, bytes([0x7E]))]):
+    for at, (own, groups) in enumerate(
+        [(2688.0, bytes([0x7E])), (scale, group), (2688.0, bytes([0x7E]))]
+    ):
         module = f"model.layers.{at}.mlp.up_proj"
         entries |= {f"{module}.{name}": entry for name, entry in CASES["nvfp4 a16"].parts.items()}
-        values |= {f"{module}.weight_global_scale": floats(own), f"{module}.weight_scale": groups * 32}
+        values |= {
+            f"{module}.weight_global_scale": floats(own),
+            f"{module}.weight_scale": groups * 32,
+        }
     found = [each.tensor for each in impossible(written(tmp_path, entries, values, {}))]
     assert found == (["model.layers.1.mlp.up_proj.weight_global_scale"] if is_wrong else [])
 
 
 def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
-    """Of 4 x 4,096 scales 16 are read, of which the last is the largest; an embedding's scales do not count."""
+    """Of 4 x 4,096 scales 16 are read, of which the last is the largest; an embedding's scales do
+    not count.
+    """
     entries: Entries = {f"{Q}.weight": ("I8", 16384, 4), f"{Q}.weight_scale": ("F32", 16384, 1)}
     embedding = "model.embed_tokens"
     entries |= {f"{embedding}.weight": ("I8", 8, 4), f"{embedding}.weight_scale": ("F32", 8, 1)}
-    values = {f"{Q}.weight_scale": floats(*[0.5] * 16383, 1.0), f"{embedding}.weight_scale": floats(*[1000.0] * 8)}
+    values = {
+        f"{Q}.weight_scale": floats(*[0.5] * 16383, 1.0),
+        f"{embedding}.weight_scale": floats(*[1000.0] * 8),
+    }
     checkpoint = written(tmp_path, entries, values, {})
     found = bound(checkpoint, 64)
     assert found is not None

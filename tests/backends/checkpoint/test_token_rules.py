@@ -1,4 +1,6 @@
-"""Rules by which a GGUF cuts text into tokens: merges, pre-tokenizer, BOS and prefix, against a tokenizer.json."""
+"""Rules by which a GGUF cuts text into tokens: merges, pre-tokenizer, BOS and prefix, against a
+tokenizer.json.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,16 @@ def tokenizer(folder: Path, *, bos: bool = False) -> Path:
 
 
 def header(file: Path, **fields: Any) -> Path:
-    """Write the vocabulary of ``reference`` as a GGUF; ``fields`` replace parts of it, None leaves one out."""
-    known = {"pre": "gpt-2", "merges": PLAIN, "add_bos_token": False, "add_space_prefix": None, **fields}
+    """Write the vocabulary of ``reference`` as a GGUF; ``fields`` replace parts of it, None leaves
+    one out.
+    """
+    known = {
+        "pre": "gpt-2",
+        "merges": PLAIN,
+        "add_bos_token": False,
+        "add_space_prefix": None,
+        **fields,
+    }
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(VOCABULARY)
@@ -49,9 +59,11 @@ def header(file: Path, **fields: Any) -> Path:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     adding: dict[str, Callable[[Any], None]] = {
-        "pre": writer.add_tokenizer_pre, "merges": writer.add_token_merges, "add_bos_token": writer.add_add_bos_token,
+        "pre": writer.add_tokenizer_pre,
+        "merges": writer.add_token_merges,
+        "add_bos_token": writer.add_add_bos_token,
         "add_space_prefix": writer.add_add_space_prefix,
-    }  # fmt: skip
+    }
     for name, add in adding.items():
         if known[name] is not None:
             add(known[name])
@@ -61,19 +73,34 @@ def header(file: Path, **fields: Any) -> Path:
 
 def found(file: Path, reference: Tokens, made: Any = None) -> list[tuple[str, str]]:
     """(severity, text) of the doctor's findings on a GGUF."""
-    return [(each.severity, each.what) for each in differing_tokens(of_gguf(read_model(file), made), reference)]
+    return [
+        (each.severity, each.what)
+        for each in differing_tokens(of_gguf(read_model(file), made), reference)
+    ]
 
 
 CASES = [
     ({}, None, ""),
     ({"add_bos_token": None, "pre": None}, None, ""),  # not known without llama.cpp
     ({"merges": PLAIN[:3]}, "wrong", "it lacks 3 merges of the reference, such as '1 2'"),
-    ({"merges": [*PLAIN, "a b"]}, "wrong", "it has 1 merge that the reference lacks, such as 'a b'"),
+    (
+        {"merges": [*PLAIN, "a b"]},
+        "wrong",
+        "it has 1 merge that the reference lacks, such as 'a b'",
+    ),
     ({"merges": [*PLAIN[1:], PLAIN[0]]}, "warning", "in another order"),
     ({"merges": [*PLAIN[:4], "1 23", "123 4"]}, "warning", "of other parts"),
-    ({"add_bos_token": True}, "wrong", "it adds a BOS token before the text, and the reference does not"),
+    (
+        {"add_bos_token": True},
+        "wrong",
+        "it adds a BOS token before the text, and the reference does not",
+    ),
     ({"add_space_prefix": False}, None, ""),
-    ({"add_space_prefix": True}, "wrong", "it adds a space before the text, and the reference does not"),
+    (
+        {"add_space_prefix": True},
+        "wrong",
+        "it adds a space before the text, and the reference does not",
+    ),
 ]
 
 
@@ -94,12 +121,18 @@ def test_a_reference_with_bos(tmp_path: Path) -> None:
     assert "does not add a BOS token" in text
 
 
-def test_a_config_that_names_a_class_with_bos_is_not_sure(tmp_path: Path, reference: Tokens) -> None:
+def test_a_config_that_names_a_class_with_bos_is_not_sure(
+    tmp_path: Path, reference: Tokens
+) -> None:
     """Transformers' class may add BOS although tokenizer.json does not."""
-    (tokenizer(tmp_path) / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizerFast"}')
+    (tokenizer(tmp_path) / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "LlamaTokenizerFast"}'
+    )
     file = header(tmp_path / "model.gguf", add_bos_token=True)
     assert found(file, of_folder(tmp_path)) == []
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}'
+    )
     assert found(file, of_folder(tmp_path)) == []  # its own config and tokenizer.json disagree
 
 
@@ -126,14 +159,19 @@ def test_tokens_of_samples(tmp_path: Path, reference: Tokens) -> None:
     ("fields", "said"),
     [
         ({}, ""),
-        ({"add_bos_token": None, "add_space_prefix": True}, ""),  # llama.cpp's defaults; it adds no space in BPE
+        (
+            {"add_bos_token": None, "add_space_prefix": True},
+            "",
+        ),  # llama.cpp's defaults; it adds no space in BPE
         ({"pre": "default"}, "its pre-tokenizer is 'default', and it cuts text into other tokens"),
         ({"pre": "qwen2"}, "its pre-tokenizer is 'qwen2', and it cuts text into other tokens"),
         ({"add_bos_token": True}, "adds a BOS token"),
         ({"merges": PLAIN[:3]}, "it lacks 3 merges"),
     ],
 )
-def test_tokens_that_llama_cpp_makes(tmp_path: Path, reference: Tokens, fields: dict[str, Any], said: str) -> None:
+def test_tokens_that_llama_cpp_makes(
+    tmp_path: Path, reference: Tokens, fields: dict[str, Any], said: str
+) -> None:
     file = header(tmp_path / "model.gguf", **fields)
     made = LlamacppEngine.tokens(file, samples())
     assert made is not None

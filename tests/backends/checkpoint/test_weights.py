@@ -1,4 +1,6 @@
-"""Tensors that are missing, left over, stored twice or zeros are refused or noted before a model loads."""
+"""Tensors that are missing, left over, stored twice or zeros are refused or noted before a model
+loads.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,35 @@ from tests.support.transformers_models import changed
 
 PRESETS = ("W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4A16", "NVFP4")
 FAMILIES = {
-    "Llama": {}, "Qwen2": {}, "Qwen3": {}, "Mistral": {}, "Gemma2": {}, "Starcoder2": {}, "Phi3": {}, "Granite": {},
-    "Olmo2": {}, "GPTNeoX": {}, "StableLm": {}, "Cohere": {"tie_word_embeddings": True},
-    "Mixtral": {"num_local_experts": 2}, "Qwen3Moe": {"num_experts": 2, "moe_intermediate_size": 32},
-    "HrmText": {}, "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1}, "Lfm2Moe": {
-        "num_experts": 2, "num_experts_per_tok": 1, "num_dense_layers": 1, "layer_types": ["full_attention", "conv"]},
-    "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1},
-}  # fmt: skip
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Mistral": {},
+    "Gemma2": {},
+    "Starcoder2": {},
+    "Phi3": {},
+    "Granite": {},
+    "Olmo2": {},
+    "GPTNeoX": {},
+    "StableLm": {},
+    "Cohere": {"tie_word_embeddings": True},
+    "Mixtral": {"num_local_experts": 2},
+    "Qwen3Moe": {"num_experts": 2, "moe_intermediate_size": 32},
+    "HrmText": {},
+    "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1},
+    "Lfm2Moe": {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "num_dense_layers": 1,
+        "layer_types": ["full_attention", "conv"],
+    },
+    "Bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_n_groups": 1,
+    },
+}
 """Model types of Transformers -> keys of their configs."""
 
 
@@ -35,7 +59,9 @@ def notes_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_tensor_is_needed(preset: str, quantized: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_tensor_is_needed(
+    preset: str, quantized: Callable[..., Path], tmp_path: Path
+) -> None:
     """Each tensor is left out in turn, and the message names the tensor or its module."""
     source = quantized(preset)
     assert notes_of(source) == []
@@ -53,9 +79,15 @@ def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path, family, **pad, **FAMILIES[family])
     assert notes_of(folder) == []
     tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in tensors if ("norm" in name or family == "HrmText") and name.endswith("weight"))
+    name = next(
+        name
+        for name in tensors
+        if ("norm" in name or family == "HrmText") and name.endswith("weight")
+    )
     save_file(
-        {key: each for key, each in tensors.items() if key != name}, folder / "model.safetensors", {"format": "pt"}
+        {key: each for key, each in tensors.items() if key != name},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     with pytest.raises(ModelError, match="lm_head" if family == "HrmText" else "norm"):
         notes_of(folder)
@@ -70,8 +102,9 @@ def edited(source: Path, folder: Path, **keys: int) -> Path:
 
 
 def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
-    """A decoder layer or head that is left over is refused; biases and multi-token-prediction modules cause a note, but
-    biases of zeros do not."""
+    """A decoder layer or head that is left over is refused; biases and multi-token-prediction
+    modules cause a note, but biases of zeros do not.
+    """
     with pytest.raises(ModelError, match=r"model\.layers\.1\.\S+ \(and 6 more like it\) is stored"):
         notes_of(edited(toy_model, tmp_path / "short", num_hidden_layers=1))
     with pytest.raises(ModelError, match="lm_head"):
@@ -81,23 +114,46 @@ def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
     (note,) = notes_of(changed(toy_model, tmp_path / "biased", {}, **biases))
     assert note.startswith("2 modules or biases are stored and not loaded")
     assert note.endswith(names[0])
-    assert notes_of(changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})) == []
-    (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.randn(64, 64)}))
+    assert (
+        notes_of(
+            changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})
+        )
+        == []
+    )
+    (note,) = notes_of(
+        changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.randn(64, 64)})
+    )
     assert note.endswith("mtp.fc")
 
 
 @pytest.mark.parametrize(
     ("preset", "config", "rows"),
-    [("", {"intermediate_size": 64}, 0), ("", {"num_key_value_heads": 1}, 0), ("", {"vocab_size": 300}, 0), ("", {}, 2),
-     ("W4A16", {"intermediate_size": 64}, 0), ("W8A8", {"num_key_value_heads": 1}, 0), ("FP8_DYNAMIC", {}, 2)],
-)  # fmt: skip
+    [
+        ("", {"intermediate_size": 64}, 0),
+        ("", {"num_key_value_heads": 1}, 0),
+        ("", {"vocab_size": 300}, 0),
+        ("", {}, 2),
+        ("W4A16", {"intermediate_size": 64}, 0),
+        ("W8A8", {"num_key_value_heads": 1}, 0),
+        ("FP8_DYNAMIC", {}, 2),
+    ],
+)
 def test_sizes_that_the_config_contradicts(
-    preset: str, config: dict[str, int], rows: int, toy_model: Path, quantized: Callable[..., Path], tmp_path: Path
+    preset: str,
+    config: dict[str, int],
+    rows: int,
+    toy_model: Path,
+    quantized: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    """vLLM would load the first rows of a matrix that is too large; ``rows``: number of repetitions of one matrix."""
+    """vLLM would load the first rows of a matrix that is too large; ``rows``: number of repetitions
+    of one matrix.
+    """
     source = edited(quantized(preset) if preset else toy_model, tmp_path / "edited", **config)
     name = "model.layers.1.mlp.up_proj.weight"
-    weight = {name: torch.cat([load_file(source / "model.safetensors")[name]] * rows)} if rows else {}
+    weight = (
+        {name: torch.cat([load_file(source / "model.safetensors")[name]] * rows)} if rows else {}
+    )
     with pytest.raises(ModelError, match="has the shape"):
         notes_of(changed(source, tmp_path / "broken", {}, **weight))
 
@@ -109,9 +165,13 @@ def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
     save_file(tensors, folder / "model-00001-of-00002.safetensors")
     save_file({name: tensors[name] * 2}, folder / "model-00002-of-00002.safetensors")
     (folder / "model.safetensors").unlink()
-    index = dict.fromkeys(tensors, "model-00001-of-00002.safetensors") | {first: "model-00002-of-00002.safetensors"}
+    index = dict.fromkeys(tensors, "model-00001-of-00002.safetensors") | {
+        first: "model-00002-of-00002.safetensors"
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    with pytest.raises(InputError, match=f"has the tensor {name}, as model-00001-of-00002.safetensors has"):
+    with pytest.raises(
+        InputError, match=f"has the tensor {name}, as model-00001-of-00002.safetensors has"
+    ):
         notes_of(folder)
 
 
@@ -125,13 +185,19 @@ def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
         ("model.embed_tokens.weight", slice(100, 200), True),
     ],
 )
-def test_zeros(toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong: bool | None) -> None:
-    """All bytes are checked; two rows of zeros are accepted, and a few at the end of an embedding are padding."""
+def test_zeros(
+    toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong: bool | None
+) -> None:
+    """All bytes are checked; two rows of zeros are accepted, and a few at the end of an embedding
+    are padding.
+    """
     weight = load_file(toy_model / "model.safetensors")[name]
     weight[rows] = 0
     folder = changed(toy_model, tmp_path / "zeros", {}, **{name: weight})
     found = zeros.find(Checkpoint(folder).placed(), whole=True)
-    assert [(each.name, each.wrong) for each in found] == ([] if is_wrong is None else [(name, is_wrong)])
+    assert [(each.name, each.wrong) for each in found] == (
+        [] if is_wrong is None else [(name, is_wrong)]
+    )
     if is_wrong:
         with pytest.raises(ModelError, match="zeros"):
             notes_of(folder)
@@ -151,7 +217,11 @@ def test_one_repeated_number(
 
 
 def test_zeros_in_every_layer_are_meant(toy_model: Path, tmp_path: Path) -> None:
-    weights = {name: tensor for name, tensor in load_file(toy_model / "model.safetensors").items() if "o_proj" in name}
+    weights = {
+        name: tensor
+        for name, tensor in load_file(toy_model / "model.safetensors").items()
+        if "o_proj" in name
+    }
     for weight in weights.values():
         weight[20:40] = 0
     (note,) = notes_of(changed(toy_model, tmp_path / "pruned", {}, **weights))
@@ -169,19 +239,37 @@ OPTIONAL = {"bias", "k_scale", "v_scale"}
 
 
 def layers_of(folder: Path, case: str, config: dict[str, object], without: str = "") -> Checkpoint:
-    """Write three kinds of matrices in three layers, all in one stored format, with one tensor missing."""
-    modules = [f"model.layers.{layer}.{kind}" for layer in range(3) for kind in ("attn.q", "mlp.up", "mlp.down")]
-    stored = {name: entry for module in modules for name, entry in entries_of(CASES[case], module).items()}
-    values = {f"{module}.{part}": value for module in modules for part, value in CASES[case].values.items()}
+    """Write three kinds of matrices in three layers, all in one stored format, with one tensor
+    missing.
+    """
+    modules = [
+        f"model.layers.{layer}.{kind}"
+        for layer in range(3)
+        for kind in ("attn.q", "mlp.up", "mlp.down")
+    ]
+    stored = {
+        name: entry for module in modules for name, entry in entries_of(CASES[case], module).items()
+    }
+    values = {
+        f"{module}.{part}": value
+        for module in modules
+        for part, value in CASES[case].values.items()
+    }
     kept = {name: entry for name, entry in stored.items() if name != without}
     return Checkpoint(
-        write_checkpoint(folder, kept, {"quantization_config": {"quant_method": "none"}} | config, values)
+        write_checkpoint(
+            folder, kept, {"quantization_config": {"quant_method": "none"}} | config, values
+        )
     )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "unquantized" not in case and "unpadded" not in case])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "unquantized" not in case and "unpadded" not in case]
+)
 def test_formats_of_unknown_models(case: str, tmp_path: Path) -> None:
-    """If Transformers does not know the model, layers are compared with each other; every stored format is accepted."""
+    """If Transformers does not know the model, layers are compared with each other; every stored
+    format is accepted.
+    """
     config = CASES[case].config
     assert contents.lacking_parts(layers_of(tmp_path, case, config)) == []
     for name in CASES[case].parts.keys() - OPTIONAL:
@@ -192,34 +280,81 @@ def test_formats_of_unknown_models(case: str, tmp_path: Path) -> None:
 
 def group(target: str, **weights: object) -> dict[str, object]:
     """A group of compressed-tensors' config: int4 in groups of 32."""
-    return {"targets": [target], "weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group",
-                                             "symmetric": True} | weights}  # fmt: skip
+    return {
+        "targets": [target],
+        "weights": {
+            "num_bits": 4,
+            "type": "int",
+            "group_size": 32,
+            "strategy": "group",
+            "symmetric": True,
+        }
+        | weights,
+    }
 
 
 @pytest.mark.parametrize(
     ("second", "other"),
-    [("int4 asymmetric", {"symmetric": False}), ("int8 packed", {"num_bits": 8, "strategy": "channel"})],
+    [
+        ("int4 asymmetric", {"symmetric": False}),
+        ("int8 packed", {"num_bits": 8, "strategy": "channel"}),
+    ],
 )
-def test_mixtures_that_the_config_asks_for(second: str, other: dict[str, object], tmp_path: Path) -> None:
+def test_mixtures_that_the_config_asks_for(
+    second: str, other: dict[str, object], tmp_path: Path
+) -> None:
     cases = {f"model.layers.{layer}.q_proj": "int4 g32" if layer else second for layer in range(3)}
-    entries = {name: entry for module, case in cases.items() for name, entry in entries_of(CASES[case], module).items()}
-    values = {f"{module}.{part}": value for module, case in cases.items() for part, value in CASES[case].values.items()}
+    entries = {
+        name: entry
+        for module, case in cases.items()
+        for name, entry in entries_of(CASES[case], module).items()
+    }
+    values = {
+        f"{module}.{part}": value
+        for module, case in cases.items()
+        for part, value in CASES[case].values.items()
+    }
     groups = {"a": group("re:.*layers.0.*", **other), "b": group("re:.*layers.[12].*")}
-    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
-    assert contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == []
+    config = {
+        "quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}
+    }
+    assert (
+        contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
+        == []
+    )
     points = "model.layers.0.q_proj.weight_zero_point"
     if entries.pop(points, None):
-        assert contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == [points]
+        assert contents.lacking_parts(
+            Checkpoint(write_checkpoint(tmp_path, entries, config, values))
+        ) == [points]
 
 
 @pytest.mark.parametrize(
     ("case", "part", "quantization"),
     [
-        ("int4 g32", "weight_scale", {"quant_method": "compressed-tensors", "config_groups": {"a": group("Linear")}}),
-        ("nvfp4 a16", "weight_global_scale", {"quant_method": "compressed-tensors", "config_groups": {"a": group(
-            "Linear", type="float", group_size=16, strategy="tensor_group")}}),
-        ("int4 g32", "weight_zero_point", {"quant_method": "compressed-tensors", "config_groups": {"a": group(
-            "Linear", symmetric=False)}}),
+        (
+            "int4 g32",
+            "weight_scale",
+            {"quant_method": "compressed-tensors", "config_groups": {"a": group("Linear")}},
+        ),
+        (
+            "nvfp4 a16",
+            "weight_global_scale",
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": group("Linear", type="float", group_size=16, strategy="tensor_group")
+                },
+            },
+        ),
+        (
+            "int4 g32",
+            "weight_zero_point",
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": group("Linear", symmetric=False)},
+            },
+        ),
         ("modelopt nvfp4", "weight_scale_2", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
         ("modelopt nvfp4", "input_scale", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
         ("nf4", "weight.absmax", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
@@ -227,11 +362,17 @@ def test_mixtures_that_the_config_asks_for(second: str, other: dict[str, object]
         ("awq", "qzeros", {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}),
         ("int8 w8a8", "weight_scale", {}),
     ],
-)  # fmt: skip
-def test_what_no_layer_has(case: str, part: str, quantization: dict[str, object], tmp_path: Path) -> None:
+)
+def test_what_no_layer_has(
+    case: str, part: str, quantization: dict[str, object], tmp_path: Path
+) -> None:
     """If no other layer has the tensor, the format or the config determines that it is missing."""
     whole = layers_of(tmp_path, case, {"quantization_config": quantization})
-    entries = {name: (each.dtype, *each.shape) for name, each in whole.tensors.items() if not name.endswith(f".{part}")}
+    entries = {
+        name: (each.dtype, *each.shape)
+        for name, each in whole.tensors.items()
+        if not name.endswith(f".{part}")
+    }
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
     assert len(contents.lacking_parts(Checkpoint(folder))) == 9
 
@@ -243,8 +384,10 @@ def test_a_run_refuses_it_in_every_engine(
     """Every engine refuses the model, without being loaded; the command ``check`` reports the same."""
     name = "model.layers.1.self_attn.q_proj.weight_scale"
     folder = str(changed(quantized("W4A16"), tmp_path / "broken", {}, **{name: None}))
-    specs = [{"load_fn": engine, "label": engine, "model_dir": folder}
-             for engine in ("vllm_score", "transformers_auto_bf16")]  # fmt: skip
+    specs = [
+        {"load_fn": engine, "label": engine, "model_dir": folder}
+        for engine in ("vllm_score", "transformers_auto_bf16")
+    ]
     data, models = write_specs(specs)
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 2

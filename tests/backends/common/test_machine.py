@@ -16,7 +16,7 @@ from compare_q.backends.common.machine import Gpu
 TWO = (
     "0, GPU-11aa22bb-3333, NVIDIA H200, 580.159.04, 143771\n"
     "1, GPU-99ff88ee-7777, NVIDIA H200, 580.159.04, 143771\n"
-)  # fmt: skip
+)
 FIRST, SECOND = (Gpu(index, "NVIDIA H200", "580.159.04", 143771.0) for index in "01")
 
 
@@ -47,14 +47,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_gpus_that_a_process_may_use(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, gold: tuple[Gpu, ...]
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, TWO, ""))
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, TWO, "")
+    )
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpus() == gold
 
 
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS))]:
+    for name in [
+        name for name in os.environ if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS))
+    ]:
         monkeypatch.delenv(name)
     before = machine.processor()
     assert machine.settings() == {}
@@ -86,25 +90,43 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
 def test_which_cpu_emulates_bf16(
     flags: str, most: str, emulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake have AVX-512, but do not multiply bf16."""
+    """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake have AVX-512, but do not
+    multiply bf16.
+    """
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: fpu {flags} lm\n")
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: fpu {flags} lm\n"
+    )
     for file, gold in (("cpuinfo", emulated), ("missing", False)):
         monkeypatch.setattr(machine, "CPUINFO", tmp_path / file)
         assert machine.emulates_bf16() == gold
 
 
-@pytest.mark.parametrize(("flags", "gold"), [("sse2 avx2", False), ("sse2 avx2 avx512f", True), ("asimd bf16", True)])
-def test_which_cpu_lacks_avx512(flags: str, gold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512f\nflags\t\t: {flags}\n")
+@pytest.mark.parametrize(
+    ("flags", "gold"), [("sse2 avx2", False), ("sse2 avx2 avx512f", True), ("asimd bf16", True)]
+)
+def test_which_cpu_lacks_avx512(
+    flags: str, gold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nmodel name\t: avx512f\nflags\t\t: {flags}\n"
+    )
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.has_avx512() == gold
 
 
-def test_kernels_that_were_compiled_for_other_instructions_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without this, after a run with AVX-512, torch's cache gave 2,048 wrong values of 4,096 on AVX2."""
+def test_kernels_that_were_compiled_for_other_instructions_are_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without this, after a run with AVX-512, torch's cache gave 2,048 wrong values of 4,096 on
+    AVX2.
+    """
     folders = set()
-    for name, value in (("NOTHING", ""), ("ATEN_CPU_CAPABILITY", "default"), ("ONEDNN_MAX_CPU_ISA", "SSE41")):
+    for name, value in (
+        ("NOTHING", ""),
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+    ):
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setenv(name, value)
         machine.keep_compiled_kernels_apart()
@@ -133,7 +155,10 @@ APPS = [["7", "other", "61000"], ["8", "/usr/bin/python3", "[N/A]"]]
 def test_who_uses_a_gpu(
     used: str, apps: list[list[str]], ours: int, gold: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {"--query-gpu=memory.used": [[used]], "--query-compute-apps=pid,process_name,used_memory": apps}
+    rows = {
+        "--query-gpu=memory.used": [[used]],
+        "--query-compute-apps=pid,process_name,used_memory": apps,
+    }
     monkeypatch.setattr(machine, "nvidia_smi", lambda chosen, query: rows[query])
     assert machine.gpu_users(["0"], ours) == gold
     assert machine.gpu_users([], ours) == ""

@@ -15,11 +15,18 @@ TEXTS = {
     f"401 for {HUB}: refused": "401 for ***: refused",
     "Authorization: Bearer abcdefghij123": "Authorization: Bearer ***",
     "refused: of-this-machine": "refused: ***",
-    **{same: same for same in (
-        "hf_llama_3_8b_instruct_w4a16_g128", "hf://datasets/owner/name@rev/x.txt", "me@host", "http://h/a@b?max_tokens=1",
-        "/home/of/this/machine", "token 5 is 'x'",
-    )},
-}  # fmt: skip
+    **{
+        same: same
+        for same in (
+            "hf_llama_3_8b_instruct_w4a16_g128",
+            "hf://datasets/owner/name@rev/x.txt",
+            "me@host",
+            "http://h/a@b?max_tokens=1",
+            "/home/of/this/machine",
+            "token 5 is 'x'",
+        )
+    },
+}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -40,20 +47,39 @@ def test_secrets_in_options() -> None:
         "token": True,
     }
     found = redacted({**kept, "hf_token": "x", "nested": [{"aws.secret": "x", "S3_API_KEY": "x"}]})
-    assert found == {**kept, "hf_token": "***", "nested": [{"aws.secret": "***", "S3_API_KEY": "***"}]}
+    assert found == {
+        **kept,
+        "hf_token": "***",
+        "nested": [{"aws.secret": "***", "S3_API_KEY": "***"}],
+    }
 
 
-KEYS = ("tokenizer_dir", "detokenize", "kv_cache_dtype", "enforce_eager", "reference", "replicas", "max_model_len")
+KEYS = (
+    "tokenizer_dir",
+    "detokenize",
+    "kv_cache_dtype",
+    "enforce_eager",
+    "reference",
+    "replicas",
+    "max_model_len",
+)
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("tokenizer", "tokenizer_dir"), ("kv_dtype", "kv_cache_dtype"), ("ref", "reference"), ("Ctx", "max_model_len"),
-        ("enforce_eagr", "enforce_eager"), ("ngl", None), ("xyz", None),
+        ("tokenizer", "tokenizer_dir"),
+        ("kv_dtype", "kv_cache_dtype"),
+        ("ref", "reference"),
+        ("Ctx", "max_model_len"),
+        ("enforce_eagr", "enforce_eager"),
+        ("ngl", None),
+        ("xyz", None),
     ],
-)  # fmt: skip
+)
 def test_a_name_from_elsewhere_is_what_its_user_meant(name: str, meant: str | None) -> None:
-    """The suggestion is from a table of at most 25 names, or the nearest name; it is always a key of this object."""
+    """The suggestion is from a table of at most 25 names, or the nearest name; it is always a key
+    of this object.
+    """
     assert len(ALIASES) <= 25
     assert nearest(name, KEYS) == ("" if meant is None else f" (did you mean {meant!r}?)")

@@ -32,22 +32,46 @@ IMPORTED = (
 )
 COMPUTES = {
     "vllm": (
-        "_*.py", "compilation/**/*.py", "cute_utils/**/*.py", "ir/**/*.py", "kernels/**/*.py", "model_executor/**/*.py",
-        "models/**/*.py", "platforms/*.py", "tilelang_utils/*.py", "triton_utils/*.py", "utils/*.py",
+        "_*.py",
+        "compilation/**/*.py",
+        "cute_utils/**/*.py",
+        "ir/**/*.py",
+        "kernels/**/*.py",
+        "model_executor/**/*.py",
+        "models/**/*.py",
+        "platforms/*.py",
+        "tilelang_utils/*.py",
+        "triton_utils/*.py",
+        "utils/*.py",
         "v1/attention/**/*.py",
     ),
     "transformers": (
-        "modeling_*.py", "activations.py", "cache_utils.py", "core_model_loading.py", "pytorch_utils.py",
-        "integrations/**/*.py", "quantizers/*.py", "models/*/modeling_*.py",
+        "modeling_*.py",
+        "activations.py",
+        "cache_utils.py",
+        "core_model_loading.py",
+        "pytorch_utils.py",
+        "integrations/**/*.py",
+        "quantizers/*.py",
+        "models/*/modeling_*.py",
     ),
-}  # fmt: skip
+}
 """Package -> its files that compute, or that choose the code that computes."""
 DISTRIBUTIONS = {
-    "aiter": "amd-aiter", "auto_round_kernel": "auto-round-lib", "conch": "conch-triton-kernels",
-    "cutlass": "nvidia-cutlass-dsl", "fla": "flash-linear-attention", "flash_attn_interface": "flash-attn-3",
-    "flashinfer": "flashinfer-python", "flute": "flute-kernel", "hpc": "hpc-ops", "humming": "humming-kernels",
-    "mori": "amd-mori", "quack": "quack-kernels", "quark": "amd-quark",
-}  # fmt: skip
+    "aiter": "amd-aiter",
+    "auto_round_kernel": "auto-round-lib",
+    "conch": "conch-triton-kernels",
+    "cutlass": "nvidia-cutlass-dsl",
+    "fla": "flash-linear-attention",
+    "flash_attn_interface": "flash-attn-3",
+    "flashinfer": "flashinfer-python",
+    "flute": "flute-kernel",
+    "hpc": "hpc-ops",
+    "humming": "humming-kernels",
+    "mori": "amd-mori",
+    "quack": "quack-kernels",
+    "quark": "amd-quark",
+}
 """Module -> name of its distribution, if different."""
 EXCUSED = {
     "read or fetch files, the same weights": "fastsafetensors instanttensor modelscope runai_model_streamer tensorizer",
@@ -67,7 +91,9 @@ def same(name: str) -> str:
 
 @pytest.mark.parametrize("package", COMPUTES)
 def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: str) -> None:
-    """If a new version of an engine imports another package, this test fails: add the name to ``COMPUTING``."""
+    """If a new version of an engine imports another package, this test fails: add the name to
+    ``COMPUTING``.
+    """
     root = packages.package_folder(package)
     if root is None:
         pytest.skip(f"{package} is not installed")
@@ -76,17 +102,29 @@ def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: s
         root / "integrations" / "integration_utils.py"  # for monitoring of training
     }
     contents = [file.read_bytes() for file in files]
-    names = {name.decode() for each in IMPORTED for content in contents for name in each.findall(content)}
-    lines = [line for line in metadata.requires(provided[package][0]) or () if "extra ==" not in line]
-    known = {same(re.split(r"[^\w.-]", line)[0]) for line in lines} | {same(name) for name in packages.COMPUTING}
+    names = {
+        name.decode() for each in IMPORTED for content in contents for name in each.findall(content)
+    }
+    lines = [
+        line for line in metadata.requires(provided[package][0]) or () if "extra ==" not in line
+    ]
+    known = {same(re.split(r"[^\w.-]", line)[0]) for line in lines} | {
+        same(name) for name in packages.COMPUTING
+    }
     others = names - {*sys.stdlib_module_names, package, *" ".join(EXCUSED.values()).split()}
-    called = {name: (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ())) for name in others}
+    called = {
+        name: (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ())) for name in others
+    }
     assert {"torch", "flash_attn"} <= names
     assert [name for name in called if known.isdisjoint(map(same, called[name]))] == []
 
 
-def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that an installer writes differently each time do not count; of a build from an index, only the version."""
+def test_a_version_that_was_built_here_counts_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that an installer writes differently each time do not count; of a build from an index,
+    only the version.
+    """
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url="file:///code", dir_info={})
     install(tmp_path, "apex", "9.2")
@@ -109,12 +147,20 @@ def test_a_version_that_was_built_here_counts_with_its_files(tmp_path: Path, mon
 def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> None:
     file, folder = tmp_path / "a.json", tmp_path / "draft"
     folder.mkdir()
-    given = {"dtype": "auto", "config": {"paths": [str(file), str(tmp_path / "none")]}, "model": str(folder)}
+    given = {
+        "dtype": "auto",
+        "config": {"paths": [str(file), str(tmp_path / "none")]},
+        "model": str(folder),
+    }
     written = {"offload_folder": str(folder)}
     assert engine_options.named_files({**written, "dtype": "auto"}) == {}
     seen = []
-    for change in (lambda: file.write_text("1"), lambda: file.write_text("2"),
-                   lambda: (folder / "x").write_text(""), lambda: (folder / "x").rename(folder / "y")):  # fmt: skip
+    for change in (
+        lambda: file.write_text("1"),
+        lambda: file.write_text("2"),
+        lambda: (folder / "x").write_text(""),
+        lambda: (folder / "x").rename(folder / "y"),
+    ):
         change()
         seen.append(engine_options.named_files(given))
     assert [set(each) for each in seen] == [{str(file), str(folder)}] * 4
@@ -125,7 +171,9 @@ def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> Non
 
 
 def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """People who quantize have folders named fp8; these change no key, and paths of the current folder still count."""
+    """People who quantize have folders named fp8; these change no key, and paths of the current
+    folder still count.
+    """
     monkeypatch.chdir(tmp_path)
     words = ["fp8", "auto", "2", "bfloat16", "nvfp4"]
     for name in (*words, "draft"):
@@ -138,7 +186,11 @@ def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.Mon
         "hf_overrides": {"torch_dtype": "bfloat16", "quantization_config": {"formats": ["nvfp4"]}},
     }
     assert engine_options.named_files(chosen) == {}
-    named = {"table": "rows.csv", "speculative_config": {"model": "draft", "method": "fp8"}, "places": ["./fp8"]}
+    named = {
+        "table": "rows.csv",
+        "speculative_config": {"model": "draft", "method": "fp8"},
+        "places": ["./fp8"],
+    }
     assert set(engine_options.named_files({**chosen, **named})) == {"rows.csv", "draft", "./fp8"}
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_PLACES", "auto")

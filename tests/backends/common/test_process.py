@@ -34,11 +34,17 @@ def test_capture_holds_python_c_and_children_and_ends_on_errors(tmp_path: Path) 
     """In a separate process, because pytest replaces sys.stdout in this one."""
     log = tmp_path / "log"
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(log)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, str(log)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ran.stdout.splitlines() == ["before", "after one", "after two"]
     assert ran.stderr == ""
-    assert sorted(log.read_text().split()) == sorted(["child", "descriptor", "python"] * 2 + ["one", "two"])
+    assert sorted(log.read_text().split()) == sorted(
+        ["child", "descriptor", "python"] * 2 + ["one", "two"]
+    )
 
 
 FORKS = """
@@ -59,23 +65,35 @@ COMPUTED = "import {0}; [{0}.exp({0}.ones((500, 500)) @ {0}.ones((500, 500))) fo
         ("import torch", "none"),
         (COMPUTED.format("numpy"), "none"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA is initialised"),
-        ("import os, sys; sys.modules['torch'] = None; os.register_at_fork(after_in_child=lambda: os._exit(5))",
-         "a trial fork that multiplies matrices ended with status 5"),
-        ("import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(60))",
-         "a trial fork hangs when it multiplies matrices"),
+        (
+            "import os, sys; sys.modules['torch'] = None; os.register_at_fork(after_in_child=lambda: os._exit(5))",
+            "a trial fork that multiplies matrices ended with status 5",
+        ),
+        (
+            "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(60))",
+            "a trial fork hangs when it multiplies matrices",
+        ),
     ],
     ids=["bare", "thread", "imported torch", "OpenBLAS", "CUDA", "fails", "hangs"],
-)  # fmt: skip
+)
 def test_why_a_process_may_not_be_forked(code: str, reason: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{FORKS}"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{code}\n{FORKS}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.stdout.strip() == reason, ran.stderr
 
 
 @pytest.mark.parametrize(("answer", "started"), [(0, True), (process.NOT_INITIALIZED, False)])
-def test_libcuda_says_whether_cuda_was_started(monkeypatch: pytest.MonkeyPatch, answer: int, started: bool) -> None:
-    """CUDA is also detected if torch has not used it; a driver that is loaded but not used is accepted."""
+def test_libcuda_says_whether_cuda_was_started(
+    monkeypatch: pytest.MonkeyPatch, answer: int, started: bool
+) -> None:
+    """CUDA is also detected if torch has not used it; a driver that is loaded but not used is
+    accepted.
+    """
     monkeypatch.setitem(sys.modules, "torch", None)
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: driver)
@@ -102,8 +120,14 @@ DIED = """\
         (DIED, "ValueError: too few blocks"),
         (CAUGHT + DIED, "ValueError: too few blocks"),
         (CAUGHT, "ModuleNotFoundError: No module named 'x'"),
-        ("RuntimeError: Engine core initialization failed. See root cause above.\nKeyError: 'a'", "KeyError: 'a'"),
-        ("INFO EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: full", "torch.OutOfMemoryError: full"),
+        (
+            "RuntimeError: Engine core initialization failed. See root cause above.\nKeyError: 'a'",
+            "KeyError: 'a'",
+        ),
+        (
+            "INFO EngineCore encountered a fatal error.\ntorch.OutOfMemoryError: full",
+            "torch.OutOfMemoryError: full",
+        ),
     ],
 )
 def test_the_error_that_ended_a_process(log: str, gold: str | None) -> None:

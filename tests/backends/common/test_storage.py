@@ -1,4 +1,6 @@
-"""Files that compare_q writes, which appear complete or not at all; and JSON from elsewhere that is refused."""
+"""Files that compare_q writes, which appear complete or not at all; and JSON from elsewhere that is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_a_reader_finds_the_old_or_the_new(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
     """Writing the next file into the folder deletes the file of the killed process."""
     command = [sys.executable, "-c", WRITING, str(tmp_path / "target")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout.readline() == "writing\n"
         (left,) = tmp_path.iterdir()
         storage.sweep(tmp_path)
@@ -73,7 +77,9 @@ def test_every_single_bit_and_every_length_is_checked() -> None:
 
 
 def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> None:
-    """The checksums of .npz do not cover the names in its directory: a flipped bit could rename an array."""
+    """The checksums of .npz do not cover the names in its directory: a flipped bit could rename an
+    array.
+    """
     file = tmp_path / "arrays.npz"
     storage.write_arrays(file, ids=np.arange(3), scored=np.array([True, False]), chat="x")
     good = file.read_bytes()
@@ -87,8 +93,10 @@ def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> Non
     file.write_bytes(good)
     found = storage.read_arrays(file)
     assert {name: array.tolist() for name, array in found.items()} == {
-        "ids": [0, 1, 2], "scored": [True, False], "chat": "x",
-    }  # fmt: skip
+        "ids": [0, 1, 2],
+        "scored": [True, False],
+        "chat": "x",
+    }
     with np.load(file) as plain:  # numpy can read them without compare_q
         assert sorted(plain) == sorted(found)
 
@@ -108,7 +116,13 @@ def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Pat
     assert storage.is_abandoned(folder)
     assert not storage.is_abandoned(held_folder)
     storage.sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*kept, folder.name, link.name, held.name, held_folder.name}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *kept,
+        folder.name,
+        link.name,
+        held.name,
+        held_folder.name,
+    }
     for descriptor in descriptors:
         os.close(descriptor)
     storage.sweep(tmp_path)
@@ -119,7 +133,9 @@ def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Pat
 def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"[1]")
     assert read_bytes(tmp_path / "x", 3) == b"[1]"
-    assert "too large: 3 bytes, and at most 2 bytes are read" in refusal(read_bytes, tmp_path / "x", 2)
+    assert "too large: 3 bytes, and at most 2 bytes are read" in refusal(
+        read_bytes, tmp_path / "x", 2
+    )
     with (tmp_path / "sparse").open("wb") as stream:
         stream.truncate(10**12)
     assert "too large: 1.0 TB" in refusal(read_json, tmp_path / "sparse")
@@ -139,7 +155,10 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
         (b'{"a": NaN}', "w: a: nan is not a number in JSON"),
         (b"1e999", "w: inf is not a number in JSON"),
         (b'{"a": 1, "\\u001b[2J": 1, "\\u001b[2J": 2}', "w: \\x1b[2J: stands twice in one object"),
-        (b"\xff", "w: cannot be read: not UTF-8 text: invalid start byte at byte 0; save it as UTF-8"),
+        (
+            b"\xff",
+            "w: cannot be read: not UTF-8 text: invalid start byte at byte 0; save it as UTF-8",
+        ),
         (b"\xef\xbb\xbf{}", "w: line 1, column 1: not valid JSON: a byte order mark"),
         (b'{\n"a" 1}', "w: line 2, column 5: not valid JSON: Expecting ':' delimiter, not 1"),
         (b'{"a": 1,}', "w: line 1, column 9: not valid JSON: a comma with nothing after it"),

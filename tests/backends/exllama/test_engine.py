@@ -1,4 +1,6 @@
-"""The engine ExLlamaV3: refusals before loading, scores with a stand-in for its API, and real scores on a GPU."""
+"""The engine ExLlamaV3: refusals before loading, scores with a stand-in for its API, and real
+scores on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Mod
 from tests.support.toy import TOY_VOCAB, brute_force, planned, refusal, save_llama, toy_windows
 
 ATOL_LOGIT = 0.1
-"""Tolerance from Transformers in float32, with logits up to 7.6; Transformers in float16 on a CPU is off by 0.025."""
+"""Tolerance from Transformers in float32, with logits up to 7.6; Transformers in float16 on a CPU
+is off by 0.025."""
 ON_A_GPU = pytest.mark.skipif(
-    not (torch.cuda.is_available() and installed_versions(("exllamav3",))), reason="no CUDA GPU, or no exllamav3"
+    not (torch.cuda.is_available() and installed_versions(("exllamav3",))),
+    reason="no CUDA GPU, or no exllamav3",
 )
 
 
@@ -38,7 +42,9 @@ def check(folder: Path) -> None:
 
 def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
     """Write a folder with the toy model's config, with changed keys."""
-    (folder / "config.json").write_text(json.dumps({**CheckpointConfig.read(toy_model).raw, **changes}))
+    (folder / "config.json").write_text(
+        json.dumps({**CheckpointConfig.read(toy_model).raw, **changes})
+    )
     return folder
 
 
@@ -53,7 +59,9 @@ def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> 
 
 
 def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Path) -> None:
-    """exllamav3 loads every safetensors file of the folder; the size and the scores' key would lack this one."""
+    """exllamav3 loads every safetensors file of the folder; the size and the scores' key would lack
+    this one.
+    """
     folder = tmp_path / "toy"
     shutil.copytree(toy_model, folder)
     other = folder / "down_proj-4.0bpw.safetensors"
@@ -75,7 +83,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
-    """Return ("states" or "logits", the reason for logits) of a loaded model's record in ``folder / "store"``."""
+    """Return ("states" or "logits", the reason for logits) of a loaded model's record in ``folder /
+    "store"``.
+    """
     (folder / "store").mkdir()
     windows = toy_windows(1, 20)
     list(engine.score(windows, ScoreRequest(record=folder / "store")))
@@ -96,7 +106,9 @@ def test_logits_are_cut_to_the_vocabulary(stand_in: Any, toy_model: Path) -> Non
     for scores, window in zip(engine.score(windows, ScoreRequest()), windows, strict=True):
         full = Model.last.forward(torch.from_numpy(window.token_ids).long().unsqueeze(0))[0]
         assert full.shape == (30, PADDED)
-        np.testing.assert_allclose(scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5)
+        np.testing.assert_allclose(
+            scores.logprob, brute_force(full[:, :TOY_VOCAB], window), atol=1e-5
+        )
     engine.logits(windows[0])
     assert Model.last.params == {"attn_mode": "flash_attn_nc"}
 
@@ -115,7 +127,11 @@ def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_pat
     engine = loaded(toy_model)
     head = engine.head()
     weight, bias, facts = head
-    assert (tuple(weight.shape), bias, facts) == ((TOY_VOCAB, HIDDEN), None, Head(TOY_VOCAB, "float16"))
+    assert (tuple(weight.shape), bias, facts) == (
+        (TOY_VOCAB, HIDDEN),
+        None,
+        Head(TOY_VOCAB, "float16"),
+    )
     logits = engine.logits(toy_windows(1, 20)[0])
     torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
     assert kept_as_reference(engine, tmp_path) == ("states", "")
@@ -145,23 +161,37 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
     )
     assert engine.provenance() == {
         "rope": {},
-        "model_class": "Model", "dtype": "float16", "devices": ["cpu"], "attention": ["fn_triton_attn_nocache"],
-        "batch": "one window at a time", "override_tensors": [], "options": {"reserve_per_device": 1.5},
+        "model_class": "Model",
+        "dtype": "float16",
+        "devices": ["cpu"],
+        "attention": ["fn_triton_attn_nocache"],
+        "batch": "one window at a time",
+        "override_tensors": [],
+        "options": {"reserve_per_device": 1.5},
         "no_kv_cache": "windows are scored whole, without one",
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
 def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose projections are multiples of 128, as exllamav3 requires; its head of 320 is padded to 384."""
-    keys = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "max_position_embeddings": 512}
+    """A Llama whose projections are multiples of 128, as exllamav3 requires; its head of 320 is
+    padded to 384.
+    """
+    keys = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+    }
     return save_llama(tmp_path_factory.mktemp("toy") / "llama-256", **keys, initializer_range=0.1)
 
 
 @pytest.mark.engine
 @ON_A_GPU
 def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
-    peer = TransformersEngine(planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"}))
+    peer = TransformersEngine(
+        planned("toy", "transformers", str(fitting_toy), 300, {"dtype": "float32"})
+    )
     backend = ExLlamaV3Engine(planned("toy", "exllamav3", str(fitting_toy), 300))
     peer.load()
     backend.load()
@@ -169,7 +199,9 @@ def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
         (window,) = toy_windows(1, length)
         logits, expected = backend.logits(window), peer.logits(window)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
-        torch.testing.assert_close(logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0)
+        torch.testing.assert_close(
+            logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0
+        )
     assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
     assert backend.provenance()["attention"]
     peer.close()

@@ -45,7 +45,9 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     (window,) = toy_windows(1, 40)
     logits = engine.logits(window)
     assert tuple(engine.states().shape) == (40, 64)
-    torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits, atol=0, rtol=2**-7)
+    torch.testing.assert_close(
+        head_logits(facts, engine.states(), weight, bias), logits, atol=0, rtol=2**-7
+    )
     engine.close()
 
 
@@ -72,14 +74,19 @@ ROTARY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Models with 32 positions of training, whose rotary factors change with the length of the window."""
+"""Models with 32 positions of training, whose rotary factors change with the length of the window.
+"""
 
 
-@pytest.mark.parametrize("options", [{}, {"streaming": True, "streaming_windows": 4}], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "options", [{}, {"streaming": True, "streaming_windows": 4}], ids=["whole", "streamed"]
+)
 @pytest.mark.parametrize("kind", ROTARY_MODELS)
-def test_a_windows_logits_do_not_depend_on_other_windows(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
-    """Windows in any order give the logits that Transformers gives in a new process; 24 and 32 tokens have the
-    original factors, 40 and 100 tokens others.
+def test_a_windows_logits_do_not_depend_on_other_windows(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    """Windows in any order give the logits that Transformers gives in a new process; 24 and 32
+    tokens have the original factors, 40 and 100 tokens others.
     """
     family, keys = ROTARY_MODELS[kind]
     folder = save_llama(tmp_path, family, max_position_embeddings=32, dtype="float32", **keys)
@@ -88,7 +95,9 @@ def test_a_windows_logits_do_not_depend_on_other_windows(tmp_path: Path, kind: s
     for window in windows:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.inference_mode():
-            alone.append(model(torch.from_numpy(window.token_ids).long()[None], use_cache=False).logits[0])
+            alone.append(
+                model(torch.from_numpy(window.token_ids).long()[None], use_cache=False).logits[0]
+            )
     engine = loaded(folder, dtype="float32", **options)
     for order in ((0, 1, 2, 3), (3, 0, 2, 1), (3, 3, 2, 2, 0, 0, 1)):
         engine.prepare([windows[index] for index in order])
@@ -101,25 +110,36 @@ def test_dynamic_factors_are_reported(toy_model: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(toy_model, tmp_path / "dynamic"))
     config = json.loads((folder / "config.json").read_text())
     rope = {**DYNAMIC, "factor": 4.0}
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope, "max_position_embeddings": 32}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"rope_parameters": rope, "max_position_embeddings": 32})
+    )
     engine = loaded(folder, dtype="float32")
     assert engine.provenance()["rope"] == {"type": "dynamic", "factor": 4.0, "original_context": 32}
     engine.close()
 
 
 def test_noise_is_the_seeds(toy_model: Path) -> None:
-    """Noise depends on the seed alone, not on earlier windows; without its hooks, the model's logits are as before."""
+    """Noise depends on the seed alone, not on earlier windows; without its hooks, the model's
+    logits are as before.
+    """
     windows = toy_windows(3, 60)
     plain, first, again, other = (
         loaded(toy_model, "transformers_auto_bf16", **options)
-        for options in ({}, {"noise": "bf16"}, {"noise": "bf16", "noise_seed": 0}, {"noise": "bf16", "noise_seed": 1})
+        for options in (
+            {},
+            {"noise": "bf16"},
+            {"noise": "bf16", "noise_seed": 0},
+            {"noise": "bf16", "noise_seed": 1},
+        )
     )
     for window in windows:
         logits = first.logits(window)
         assert torch.equal(logits, again.logits(window))
         assert not torch.equal(logits, other.logits(window))
         assert not torch.equal(logits, plain.logits(window))
-    assert torch.equal(first.logits(windows[1]), again.logits(windows[1]))  # as in a run that resumes after a crash
+    assert torch.equal(
+        first.logits(windows[1]), again.logits(windows[1])
+    )  # as in a run that resumes after a crash
     noise = first.provenance()["noise"]
     assert (noise["scale"], noise["seed"]) == (2**-9, 0)
     assert len(first.provenance()["notes"]) == 1
@@ -129,13 +149,19 @@ def test_noise_is_the_seeds(toy_model: Path) -> None:
     assert torch.equal(first.logits(windows[0]), plain.logits(windows[0]))
 
 
-def in_pieces(engine: TransformersEngine, window: Window) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def in_pieces(
+    engine: TransformersEngine, window: Window
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(logits, engine.states()) for logits in engine.pieces(window)]
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16", "noise": "bf16"}])
-def test_a_long_window_in_pieces(toy_model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    """The layers run once, and the rest of the model for 30 positions at a time; also with accelerate's hooks."""
+def test_a_long_window_in_pieces(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """The layers run once, and the rest of the model for 30 positions at a time; also with
+    accelerate's hooks.
+    """
     engine, (window,) = loaded(toy_model, **options), toy_windows(1, 100)
     weight, bias, facts = engine.head()
     whole = engine.logits(window)
@@ -146,32 +172,44 @@ def test_a_long_window_in_pieces(toy_model: Path, monkeypatch: pytest.MonkeyPatc
         pieces = in_pieces(engine, window)
         assert [len(logits) for logits, _ in pieces] == [30, 30, 30, 10]
         tolerance = 1e-5 if options["dtype"] == "float32" else 2**-6
-        torch.testing.assert_close(torch.cat([logits for logits, _ in pieces]), whole, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            torch.cat([logits for logits, _ in pieces]), whole, atol=tolerance, rtol=tolerance
+        )
         for logits, states in pieces:
-            torch.testing.assert_close(head_logits(facts, states, weight, bias), logits, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(
+                head_logits(facts, states, weight, bias), logits, atol=tolerance, rtol=tolerance
+            )
         add_hook_to_module(engine.model.model, ModelHook())
     assert len(runs) == 2
     engine.close()
 
 
-def test_a_head_that_depends_on_the_window_is_found(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_depends_on_the_window_is_found(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If logits depend on the number of positions, they would differ when computed in chunks."""
     engine, (window,) = loaded(toy_model, dtype="float32"), toy_windows(1, 100)
     monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB)
     engine.model.lm_head.register_forward_hook(lambda _, given, logits: logits * given[0].shape[1])
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM: the last token's logits differ by .* shorter windows"):
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM: the last token's logits differ by .* shorter windows"
+    ):
         in_pieces(engine, window)
     engine.close()
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """The logits of the scored window, of its reference, and of a recorded reference are never complete in memory."""
+    """The logits of the scored window, of its reference, and of a recorded reference are never
+    complete in memory.
+    """
     save_llama(tmp_path, vocab_size=VOCAB, max_position_embeddings=LONG)
     assert growth("transformers", tmp_path) < LOGITS / 2
 
 
 @pytest.mark.parametrize("pickled", [False, True])
-def test_damaged_and_pickled_weights_are_refused_in_one_line(toy_model: Path, tmp_path: Path, pickled: bool) -> None:
+def test_damaged_and_pickled_weights_are_refused_in_one_line(
+    toy_model: Path, tmp_path: Path, pickled: bool
+) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(toy_model, broken)
     if pickled:
@@ -186,16 +224,24 @@ def test_damaged_and_pickled_weights_are_refused_in_one_line(toy_model: Path, tm
 
 @pytest.mark.engine
 def test_gemma_2_has_its_soft_cap(tmp_path: Path) -> None:
-    """By default Transformers chooses torch's attention, which does not have soft caps; a spec with it is refused."""
-    folder = save_llama(tmp_path, "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=2.0)
+    """By default Transformers chooses torch's attention, which does not have soft caps; a spec with
+    it is refused.
+    """
+    folder = save_llama(
+        tmp_path, "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=2.0
+    )
     engine = loaded(folder, dtype="float32")
     assert engine.provenance()["attention"] == "eager"
     (found,) = engine.score(toy_windows(1), ScoreRequest())
-    (eager,) = loaded(folder, dtype="float32", attn_implementation="eager").score(toy_windows(1), ScoreRequest())
+    (eager,) = loaded(folder, dtype="float32", attn_implementation="eager").score(
+        toy_windows(1), ScoreRequest()
+    )
     np.testing.assert_array_equal(found.logprob, eager.logprob)
     with pytest.raises(ModelError, match="softcap"):
         loaded(folder, dtype="float32", attn_implementation="sdpa")
-    folder = save_llama(tmp_path / "none", "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=None)
+    folder = save_llama(
+        tmp_path / "none", "Gemma2", pad_token_id=256, head_dim=32, attn_logit_softcapping=None
+    )
     assert loaded(folder, dtype="float32").provenance()["attention"] == "sdpa"
 
 
@@ -205,7 +251,9 @@ def test_auto_is_the_dtype_of_the_checkpoint(tmp_path: Path, stored: str) -> Non
     assert loaded(save_llama(tmp_path, dtype=stored), dtype="auto").provenance()["dtype"] == stored
 
 
-def test_auto_is_the_dtype_that_a_quantized_checkpoint_states(quantized: Callable[[str], Path]) -> None:
+def test_auto_is_the_dtype_that_a_quantized_checkpoint_states(
+    quantized: Callable[[str], Path],
+) -> None:
     assert loaded(quantized("W8A8"), dtype="auto").provenance()["dtype"] == "bfloat16"
     (note,) = loaded(quantized("W8A8")).provenance()["notes"]
     assert " bfloat16" in note
@@ -214,17 +262,27 @@ def test_auto_is_the_dtype_that_a_quantized_checkpoint_states(quantized: Callabl
 
 def test_a_dtype_that_loses_digits_is_said(toy_model: Path) -> None:
     """The toy is stored in bfloat16, and float16 loses digits."""
-    notes = {dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", []) for dtype in ("float16", "float32")}
+    notes = {
+        dtype: loaded(toy_model, dtype=dtype).provenance().get("notes", [])
+        for dtype in ("float16", "float32")
+    }
     assert [len(said) for said in notes.values()] == [1, 0]
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
 def test_a_model_that_sees_later_tokens_is_refused(tmp_path: Path, is_decoder: bool) -> None:
-    """BERT is an encoder unless its config has ``is_decoder``; Transformers only warns before it scores an encoder."""
+    """BERT is an encoder unless its config has ``is_decoder``; Transformers only warns before it
+    scores an encoder.
+    """
     config = transformers.BertConfig(
-        vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        initializer_range=0.3, is_decoder=is_decoder,
-    )  # fmt: skip
+        vocab_size=400,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        is_decoder=is_decoder,
+    )
     transformers.BertLMHeadModel(config).save_pretrained(tmp_path)
     with nullcontext() if is_decoder else pytest.raises(ModelError, match="what follows"):
         loaded(tmp_path, dtype="float32").close()

@@ -1,4 +1,6 @@
-"""Quantized checkpoints in Transformers: scores compared with their stored numbers, provenance, and refusals."""
+"""Quantized checkpoints in Transformers: scores compared with their stored numbers, provenance, and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import torch
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.transformers_engine import TransformersEngine, check_resident
-from tests.support.toy import ATOL_LOGPROB, brute_force, needs_accelerate, planned, refusal, toy_windows
+from tests.support.toy import (
+    ATOL_LOGPROB,
+    brute_force,
+    needs_accelerate,
+    planned,
+    refusal,
+    toy_windows,
+)
 from tests.support.transformers_models import changed, loaded
 
 pytestmark = pytest.mark.engine
@@ -30,7 +39,11 @@ def nibbles(packed: np.ndarray, count: int) -> np.ndarray:
 
 def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
     """Return a module's weight [out, in] in float64, from the stored tensors."""
-    parts = {part.removeprefix(f"{name}."): tensor for part, tensor in tensors.items() if part.startswith(f"{name}.")}
+    parts = {
+        part.removeprefix(f"{name}."): tensor
+        for part, tensor in tensors.items()
+        if part.startswith(f"{name}.")
+    }
     scale = parts["weight_scale"].double().numpy()
     if "weight_global_scale" in parts:
         values = E2M1[nibbles(parts["weight_packed"].numpy(), 2)]
@@ -43,7 +56,9 @@ def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
 
 
 def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Round to symmetric int8 with one scale per token: 255 steps over twice the largest absolute value."""
+    """Round to symmetric int8 with one scale per token: 255 steps over twice the largest absolute
+    value.
+    """
     scale = given[0].abs().amax(-1, keepdim=True) / 127.5
     return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
 
@@ -57,11 +72,18 @@ def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Ten
     ],
 )
 def test_quantized_checkpoints_score_as_what_they_store(
-    quantized: Callable[[str], Path], toy_model: Path, preset: str, dtype: str, weights: str, activations: str
+    quantized: Callable[[str], Path],
+    toy_model: Path,
+    preset: str,
+    dtype: str,
+    weights: str,
+    activations: str,
 ) -> None:
-    """Compare with an unquantized model that has the dequantized weights, and for W8A8 rounded activations.
+    """Compare with an unquantized model that has the dequantized weights, and for W8A8 rounded
+    activations.
 
-    Both use one dtype, because one value that rounds differently changes every later token of the toy by 0.05.
+    Both use one dtype, because one value that rounds differently changes every later token of the
+    toy by 0.05.
     """
     from safetensors.torch import load_file
 
@@ -86,18 +108,25 @@ def test_quantized_checkpoints_score_as_what_they_store(
 
 @needs_accelerate
 def test_a_missing_package_is_named_with_its_command(toy_model: Path, tmp_path: Path) -> None:
-    request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "x", {"quant_method": "spqr"})), 10)
+    request = planned(
+        "toy", "transformers", str(changed(toy_model, tmp_path / "x", {"quant_method": "spqr"})), 10
+    )
     assert refusal(TransformersEngine.check, request).endswith("pip install spqr_quant")
 
 
 @needs_accelerate
-def test_formats_that_only_run_in_bfloat16(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_that_only_run_in_bfloat16(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        "compare_q.backends.hf.transformers_engine.installed_versions", lambda names: dict.fromkeys(names, "1")
+        "compare_q.backends.hf.transformers_engine.installed_versions",
+        lambda names: dict.fromkeys(names, "1"),
     )
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
     request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "nvfp4", nvfp4)), 10)
-    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(TransformersEngine.check, request)
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(
+        TransformersEngine.check, request
+    )
     TransformersEngine.check(request.updated(options={"dtype": "bfloat16"}))
     TransformersEngine.check(request.updated(load_fn="transformers_auto_bf16"))
 
@@ -121,7 +150,11 @@ UP = "model.layers.0.mlp.up_proj"
     ],
 )
 def test_models_that_would_score_as_another(
-    toy_model: Path, tmp_path: Path, quantization: dict[str, Any], tensors: dict[str, Any], message: str
+    toy_model: Path,
+    tmp_path: Path,
+    quantization: dict[str, Any],
+    tensors: dict[str, Any],
+    message: str,
 ) -> None:
     """Transformers would load all three models with only a warning."""
     with pytest.raises(ModelError, match=message):

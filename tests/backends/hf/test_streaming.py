@@ -1,4 +1,6 @@
-"""A streamed model gives, bit for bit, the logits of the whole model, with two layers on the device at most."""
+"""A streamed model gives, bit for bit, the logits of the whole model, with two layers on the device
+at most.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,15 @@ pytestmark = pytest.mark.engine
 BF16 = "transformers_auto_bf16"
 
 
-@pytest.mark.parametrize(("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})])
-def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, options: dict[str, Any]) -> None:
-    """Layers run for three windows at a time, or for each window alone; with noise, each token keeps its own noise."""
+@pytest.mark.parametrize(
+    ("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})]
+)
+def test_same_logits_as_the_whole_model(
+    toy_model: Path, group: int | None, options: dict[str, Any]
+) -> None:
+    """Layers run for three windows at a time, or for each window alone; with noise, each token
+    keeps its own noise.
+    """
     windows = toy_windows(5, 40)
     whole = loaded(toy_model, BF16, **options)
     streamed = loaded(toy_model, BF16, streaming=True, streaming_windows=group, **options)
@@ -34,12 +42,19 @@ def test_same_logits_as_the_whole_model(toy_model: Path, group: int | None, opti
 
 
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With six layers and three groups of windows, each layer is copied once per group, at most two at a time."""
+    """With six layers and three groups of windows, each layer is copied once per group, at most two
+    at a time.
+    """
     save_llama(tmp_path, num_hidden_layers=6)
     there, copies = [], layer_offload.Streamer.copies
 
     def watched(self: layer_offload.Streamer, layer: int) -> list[torch.Tensor]:
-        held = [host for hosts in self.hosts for weight, host in hosts if weight.data_ptr() != host.data_ptr()]
+        held = [
+            host
+            for hosts in self.hosts
+            for weight, host in hosts
+            if weight.data_ptr() != host.data_ptr()
+        ]
         there.append(sum(host.nbytes for host in [*held, *(host for _, host in self.hosts[layer])]))
         return copies(self, layer)
 

@@ -1,4 +1,6 @@
-"""Dequantized weights in Transformers, compared with the checkpoint's files: right ones are scored, others refused."""
+"""Dequantized weights in Transformers, compared with the checkpoint's files: right ones are scored,
+others refused.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ WORDS = "pack-quantized"
 SYMMETRIC = compressed(WORDS, group(["Linear"], 4))
 ASYMMETRIC = compressed(WORDS, group(["Linear"], 4, symmetric=False))
 EIGHT_BIT_DOWN = compressed(WORDS, group(["Linear"], 4), group([f"re:.*{DOWN}"], 8))
-EIGHT_BIT_LAYER = compressed(WORDS, group(["Linear"], 4), group([r"re:.*layers\.0\..*(proj|w\d)$"], 8))
+EIGHT_BIT_LAYER = compressed(
+    WORDS, group(["Linear"], 4), group([r"re:.*layers\.0\..*(proj|w\d)$"], 8)
+)
 NVFP4 = compressed("nvfp4-pack-quantized", group(["Linear"], 4, "float", strategy="tensor_group"))
 DEEPSEEK = {
-    "quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic",
+    "quant_method": "fp8",
+    "weight_block_size": [32, 32],
+    "activation_scheme": "dynamic",
     "modules_to_not_convert": ["lm_head", "self_attn", "gate"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
@@ -53,12 +59,20 @@ def mixtures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("quantizer", "config"), [(INT4, SYMMETRIC), (fp8_blocks, DEEPSEEK)], ids=["int4", "fp8"])
+@pytest.mark.parametrize(
+    ("quantizer", "config"), [(INT4, SYMMETRIC), (fp8_blocks, DEEPSEEK)], ids=["int4", "fp8"]
+)
 def test_experts_that_are_dequantized_right_score_as_what_they_store(
-    mixtures: dict[str, Path], tmp_path: Path, family: str, quantizer: Quantizer, config: dict[str, Any]
+    mixtures: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+    quantizer: Quantizer,
+    config: dict[str, Any],
 ) -> None:
     """Compare with the mixture that has the dequantized weights, also in bfloat16."""
-    folder, exact = save_quantized(mixtures[family], tmp_path / "quantized", lambda _: quantizer, config)
+    folder, exact = save_quantized(
+        mixtures[family], tmp_path / "quantized", lambda _: quantizer, config
+    )
     (window,) = toy_windows(1, 100)
     (scores,) = loaded(folder, dtype="bfloat16").score([window], ScoreRequest())
     expected = brute_force(loaded(exact, dtype="bfloat16").logits(window), window)
@@ -72,17 +86,30 @@ def test_experts_that_are_dequantized_right_score_as_what_they_store(
     ("quantizer_of", "config", "cause"),
     [
         (lambda _: nvfp4, NVFP4, "weight_global_scale was probably left out"),
-        (lambda name: INT8 if "down_proj" in name or "w2" in name else INT4, EIGHT_BIT_DOWN, "another group"),
+        (
+            lambda name: INT8 if "down_proj" in name or "w2" in name else INT4,
+            EIGHT_BIT_DOWN,
+            "another group",
+        ),
         (lambda name: INT8 if "layers.0." in name else INT4, EIGHT_BIT_LAYER, "another group"),
-        (lambda _: partial(INT4, symmetric=False), ASYMMETRIC, "Asymmetric quant requires zero-point values"),
+        (
+            lambda _: partial(INT4, symmetric=False),
+            ASYMMETRIC,
+            "Asymmetric quant requires zero-point values",
+        ),
     ],
     ids=["NVFP4", "int8 down", "int8 layer", "asymmetric"],
 )
 def test_experts_that_are_dequantized_wrong_are_refused(
-    mixtures: dict[str, Path], tmp_path: Path, family: str, quantizer_of: Callable[[str], Quantizer],
-    config: dict[str, Any], cause: str,
-) -> None:  # fmt: skip
-    """Transformers 5.19 ignores the global scale, has one scheme for all experts, and fails with zero points.
+    mixtures: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+    quantizer_of: Callable[[str], Quantizer],
+    config: dict[str, Any],
+    cause: str,
+) -> None:
+    """Transformers 5.19 ignores the global scale, has one scheme for all experts, and fails with
+    zero points.
 
     A later version may do it right; then the experts are those of the files.
     """
@@ -108,7 +135,9 @@ def lose_a_number(weight: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("damage", [double, erase, halve_one_scale, lose_a_number])
-@pytest.mark.parametrize("name", ["model.layers.1.self_attn.o_proj", "model.layers.0.mlp.down_proj"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.o_proj", "model.layers.0.mlp.down_proj"]
+)
 def test_a_layer_with_other_weights_is_named(
     quantized: Callable[[str], Path], name: str, damage: Callable[[torch.Tensor], Any]
 ) -> None:
@@ -121,13 +150,17 @@ def test_a_layer_with_other_weights_is_named(
 
 
 def transposed_pairs(weight: torch.Tensor) -> torch.Tensor:
-    """[experts, 2 * out, in] -> [experts, in, 2 * out], with the rows of gate and up in turn, as gpt-oss has them."""
+    """[experts, 2 * out, in] -> [experts, in, 2 * out], with the rows of gate and up in turn, as
+    gpt-oss has them.
+    """
     gate, up = weight.chunk(2, dim=1)
     return torch.stack((gate, up), 2).flatten(1, 2).transpose(1, 2)
 
 
 def test_the_order_of_rows_in_a_stack_is_free(mixtures: dict[str, Path], tmp_path: Path) -> None:
-    folder, _ = save_quantized(mixtures["Qwen3Moe"], tmp_path / "quantized", lambda _: INT4, SYMMETRIC)
+    folder, _ = save_quantized(
+        mixtures["Qwen3Moe"], tmp_path / "quantized", lambda _: INT4, SYMMETRIC
+    )
     engine, checkpoint = loaded(folder, dtype="bfloat16"), Checkpoint(folder)
     for layer in engine.model.model.layers:
         experts = layer.mlp.experts
@@ -135,7 +168,9 @@ def test_the_order_of_rows_in_a_stack_is_free(mixtures: dict[str, Path], tmp_pat
     check_weights(checkpoint, engine.model)
     with torch.inference_mode():
         engine.model.model.layers[1].mlp.experts.gate_up_proj.mul_(2)
-    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.experts\.0\.(gate|up)_proj.*about 2 times as large"):
+    with pytest.raises(
+        ModelError, match=r"layers\.1\.mlp\.experts\.0\.(gate|up)_proj.*about 2 times as large"
+    ):
         check_weights(checkpoint, engine.model)
 
 

@@ -1,4 +1,6 @@
-"""Groups of layers and of KV caches, deviations, and fused layers, compared with lists and sentences by hand."""
+"""Groups of layers and of KV caches, deviations, and fused layers, compared with lists and
+sentences by hand.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ PLAIN = Layer("h", "bfloat16", "bfloat16", "UnquantizedLinearMethod", count=99)
         ([], ""),
         ([PLAIN], "Unquantized"),
         ([PLAIN, quantized(1, "MarlinLinearKernel")], "Marlin"),
-        ([quantized(1, "EmulationNvFp4LinearKernel", activations="int4 g128"), PLAIN], "EmulationNvFp4"),
+        (
+            [quantized(1, "EmulationNvFp4LinearKernel", activations="int4 g128"), PLAIN],
+            "EmulationNvFp4",
+        ),
         ([quantized(3, "A"), quantized(2, "B"), quantized(2, "B"), PLAIN], "B +1"),
         ([quantized(4, "A"), replace(EXPERTS, count=2), PLAIN], "MarlinExperts +1"),
         ([quantized(4, "A"), replace(EXPERTS, weights="bfloat16")], "A"),
@@ -90,7 +95,11 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
         "KV cache in turboquant_k8v4, as the spec asks (12 layers); the checkpoint asks for bfloat16",
         "4 of 16 layers keep their KV cache in bfloat16, not in turboquant_k8v4",
     ]
-    assert layers.kv_notes([KVCache("y", 4, BF16)], BF16) == layers.kv_notes([KVCache("y", 4, BF16)], "auto") == []
+    assert (
+        layers.kv_notes([KVCache("y", 4, BF16)], BF16)
+        == layers.kv_notes([KVCache("y", 4, BF16)], "auto")
+        == []
+    )
     assert layers.kv_notes([], "fp8_ds_mla") == [
         "KV cache in fp8_ds_mla: how this model's layers keep it, and whether prefill reads it, is not known"
     ]
@@ -99,23 +108,43 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
 @pytest.mark.parametrize(
     ("attention", "prefill", "said"),
     [
-        ("TurboQuantAttentionImpl", FIRST_STEP,
-         "TurboQuantAttentionImpl computes the first step of a window from unquantized keys and values, and only later "
-         "steps read the KV cache in fp8 (32 layers)"),
-        ("FlashMLASparseImpl", SPARSE,
-         "FlashMLASparseImpl may compute windows of up to index_topk tokens from unquantized keys and values, and only "
-         "longer ones read the KV cache in fp8 (32 layers)"),
-        ("NewImpl", "unknown", "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)"),
-        ("NewImpl", "newer", "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)"),
+        (
+            "TurboQuantAttentionImpl",
+            FIRST_STEP,
+            "TurboQuantAttentionImpl computes the first step of a window from unquantized keys and values, and only later "
+            "steps read the KV cache in fp8 (32 layers)",
+        ),
+        (
+            "FlashMLASparseImpl",
+            SPARSE,
+            "FlashMLASparseImpl may compute windows of up to index_topk tokens from unquantized keys and values, and only "
+            "longer ones read the KV cache in fp8 (32 layers)",
+        ),
+        (
+            "NewImpl",
+            "unknown",
+            "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)",
+        ),
+        (
+            "NewImpl",
+            "newer",
+            "whether prefill in NewImpl reads the KV cache in fp8 is not known (32 layers)",
+        ),
     ],
-)  # fmt: skip
-def test_quantized_caches_that_prefill_does_not_read(attention: str, prefill: str, said: str) -> None:
-    assert layers.kv_deviations([KVCache("x", 32, "fp8", DYNAMIC, "", attention, prefill)]) == [said]
+)
+def test_quantized_caches_that_prefill_does_not_read(
+    attention: str, prefill: str, said: str
+) -> None:
+    assert layers.kv_deviations([KVCache("x", 32, "fp8", DYNAMIC, "", attention, prefill)]) == [
+        said
+    ]
     assert layers.kv_deviations([KVCache("x", 32, BF16, "", "", attention, prefill)]) == []
 
 
 def test_sizes_of_a_models_caches() -> None:
-    """Gemma 3 1B: 26 layers of one head of 256 numbers; every sixth sees all tokens, the others the last 512."""
+    """Gemma 3 1B: 26 layers of one head of 256 numbers; every sixth sees all tokens, the others the
+    last 512.
+    """
     full = replace(SIXTEEN, count=4, token_bytes=2 * 256 * 2.0)
     sliding = replace(full, count=22, window=512)
     assert layers.kv_token_bytes([full, sliding]) == 26 * 1024
@@ -125,14 +154,21 @@ def test_sizes_of_a_models_caches() -> None:
     assert layers.kv_token_bytes([]) is None
 
 
-NOT_LANGUAGE = {("fc1", "fc3"), ("q", "k", "v"), ("gate_proj", "dense_h_to_4h"), ("q_conv1d", "k_conv1d", "v_conv1d")}
+NOT_LANGUAGE = {
+    ("fc1", "fc3"),
+    ("q", "k", "v"),
+    ("gate_proj", "dense_h_to_4h"),
+    ("q_conv1d", "k_conv1d", "v_conv1d"),
+}
 """Layers of vision towers, and convolutions."""
 MAPPING = re.compile(r"\bpacked_modules_mapping = (\{[^{}]*\})")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_what_the_installed_vllm_fuses_is_known() -> None:
-    """The fused layers are literals in the sources of vLLM's models, which are read without importing vLLM."""
+    """The fused layers are literals in the sources of vLLM's models, which are read without
+    importing vLLM.
+    """
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None  # noqa: PT018
     fused = {
@@ -144,4 +180,8 @@ def test_what_the_installed_vllm_fuses_is_known() -> None:
     }
     assert ("q_proj", "k_proj", "v_proj") in fused
     known = [set(group) for group in FUSED]
-    assert [group for group in fused - NOT_LANGUAGE if not any(len(set(group) & names) > 1 for names in known)] == []
+    assert [
+        group
+        for group in fused - NOT_LANGUAGE
+        if not any(len(set(group) & names) > 1 for names in known)
+    ] == []

@@ -35,7 +35,9 @@ def started(noise: Noise, length: int) -> Noise:
 
 
 def test_size_in_float32() -> None:
-    """A million draws determine the standard deviation to 0.07 %; the fourth moment of a normal distribution is 3."""
+    """A million draws determine the standard deviation to 0.07 %; the fourth moment of a normal
+    distribution is 3.
+    """
     layer, given = Returns(), torch.full((1000, 1000), 3.0)
     started(Noise({0: layer}, 0), 1000)
     n = (layer(given) / given - 1) / SCALE
@@ -46,14 +48,18 @@ def test_size_in_float32() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1)])
 def test_a_tokens_noise_is_its_own_in_every_batch(shape: tuple[int, ...]) -> None:
-    """Two windows are in one step, or the second in two parts, or both in the order of another engine or run."""
+    """Two windows are in one step, or the second in two parts, or both in the order of another
+    engine or run.
+    """
     windows = torch.randint(0, 50_000, (2, 30)), torch.arange(30).repeat(2, 1)
     layer = Returns()
     noise = Noise({7: layer}, 3)
 
     def of(*rows: int) -> torch.Tensor:
         noise.begin(*(each.flatten()[list(rows)] for each in windows))
-        return layer(torch.ones(*shape, len(rows), 64)) if shape else layer(torch.ones(len(rows), 64))
+        return (
+            layer(torch.ones(*shape, len(rows), 64)) if shape else layer(torch.ones(len(rows), 64))
+        )
 
     whole, dim = of(*range(60)), len(shape)
     mixed_up = [*range(40, 60), *range(17), *range(30, 40), *range(17, 30)]
@@ -89,7 +95,10 @@ def test_a_layer_that_ran_without_noise_is_found() -> None:
     given = torch.ones(3, 3)
     layers[4](given)
     assert torch.equal(layers[6].forward(given), given)
-    assert noise.missed() == "engine.noise: layer 6 has run without it; this model cannot be given noise"
+    assert (
+        noise.missed()
+        == "engine.noise: layer 6 has run without it; this model cannot be given noise"
+    )
     layers[6](given)
     assert noise.remove() == ""
     assert layers[4](given) is given
@@ -106,7 +115,9 @@ def scores_of(windows: list[Window], task: ScoreRequest, **options: Any) -> list
 
 @pytest.mark.engine
 def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
-    """SmolLM2's noise floor is 0.0021 in Transformers; in vLLM, with the same noise, 0.0019 over four windows."""
+    """SmolLM2's noise floor is 0.0021 in Transformers; in vLLM, with the same noise, 0.0019 over
+    four windows.
+    """
     from transformers import AutoTokenizer
 
     make_models()
@@ -117,6 +128,8 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     scores_of(windows, ScoreRequest(record=tmp_path / "store"))
     store.seal(tmp_path / "store", {}, [window.digest for window in windows])
-    task = ScoreRequest(reference=tmp_path / "store", vocab_size=store.Reader(tmp_path / "store").head.vocab_size)
+    task = ScoreRequest(
+        reference=tmp_path / "store", vocab_size=store.Reader(tmp_path / "store").head.vocab_size
+    )
     floor = np.mean([scores.kld for scores in scores_of(windows, task, noise="bf16")])
     assert 0.001 < floor < 0.004

@@ -1,5 +1,6 @@
-"""The schemes that configs request for each layer, compared with schemes written by hand, compressed-tensors' presets,
-and vLLM's own config classes.  tests/support/downloads.py has configs of real checkpoints.
+"""The schemes that configs request for each layer, compared with schemes written by hand,
+compressed-tensors' presets, and vLLM's own config classes.  tests/support/downloads.py has configs
+of real checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from compare_q.backends.layers.schemes import Scheme, declared
     ("config", "kv"),
     [
         ({}, ""),
-        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"}, "fp8 tensor"),
+        (
+            {"kv_cache_scheme": {"num_bits": 8, "type": "float"}, "quant_method": "modelopt"},
+            "fp8 tensor",
+        ),
         ({"kv_cache_quant_algo": "nvfp4"}, "nvfp4 g16"),
         ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),  # AutoFP8's
         ({"export": {"kv_cache_group": []}}, ""),
@@ -28,23 +32,35 @@ def test_kv_cache(config: dict[str, Any], kv: str) -> None:
 
 
 INT8, INT4, FP8, NVFP4 = (
-    Scheme("int8 channel", "int8 channel"), Scheme("int4 g128"), Scheme("fp8 tensor", "fp8 tensor"),
+    Scheme("int8 channel", "int8 channel"),
+    Scheme("int4 g128"),
+    Scheme("fp8 tensor", "fp8 tensor"),
     Scheme("nvfp4 g16", "nvfp4 g16"),
-)  # fmt: skip
+)
 LAYER = "model.layers.0"
 GROUPS = {
-    "W8A8": {"targets": ["re:model.layers.*self_attn.*", "lm_head"],
-             "weights": {"num_bits": 8, "strategy": "channel"},
-             "input_activations": {"num_bits": 8, "strategy": "channel"}},
-    "W4A16": {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 128}},
-}  # fmt: skip
+    "W8A8": {
+        "targets": ["re:model.layers.*self_attn.*", "lm_head"],
+        "weights": {"num_bits": 8, "strategy": "channel"},
+        "input_activations": {"num_bits": 8, "strategy": "channel"},
+    },
+    "W4A16": {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 4, "strategy": "group", "group_size": 128},
+    },
+}
 MIXED = {
-    f"{LAYER}.self_attn.q_proj": {"quant_algo": "FP8"}, f"{LAYER}.self_attn.k_proj": {"quant_algo": "FP8"},
-    f"{LAYER}.self_attn.v_proj": {"quant_algo": "fp8"}, f"{LAYER}.mlp.gate_proj": {"quant_algo": "NVFP4"},
-    f"{LAYER}.mlp.up_proj": {"quant_algo": "FP8"}, "model.layers.1.mlp.experts.0.up_proj": {"quant_algo": "NVFP4"},
-    "model.layers.1.mlp.experts.1.up_proj": {"quant_algo": "NVFP4"}, "model.layers.2.mlp": {"quant_algo": "NVFP4"},
-    "mtp.layers.0.self_attn.q_proj": {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "INT9"},
-}  # fmt: skip
+    f"{LAYER}.self_attn.q_proj": {"quant_algo": "FP8"},
+    f"{LAYER}.self_attn.k_proj": {"quant_algo": "FP8"},
+    f"{LAYER}.self_attn.v_proj": {"quant_algo": "fp8"},
+    f"{LAYER}.mlp.gate_proj": {"quant_algo": "NVFP4"},
+    f"{LAYER}.mlp.up_proj": {"quant_algo": "FP8"},
+    "model.layers.1.mlp.experts.0.up_proj": {"quant_algo": "NVFP4"},
+    "model.layers.1.mlp.experts.1.up_proj": {"quant_algo": "NVFP4"},
+    "model.layers.2.mlp": {"quant_algo": "NVFP4"},
+    "mtp.layers.0.self_attn.q_proj": {"quant_algo": "NVFP4"},
+    "lm_head": {"quant_algo": "INT9"},
+}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +76,11 @@ MIXED = {
     ],
 )
 def test_layers_of_modelopt(layer: str, scheme: Scheme | None) -> None:
-    config = {"quant_method": "modelopt_mixed", "quant_algo": "MIXED_PRECISION", "quantized_layers": MIXED}
+    config = {
+        "quant_method": "modelopt_mixed",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": MIXED,
+    }
     assert declared(config).of(layer) == scheme
 
 
@@ -74,7 +94,10 @@ def test_layers_of_modelopt(layer: str, scheme: Scheme | None) -> None:
     ],
 )
 def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
-    assert declared({"quant_method": "compressed-tensors", "config_groups": GROUPS}).of(layer) == scheme
+    assert (
+        declared({"quant_method": "compressed-tensors", "config_groups": GROUPS}).of(layer)
+        == scheme
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,28 +107,57 @@ def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, Scheme("uint4 g64")),
         ({"quant_method": "gptq_marlin", "bits": 4, "group_size": 128}, Scheme("int4 g128")),
         ({"quant_method": "fp8", "activation_scheme": "dynamic"}, Scheme("fp8 tensor", "fp8")),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8 tensor", "fp8 tensor")),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static"},
+            Scheme("fp8 tensor", "fp8 tensor"),
+        ),
         (
             {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 64]},
             Scheme("fp8 block 128x64", "fp8 g64"),
         ),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, Scheme("nf4 g64")),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("int8 channel", "int8 token")),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            Scheme("nf4 g64"),
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True},
+            Scheme("int8 channel", "int8 token"),
+        ),
         ({"quant_method": "mxfp4"}, Scheme("mxfp4 g32")),
-        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Scheme("fp8 tensor", "fp8 tensor")),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}},
+            Scheme("fp8 tensor", "fp8 tensor"),
+        ),
         ({"quant_method": "modelopt_fp4", "quantization": {"quant_algo": "nvfp4"}}, NVFP4),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, None),
-        ({"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp", "act_bits": 4}, None),
+        (
+            {
+                "quant_method": "intel/auto-round",
+                "bits": 4,
+                "group_size": 32,
+                "data_type": "mx_fp",
+                "act_bits": 4,
+            },
+            None,
+        ),
         ({"quant_method": "auto-round", "bits": 16}, None),
-        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "act_bits": None}, Scheme("int4 g32")),
-        ({"quant_method": "inc", "bits": 4, "extra_config": {".*up_proj": {"act_bits": [1]}}}, None),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"},
-         Scheme("fp8 block 128x128", "fp8 g128")),
+        (
+            {"quant_method": "auto-round", "bits": 4, "group_size": 32, "act_bits": None},
+            Scheme("int4 g32"),
+        ),
+        (
+            {"quant_method": "inc", "bits": 4, "extra_config": {".*up_proj": {"act_bits": [1]}}},
+            None,
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128], "expert_dtype": "fp4"},
+            Scheme("fp8 block 128x128", "fp8 g128"),
+        ),
         ({"quant_method": "fbgemm_fp8"}, Scheme("fp8 channel", "fp8 token")),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp5"}}}, None),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, None),
         ({}, None),
     ],
-)  # fmt: skip
+)
 def test_other_methods(config: dict[str, Any], scheme: Scheme | None) -> None:
     assert declared(config).of("model.layers.0.mlp.up_proj") == scheme

@@ -1,5 +1,6 @@
-"""Builds of ggml, and the llama.cpp that `make` builds: for any x86-64 CPU with AVX2, with AVX-512 if the CPU has it,
-without AMX tiles; the parameters that llama.cpp gets, and the caches in its log."""
+"""Builds of ggml, and the llama.cpp that `make` builds: for any x86-64 CPU with AVX2, with AVX-512
+if the CPU has it, without AMX tiles; the parameters that llama.cpp gets, and the caches in its log.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +18,29 @@ import pytest
 from compare_q.backends import llamacpp
 from compare_q.backends.common.packages import package_folder
 from compare_q.backends.layers.groups import KVCache
-from compare_q.backends.llamacpp import LlamacppOptions, context_parameters, kv_caches, model_parameters
+from compare_q.backends.llamacpp import (
+    LlamacppOptions,
+    context_parameters,
+    kv_caches,
+    model_parameters,
+)
 from tests.support.llama_cpp import runs_llama_cpp
 
 
-def test_build_is_what_the_folder_of_libraries_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also if a build was copied over an installed one, or if llama-cpp-python is set to load from another folder."""
+def test_build_is_what_the_folder_of_libraries_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also if a build was copied over an installed one, or if llama-cpp-python is set to load from
+    another folder.
+    """
     for folder in ("lib", "mine"):
         (tmp_path / folder).mkdir()
         for name in ("libggml-cpu.so", "libggml-base.so", "libllama.so"):
             (tmp_path / folder / name).write_bytes(b"1")
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    )
     builds = [llamacpp.build()]
     (tmp_path / "lib" / "libllama.so").write_bytes(b"22")
     builds.append(llamacpp.build())
@@ -62,7 +74,9 @@ LIBRARIES = (package_folder("llama_cpp") or Path()) / "lib"
 @runs_llama_cpp
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
 def test_no_library_holds_amx_tile_code() -> None:
-    """GCC 12.2 miscompiles ggml's AMX tile code; a build for sapphirerapids with it had 373 tile instructions."""
+    """GCC 12.2 miscompiles ggml's AMX tile code; a build for sapphirerapids with it had 373 tile
+    instructions.
+    """
     libraries = {file.resolve() for file in LIBRARIES.rglob("*.so*")}
     assert len(libraries) >= 4
     for library in libraries:
@@ -79,10 +93,14 @@ def ask(**environment: str) -> str:
 
 @runs_llama_cpp
 def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
-    """glibc loads the library with AVX-512 if the CPU has AVX-512, and the other one if AVX-512 is masked."""
+    """glibc loads the library with AVX-512 if the CPU has AVX-512, and the other one if AVX-512 is
+    masked.
+    """
     if not (LIBRARIES / V4).is_file():
         pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
-    loader = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False)
+    loader = subprocess.run(
+        ["/lib64/ld-linux-x86-64.so.2", "--help"], capture_output=True, text=True, check=False
+    )
     if SUPPORTED not in loader.stdout:
         pytest.skip("this CPU has no AVX-512, or glibc is older than 2.33")
     assert "AVX512 = 1" in (wide := ask())
@@ -94,31 +112,54 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
 
 
 def test_the_caches_that_llama_cpp_has_made() -> None:
-    """Lines of 0.3.36's log for 1,024 tokens: SmolLM2's keys and values (30 layers of 3 heads of 64 numbers) in f16 and
-    in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches, the second one quantized."""
+    """Lines of 0.3.36's log for 1,024 tokens: SmolLM2's keys and values (30 layers of 3 heads of 64
+    numbers) in f16 and in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches,
+    the second one quantized.
+    """
     line = "llama_kv_cache: size = {} MiB (  1024 cells,  {} layers,  1/1 seqs), K ({}): {} MiB, V ({}): {} MiB\n"
-    (plain,) = kv_caches("llama_kv_cache: CPU KV buffer size = 22.50 MiB\n" + line.format(
-        "  22.50", "30", "f16", "  11.25", "f16", "  11.25"), 1024)  # fmt: skip
+    (plain,) = kv_caches(
+        "llama_kv_cache: CPU KV buffer size = 22.50 MiB\n"
+        + line.format("  22.50", "30", "f16", "  11.25", "f16", "  11.25"),
+        1024,
+    )
     assert plain == KVCache("blk.*", 30, "f16", "", "", "llama.cpp", "", 2 * 3 * 64 * 2.0)
     (small,) = kv_caches(line.format("   6.33", "30", "q4_0", "   3.16", "q4_0", "   3.16"), 1024)
     assert (small.stored, small.scales, small.prefill) == ("q4_0", "dynamic", "")
     assert small.token_bytes == pytest.approx(2 * 3 * 64 * 18 / 32, rel=0.005 / 6.33)
     lines = line.format(" 4.00", " 4", "f16", " 2.00", "f16", "2.00")
     lines += line.format("16.84", "22", "q8_0", "5.84", "f16", "11.00")
-    assert [(found.count, found.stored) for found in kv_caches(lines, 1024)] == [(4, "f16"), (22, "q8_0 (values f16)")]
+    assert [(found.count, found.stored) for found in kv_caches(lines, 1024)] == [
+        (4, "f16"),
+        (22, "q8_0 (values f16)"),
+    ]
 
 
 def test_what_llama_cpp_is_told() -> None:
     """Every option reaches its parameter; the others stay llama.cpp's defaults."""
     library = SimpleNamespace(
-        llama_model_default_params=SimpleNamespace, llama_context_default_params=SimpleNamespace,
-        llama_max_devices=lambda: 2, LLAMA_SPLIT_MODE_ROW=2,
-    )  # fmt: skip
-    options = LlamacppOptions(n_gpu_layers=3, split_mode="row", tensor_split=[1, 3], n_batch=64, type_k="bf16")
+        llama_model_default_params=SimpleNamespace,
+        llama_context_default_params=SimpleNamespace,
+        llama_max_devices=lambda: 2,
+        LLAMA_SPLIT_MODE_ROW=2,
+    )
+    options = LlamacppOptions(
+        n_gpu_layers=3, split_mode="row", tensor_split=[1, 3], n_batch=64, type_k="bf16"
+    )
     model = model_parameters(library, options, repacks=False)
-    assert (model.n_gpu_layers, model.main_gpu, model.split_mode, model.use_extra_bufts) == (3, 0, 2, False)
+    assert (model.n_gpu_layers, model.main_gpu, model.split_mode, model.use_extra_bufts) == (
+        3,
+        0,
+        2,
+        False,
+    )
     assert list(model.tensor_split) == [1, 3, *[0] * 14]
     context = context_parameters(library, options, max_tokens=100, threads=5)
     assert vars(context) == {
-        "n_ctx": 100, "n_batch": 64, "n_ubatch": 512, "n_threads": 5, "n_threads_batch": 5, "type_k": 30, "type_v": 1,
-    }  # fmt: skip
+        "n_ctx": 100,
+        "n_batch": 64,
+        "n_ubatch": 512,
+        "n_threads": 5,
+        "n_threads_batch": 5,
+        "type_k": 30,
+        "type_v": 1,
+    }

@@ -1,5 +1,6 @@
-"""Logits of llama.cpp, compared with Transformers on the same weights; its batches and KV cache; tokens that a model
-never allows; and the provenance of a run."""
+"""Logits of llama.cpp, compared with Transformers on the same weights; its batches and KV cache;
+tokens that a model never allows; and the provenance of a run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from compare_q.backends.reference import store as reference
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.stores import recorded
-from tests.support.toy import TOY_CONTEXT, TOY_VOCAB, brute_force, planned, save_llama, toy_windows, with_gaps
+from tests.support.toy import (
+    TOY_CONTEXT,
+    TOY_VOCAB,
+    brute_force,
+    planned,
+    save_llama,
+    toy_windows,
+    with_gaps,
+)
 
 pytestmark = [pytest.mark.engine, needs_llama_cpp]
 
@@ -27,7 +36,9 @@ pytestmark = [pytest.mark.engine, needs_llama_cpp]
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
     """Same weights, no quantization: only the order of float32 operations differs."""
     ours = loaded(toy_gguf, **EXACT)
-    theirs = TransformersEngine(planned("t", "transformers", str(toy_model), 100, {"dtype": "float32"}))
+    theirs = TransformersEngine(
+        planned("t", "transformers", str(toy_model), 100, {"dtype": "float32"})
+    )
     theirs.load()
     for window in [toy_windows(1, 100, 3)[0], with_gaps(toy_windows(1)[0])]:
         logits = ours.logits(window).cpu()
@@ -41,7 +52,9 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
 
 
 def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
-    """With batches of 7 tokens, the last batch has 2.  Flash attention's kernel for few tokens has other roundings."""
+    """With batches of 7 tokens, the last batch has 2.  Flash attention's kernel for few tokens has
+    other roundings.
+    """
     (window,) = toy_windows(1)
 
     def run(n_batch: int, n_ubatch: int, **options: Any) -> torch.Tensor:
@@ -57,8 +70,9 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 
 
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
-    """The store has float32 logits, because ggml's head cannot be computed again.  The KLD of a bf16 cache is small
-    and equals its value in float64."""
+    """The store has float32 logits, because ggml's head cannot be computed again.  The KLD of a
+    bf16 cache is small and equals its value in float64.
+    """
     windows = toy_windows(2)
     ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store = recorded(ours, windows, tmp_path)
@@ -66,14 +80,20 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in ours.score(windows, task))
     for window, scores in zip(windows, other.score(windows, task), strict=True):
-        p, q = (engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other))
+        p, q = (
+            engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other)
+        )
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
         np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
 
 
-def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One entry is -inf at every position, and the target of one position is -3.4e38: that position is left out."""
+def test_excluded_tokens_leave_every_score_but_the_divergence(
+    toy_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry is -inf at every position, and the target of one position is -3.4e38: that position
+    is left out.
+    """
     (window,) = toy_windows(1)
     engine = loaded(toy_gguf)
     plain = engine._decode
@@ -95,15 +115,27 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(toy_gguf: Path, mo
     assert [i for i in range(99) if not math.isfinite(scores.logprob[i])] == [40]
     masked = logits.double().cpu()
     masked[:, rare] = -math.inf
-    gold = torch.log_softmax(masked, -1)[torch.arange(99), torch.from_numpy(window.token_ids[1:]).long()]
-    np.testing.assert_allclose(np.delete(scores.logprob, 40), np.delete(gold.numpy(), 40), atol=2e-5)
-    assert engine.provenance()["logits_set_to_floor"] == {"floor": -65504.0, "entries": 100, "targets_left_out": 1}
+    gold = torch.log_softmax(masked, -1)[
+        torch.arange(99), torch.from_numpy(window.token_ids[1:]).long()
+    ]
+    np.testing.assert_allclose(
+        np.delete(scores.logprob, 40), np.delete(gold.numpy(), 40), atol=2e-5
+    )
+    assert engine.provenance()["logits_set_to_floor"] == {
+        "floor": -65504.0,
+        "entries": 100,
+        "targets_left_out": 1,
+    }
     (note,) = engine.provenance()["notes"]
-    assert note.startswith("logits that llama.cpp excludes count as -65504: KL divergence is finite")
+    assert note.startswith(
+        "logits that llama.cpp excludes count as -65504: KL divergence is finite"
+    )
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """llama.cpp's references are logits; only a part of the window's and of the reference's logits is in memory."""
+    """llama.cpp's references are logits; only a part of the window's and of the reference's logits
+    is in memory.
+    """
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
     file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf")
     assert growth("llamacpp", file) < LOGITS / 2
@@ -116,9 +148,13 @@ def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     asked = {"n_threads": 1, "type_k": "q8_0", "type_v": "f16", "flash_attn": True, "n_ubatch": 32}
     assert asked.items() <= said.items()
     assert sum(said["devices"].values()) == 3  # two layers and the head
-    (cache,) = said["kv_cache_layers"]  # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16
+    (cache,) = said[
+        "kv_cache_layers"
+    ]  # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16
     assert (cache["count"], cache["stored"]) == (2, "q8_0 (values f16)")
-    assert cache["token_bytes"] == pytest.approx(2 * (34 + 64), abs=0.005 * 1024**2 / said["n_ctx"] / 2)
+    assert cache["token_bytes"] == pytest.approx(
+        2 * (34 + 64), abs=0.005 * 1024**2 / said["n_ctx"] / 2
+    )
     assert said["logits_set_to_floor"]["entries"] == 0
     assert said["notes"] == []
     layers = {(each.name, each.count, each.weights) for each in engine.layers()}

@@ -17,7 +17,16 @@ from compare_q.backends.reference.comparison import Comparison, Piece, Reference
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import Reader, open_reference, seal
-from tests.support.stores import IDENTITY, KEY, digest, digests, numbers, record, state_store, store_of
+from tests.support.stores import (
+    IDENTITY,
+    KEY,
+    digest,
+    digests,
+    numbers,
+    record,
+    state_store,
+    store_of,
+)
 from tests.support.toy import refusal
 
 
@@ -55,7 +64,9 @@ def test_windows_come_in_any_order(
     assert sorted(store.read) == [0, 1, 2, 3, 4, 5]  # each exactly once
 
 
-def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_read_ahead_within_the_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The memory is half of the bytes of 6 windows: 3 windows are read ahead of the one in use."""
     store = counting(tmp_path / "store", 6)
     n_bytes = sum(map(store.window_bytes, store.windows))
@@ -74,7 +85,9 @@ def test_windows_are_read_ahead_within_the_memory_for_it(tmp_path: Path, monkeyp
 
 
 def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four chunks of 250 rows: two are read ahead, earlier ones are dropped, and any rows may be read again."""
+    """Four chunks of 250 rows: two are read ahead, earlier ones are dropped, and any rows may be
+    read again.
+    """
     record(tmp_path, [1, 2])
     states = numbers(1000, 4, seed=9)
     Recorder(tmp_path, KEY, digests([0]), "states").write(0, states)
@@ -89,7 +102,9 @@ def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.equal(windows.get(whole(2)), numbers(3, 4, seed=2))
     windows.drop(0)
     assert {piece.window for piece in windows.futures} == {1, 2}
-    with pytest.raises(ModelError, match="window 0: the reference has 1000 positions, the window 999"):
+    with pytest.raises(
+        ModelError, match="window 0: the reference has 1000 positions, the window 999"
+    ):
         windows.get(StoredRows(0, 999, 900, 999))
     windows.close()
 
@@ -118,7 +133,9 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
 def test_only_windows_that_are_scored_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Sequence[int], ahead_bytes: int
 ) -> None:
-    """A replica scores a share of a store's 60 windows; others are not read, and none is in memory afterwards."""
+    """A replica scores a share of a store's 60 windows; others are not read, and none is in memory
+    afterwards.
+    """
     monkeypatch.setattr(comparison, "AHEAD_BYTES", ahead_bytes)
     store = counting(tmp_path / "store", 60)
     share = digests(windows)
@@ -178,7 +195,9 @@ def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
     compared.close()
 
 
-def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(comparison, "COMPARED_ENTRIES", 7)  # chunks that do not divide the range
     weight = numbers(50, 4).bfloat16()
     store = store_of(tmp_path / "store", weight)
@@ -190,7 +209,9 @@ def test_a_head_is_shared_only_if_it_is_the_same_to_the_bit(tmp_path: Path, monk
         other = weight.clone()
         other[changed, 3] += 1
         assert not comparison.is_same_weight(store, other, 0, 50)
-    assert not comparison.is_same_weight(store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50)
+    assert not comparison.is_same_weight(
+        store_of(tmp_path / "bias", weight, torch.zeros(50)), weight, 0, 50
+    )
 
 
 def test_no_store_at_all(tmp_path: Path) -> None:
@@ -199,6 +220,9 @@ def test_no_store_at_all(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("no safetensors")
     os.mkfifo(tmp_path / "pipe")  # opening the pipe must not block
     for path in (
-        tmp_path / name for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
+        tmp_path / name
+        for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
     ):
-        assert refusal(open_reference, path).startswith(f"{path}: holds no reference: there is no reference.json; ")
+        assert refusal(open_reference, path).startswith(
+            f"{path}: holds no reference: there is no reference.json; "
+        )

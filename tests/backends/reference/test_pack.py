@@ -1,4 +1,6 @@
-"""A pack finds its windows by their digests, and is refused if its store has other windows than its manifest lists."""
+"""A pack finds its windows by their digests, and is refused if its store has other windows than its
+manifest lists.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,26 @@ DIGESTS = [window.digest for window in WINDOWS]
 def facts(**changes: Any) -> dict[str, Any]:
     """The facts of a manifest."""
     return {
-        "model": "m", "text": {}, "text_digest": "0", "vocabulary": "0", "windows": DIGESTS, "scored_tokens": 76,
-        "engine": "fake", "provenance": {}, "storage": {}, "ppl": 2.0, "created": "2026-01-01", "command": [],
+        "model": "m",
+        "text": {},
+        "text_digest": "0",
+        "vocabulary": "0",
+        "windows": DIGESTS,
+        "scored_tokens": 76,
+        "engine": "fake",
+        "provenance": {},
+        "storage": {},
+        "ppl": 2.0,
+        "created": "2026-01-01",
+        "command": [],
         **changes,
-    }  # fmt: skip
+    }
 
 
 def fake() -> FakeEngine:
-    return FakeEngine(planned("m", "fake", "none", 100, {"vocab_size": TOY_VOCAB, "boost": 2.0, "noise": "bf16"}))
+    return FakeEngine(
+        planned("m", "fake", "none", 100, {"vocab_size": TOY_VOCAB, "boost": 2.0, "noise": "bf16"})
+    )
 
 
 @pytest.fixture
@@ -100,12 +114,16 @@ def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -
     pack_files.write_scores(folder, exchanged, ends, arrays)
     engine = loaded(folder)
     list(engine.score([WINDOWS[1]], ScoreRequest()))
-    with pytest.raises(ModelError, match="the stored states do not give what fake computed: window 0"):
+    with pytest.raises(
+        ModelError, match="the stored states do not give what fake computed: window 0"
+    ):
         list(engine.score([WINDOWS[0]], ScoreRequest()))
 
 
 @pytest.mark.parametrize("digests", [DIGESTS[:3], [*DIGESTS, "0" * 32], [*DIGESTS[:3], "0" * 32]])
-def test_a_store_with_other_windows_than_the_manifest_is_refused(folder: Path, digests: list[str]) -> None:
+def test_a_store_with_other_windows_than_the_manifest_is_refused(
+    folder: Path, digests: list[str]
+) -> None:
     (folder / MANIFEST).unlink()
     pack_files.write_manifest(folder, **facts(windows=digests))
     assert refusal(pack_files.verified, folder).startswith(f"{folder}: {STATES}: ")
@@ -132,11 +150,17 @@ def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "advice"), [(1, "record it again"), (3, "update compare_q")])
-def test_a_pack_of_another_version_is_refused_in_one_line(folder: Path, version: int, advice: str) -> None:
+def test_a_pack_of_another_version_is_refused_in_one_line(
+    folder: Path, version: int, advice: str
+) -> None:
     content = storage.load((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(storage.dump({**content, "format": version, "windows": 4, "heads": []}))
+    (folder / MANIFEST).write_bytes(
+        storage.dump({**content, "format": version, "windows": 4, "heads": []})
+    )
     message = refusal(pack_files.read, folder)
-    assert message.startswith(f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}")
+    assert message.startswith(
+        f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}"
+    )
     assert "\n" not in message
 
 
@@ -217,7 +241,9 @@ DEEP = "[" * 20_000 + "]" * 20_000
         (special("tokenizer/chat_template.jinja", "/dev/zero"), "is a pipe or a device"),
     ],
 )
-def test_a_hostile_pack_is_refused_in_one_line(folder: Path, change: Callable[[Path], None], part: str) -> None:
+def test_a_hostile_pack_is_refused_in_one_line(
+    folder: Path, change: Callable[[Path], None], part: str
+) -> None:
     change(folder)
     with signals_after(PATIENCE_S):
         assert part in refusal(pack_files.verified, folder)
@@ -246,7 +272,9 @@ def signals_after(seconds: int) -> Iterator[None]:
         ("ends", lambda values: values.reshape(1, -1)),
     ],
 )
-def test_scores_of_another_shape_are_refused(folder: Path, name: str, changed: Callable[[Any], Any]) -> None:
+def test_scores_of_another_shape_are_refused(
+    folder: Path, name: str, changed: Callable[[Any], Any]
+) -> None:
     arrays, _ = pack_files.arrays_of(folder / SCORES)
     arrays[name] = changed(arrays[name])
     save_file(arrays, folder / SCORES)
@@ -255,7 +283,9 @@ def test_scores_of_another_shape_are_refused(folder: Path, name: str, changed: C
 
 @pytest.mark.parametrize("shape", [[], {}, None])
 @pytest.mark.parametrize(("pattern", "tensor"), [("head.*", "weight"), ("row.*", "states")])
-def test_a_tensor_without_a_shape_is_of_no_form(tmp_path: Path, pattern: str, tensor: str, shape: Any) -> None:
+def test_a_tensor_without_a_shape_is_of_no_form(
+    tmp_path: Path, pattern: str, tensor: str, shape: Any
+) -> None:
     """The header of a file in an untrusted store may say anything."""
     made = state_store(tmp_path / "store").path
     file = sorted(made.glob(pattern))[0]

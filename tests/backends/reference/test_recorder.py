@@ -1,4 +1,6 @@
-"""Recorded references: states if the head can be recomputed from them, otherwise logits; logits from states."""
+"""Recorded references: states if the head can be recomputed from them, otherwise logits; logits
+from states.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ HEAD = Head(50, "float32")
 
 
 def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_path: Path) -> None:
-    """States are kept if logits differ by at most four spacings of the largest logit, in the first 64 rows."""
+    """States are kept if logits differ by at most four spacings of the largest logit, in the first
+    64 rows.
+    """
     states, weight = numbers(80, 4), numbers(50, 4, seed=1)
     logits = head_logits(HEAD, states, weight, None)
     near, far = logits.clone(), logits.clone()
@@ -35,7 +39,12 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
     far[3, 7] += 5 * 2**-14 * logits[:64].abs().max()
     later = logits.clone()
     later[64:] += 1
-    for given, contents in ((logits, "states"), (near, "states"), (far, "logits"), (later, "states")):
+    for given, contents in (
+        (logits, "states"),
+        (near, "states"),
+        (far, "logits"),
+        (later, "states"),
+    ):
         recorder = Recorder.of_engine(tmp_path, "", {}, (weight, None, HEAD), given, lambda: states)
         assert (recorder.contents, bool(recorder.reason)) == (contents, contents == "logits")
         assert recorder.chosen(given, lambda: states) is (states if contents == "states" else given)
@@ -43,7 +52,10 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
 
 CASES = {
     "a window": {"states": numbers(5, 4, dtype=torch.bfloat16)},
-    "a head with a bias": {"weight": numbers(50, 4, dtype=torch.float16), "bias": numbers(50, dtype=torch.float16)},
+    "a head with a bias": {
+        "weight": numbers(50, 4, dtype=torch.float16),
+        "bias": numbers(50, dtype=torch.float16),
+    },
     "two dtypes": {"a": numbers(3, 5, dtype=torch.bfloat16), "b": numbers(2, dtype=torch.float32)},
     "no rows": {"states": torch.zeros(0, 4)},
     "rows that lie apart": {"logits": numbers(6, 8)[::2, 1:4]},
@@ -60,7 +72,9 @@ def test_files_are_byte_for_byte_those_of_the_library(
     tensors, metadata = CASES[name], storage.facts_line({"reason": "é"})
     file = storage.keep(tmp_path, "row.000000", recorder.pieces(tensors, metadata))
     data = file.read_bytes()
-    assert data == save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, metadata=metadata)
+    assert data == save(
+        {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, metadata=metadata
+    )
     assert file.name == f"row.000000.{hashlib.sha256(data).hexdigest()[:40]}.safetensors"
     assert storage.header_of(file)[0] == {"reason": "é"}
 
@@ -79,7 +93,9 @@ INF, NAN = math.inf, math.nan
 
 
 def test_logits_from_states_by_hand() -> None:
-    """State [1, 2], head rows [3, 4], [5, 6], [0, -1]: 11, 17, -2; plus a bias; then 10 tanh(z / 10); then halved."""
+    """State [1, 2], head rows [3, 4], [5, 6], [0, -1]: 11, 17, -2; plus a bias; then 10 tanh(z /
+    10); then halved.
+    """
     states, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, -1.0]])
     bias = torch.tensor([0.5, 0.0, -1.0])
     (plain,) = head_logits(Head(3, "float32"), states, weight, None).tolist()
@@ -91,7 +107,9 @@ def test_logits_from_states_by_hand() -> None:
     gold = [10 * math.tanh(z / 10) for z in (11.5, 17.0, -3.0)]
     (capped,) = head_logits(Head(3, "float32", soft_cap=10.0), states, weight, bias).tolist()
     assert capped == pytest.approx(gold, rel=1e-6)
-    (both,) = head_logits(Head(3, "float32", soft_cap=10.0, scale=0.5), states, weight, bias).tolist()
+    (both,) = head_logits(
+        Head(3, "float32", soft_cap=10.0, scale=0.5), states, weight, bias
+    ).tolist()
     assert both == pytest.approx([z / 2 for z in gold], rel=1e-6)
     assert states.tolist() == [[1.0, 2.0]]
     assert bias.tolist() == [0.5, 0.0, -1.0]
@@ -109,11 +127,17 @@ def test_a_masked_or_nan_logit_never_makes_two_things_equal() -> None:
 def test_a_head_is_recomputable_up_to_four_spacings_of_the_largest_logit() -> None:
     """For bfloat16 and logits up to 32, the limit is 4 * 2**-7 * 32 = 1."""
     assert head_mismatch(1.0, 32.0, "bfloat16") == ""
-    assert head_mismatch(1.01, 32.0, "bfloat16") == "its head's product differs from its logits by 1.01"
+    assert (
+        head_mismatch(1.01, 32.0, "bfloat16")
+        == "its head's product differs from its logits by 1.01"
+    )
     assert head_mismatch(1.0, 32.0, "float16") == "its head's product differs from its logits by 1"
     assert head_mismatch("its head is a Strange", 32.0, "bfloat16") == "its head is a Strange"
     for bad in (INF, NAN):
-        assert head_mismatch(bad, 32.0, "bfloat16") == f"its head's product differs from its logits by {bad}"
+        assert (
+            head_mismatch(bad, 32.0, "bfloat16")
+            == f"its head's product differs from its logits by {bad}"
+        )
 
 
 def test_how_far_a_heads_product_is_from_the_logits() -> None:
@@ -124,4 +148,7 @@ def test_how_far_a_heads_product_is_from_the_logits() -> None:
     assert head_difference(head, states, logits + 0.25) == pytest.approx(0.25, rel=1e-6)
     assert head_difference("its head is a Strange", states, logits) == "its head is a Strange"
     assert head_difference(head, states, logits[:, :8]) == "its head has 9 entries for 8 logits"
-    assert head_difference(head, states[:4], logits) == "its head is given other rows than its logits have"
+    assert (
+        head_difference(head, states[:4], logits)
+        == "its head is given other rows than its logits have"
+    )

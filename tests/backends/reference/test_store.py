@@ -1,4 +1,6 @@
-"""The reference store: it returns what was written, can grow, stays valid after a kill, and damage is reported."""
+"""The reference store: it returns what was written, can grow, stays valid after a kill, and damage
+is reported.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,18 @@ from compare_q.backends.reference.store import (
     tidy,
 )
 from tests.support.flips import KilledError, flips, killed_at
-from tests.support.stores import HEAD, IDENTITY, KEY, digest, digests, numbers, record, state_store, store_of, window_of
+from tests.support.stores import (
+    HEAD,
+    IDENTITY,
+    KEY,
+    digest,
+    digests,
+    numbers,
+    record,
+    state_store,
+    store_of,
+    window_of,
+)
 from tests.support.toy import refusal
 
 INF, NAN = math.inf, math.nan
@@ -79,7 +92,10 @@ def record_logits(folder: Path, windows: list[int], logits: torch.Tensor | None 
 def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
-    weight, states = numbers(300, 4, dtype=dtype), [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)]
+    weight, states = (
+        numbers(300, 4, dtype=dtype),
+        [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)],
+    )
     recorder = Recorder(folder, "", digests([0, 1]), "states")
     head = Head(300, "bfloat16", 30.0, 0.25)
     recorder.write(1, states[1])  # windows come in the order in which they finish
@@ -110,9 +126,13 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Logits keep the engine's dtype, even values that float16 cannot hold; non-finite logits are counted later."""
+    """Logits keep the engine's dtype, even values that float16 cannot hold; non-finite logits are
+    counted later.
+    """
     largest = torch.finfo(dtype).max
-    logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(dtype)
+    logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(
+        dtype
+    )
     record_logits(tmp_path / "store", [0], logits)
     seal(tmp_path / "store", IDENTITY, some([0]))
     store = Reader(tmp_path / "store")
@@ -135,7 +155,9 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
         assert recorded(folder, some([0, 1])) == set()
         recorder = Recorder(folder, KEY, digests([0, 1]), "states")
         recorder.write(window, numbers(3, 4, seed=window))
-        recorder.write_head((weight[first:last], None if bias is None else bias[first:last], HEAD), first)
+        recorder.write_head(
+            (weight[first:last], None if bias is None else bias[first:last], HEAD), first
+        )
     padding = (weight[:0], None if bias is None else bias[:0], HEAD)  # a rank may have nothing else
     Recorder(folder, KEY, {}, "states").write_head(padding, 300)
     seal(folder, IDENTITY, some([0, 1]))
@@ -150,7 +172,9 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
         assert torch.equal(found, weight[first:last])  # shapes too: [0, 4] of nothing
         assert found_bias is None if bias is None else torch.equal(found_bias, bias[first:last])
     text = refusal(store.weight, 100, 301, "cpu")
-    assert text.startswith(f"{store.path}: the reference's head lacks entries between 100 and 301; ")
+    assert text.startswith(
+        f"{store.path}: the reference's head lacks entries between 100 and 301; "
+    )
 
 
 def record_slowly(folder: Path, first: int) -> None:
@@ -160,7 +184,9 @@ def record_slowly(folder: Path, first: int) -> None:
 
 @pytest.mark.engine
 def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
-    """After a SIGKILL at any point, the written windows count, and the next run records the missing ones."""
+    """After a SIGKILL at any point, the written windows count, and the next run records the missing
+    ones.
+    """
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     context = multiprocessing.get_context("fork")
@@ -206,10 +232,15 @@ def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
     store.verify()
     assert store.windows.keys() == set(some([1, 2, 5, 7, 9]))
     assert store.identity["label"] == "other label"
-    assert all((folder / name).read_bytes() == data for name, data in before.items() if name != MANIFEST)
+    assert all(
+        (folder / name).read_bytes() == data for name, data in before.items() if name != MANIFEST
+    )
     assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))  # it was not replaced
     assert torch.equal(store.window(digest(9)), numbers(3, 4, seed=18))
-    assert names(folder) == {MANIFEST, *store.manifest.files}  # the second recording of window 2 is deleted
+    assert names(folder) == {
+        MANIFEST,
+        *store.manifest.files,
+    }  # the second recording of window 2 is deleted
     assert store.manifest.made
     grown(folder, [0, 9])
     assert Reader(folder).windows.keys() == set(some([0, 1, 2, 5, 7, 9]))
@@ -220,7 +251,9 @@ def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
 
 
 def test_a_recording_identifies_a_windows_numbers_and_the_head(tmp_path: Path) -> None:
-    """It stays the same while the store grows, and in a store that is recorded again with the same numbers."""
+    """It stays the same while the store grows, and in a store that is recorded again with the same
+    numbers.
+    """
     store = Reader(store_with(tmp_path / "one" / "store", [0, 1]))
     recording = store.recording(digest(0))
     assert len(recording) == 16
@@ -257,13 +290,18 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
             store = Reader(folder)
             store.verify()
             assert store.windows.keys() in (set(some(range(first))), set(some(range(4))))
-        assert all((folder / name).read_bytes() == data for name, data in old.items() if name != MANIFEST)
+        assert all(
+            (folder / name).read_bytes() == data for name, data in old.items() if name != MANIFEST
+        )
         assert is_free(folder) or first or (folder / MANIFEST).exists()
         grown(folder, range(4))
         tidy(folder)
         found = contents_of(folder)
         found[MANIFEST] = found[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]
-        assert found == {**gold, MANIFEST: gold[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]}, operation
+        assert found == {
+            **gold,
+            MANIFEST: gold[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0],
+        }, operation
         shutil.rmtree(folder.parent)
         if ended:
             break
@@ -288,11 +326,19 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     discard(made)  # a missing folder is accepted
     state_store(made)
     digest = "0" * 40
-    for name in ("notes.txt", "row.000007.safetensors", f"mine.{digest}.safetensors", "part.x.jsonl", ".hidden"):
+    for name in (
+        "notes.txt",
+        "row.000007.safetensors",
+        f"mine.{digest}.safetensors",
+        "part.x.jsonl",
+        ".hidden",
+    ):
         (made / name).write_text("mine")
     (made / f"row.000008.{digest}.safetensors").symlink_to(outside)
     (made / f"row.000009.{digest}.safetensors").mkdir()
-    mine = {entry.name for entry in made.iterdir()} - names(state_store(tmp_path / "other" / "ours").path)
+    mine = {entry.name for entry in made.iterdir()} - names(
+        state_store(tmp_path / "other" / "ours").path
+    )
     assert not is_free(made)
     discard(made)
     assert names(made) == mine
@@ -356,8 +402,12 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
     assert not (folder / MANIFEST).exists()
 
 
-def test_a_killed_run_records_one_of_its_windows_again_until_the_head_is_written(tmp_path: Path) -> None:
-    """The run that records this window also writes the head.  In a store, the head is compared with the store's."""
+def test_a_killed_run_records_one_of_its_windows_again_until_the_head_is_written(
+    tmp_path: Path,
+) -> None:
+    """The run that records this window also writes the head.  In a store, the head is compared with
+    the store's.
+    """
     folder = tmp_path / "store"
     record(folder, [3, 0, 8], closed=False)
     assert recorded(folder, some([0, 3, 5, 8])) == set(some([0, 3]))
@@ -400,7 +450,9 @@ def test_windows_that_cannot_be_kept_are_deleted_alone(folder: Path) -> None:
 
 
 def test_windows_of_another_store_are_not_taken(tmp_path: Path) -> None:
-    """A file that was moved from another reference's folder is ignored: its header names the key of that reference."""
+    """A file that was moved from another reference's folder is ignored: its header names the key of
+    that reference.
+    """
     mine = tmp_path / "mine"
     other = tmp_path / "other"
     record(mine, [0], closed=False)
@@ -436,7 +488,9 @@ def test_a_store_forgets_windows(folder: Path) -> None:
     assert torch.equal(Reader(folder).window(digest(1)), numbers(3, 4, seed=1))
 
 
-@pytest.mark.parametrize("reason", ["no window left", "damaged head", "missing head", "damaged manifest"])
+@pytest.mark.parametrize(
+    "reason", ["no window left", "damaged head", "missing head", "damaged manifest"]
+)
 def test_a_store_that_is_of_no_use_is_deleted(folder: Path, reason: str) -> None:
     (head,) = folder.glob("head.*")
     windows = some([1])
@@ -460,7 +514,9 @@ def test_a_store_that_is_of_no_use_is_deleted(folder: Path, reason: str) -> None
 def test_a_kill_while_windows_are_forgotten_leaves_a_whole_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: list[int]
 ) -> None:
-    """A run is killed before its n-th operation on a file, for every n; another run forgets them, or needs them."""
+    """A run is killed before its n-th operation on a file, for every n; another run forgets them,
+    or needs them.
+    """
     kept = [window for window in range(3) if window not in windows]
     ended = False
     for operation in range(100):

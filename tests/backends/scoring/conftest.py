@@ -1,7 +1,7 @@
 """The partial statistics in torch and in the Triton kernel, as one fixture.
 
-Without a GPU the kernel runs in Triton's interpreter, in a separate process: the interpreter must be chosen before
-Triton is first imported, and no other test may use it.
+Without a GPU the kernel runs in Triton's interpreter, in a separate process: the interpreter must
+be chosen before Triton is first imported, and no other test may use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tests.support.definitions import Partial
 CUDA = torch.cuda.is_available()
 TRITON = (
     pytest.mark.engine,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
 )
 
 
@@ -33,7 +35,9 @@ def in_interpreter(saved: bytes) -> np.ndarray:
     """Run the kernel in the interpreter's process; ``saved``: its tensors, with their strides."""
     given = torch.load(io.BytesIO(saved))
     with np.errstate(all="ignore"):
-        importlib.import_module("compare_q.backends.scoring.triton_kernels").partial_statistics(**given)
+        importlib.import_module("compare_q.backends.scoring.triton_kernels").partial_statistics(
+            **given
+        )
     out: np.ndarray = given["out"].numpy()
     return out
 
@@ -47,22 +51,36 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
             yield pool
 
 
-@pytest.fixture(params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)])
+@pytest.fixture(
+    params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)]
+)
 def partial(request: pytest.FixtureRequest) -> Partial:
-    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; other tensors must not change."""
+    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; other tensors must not
+    change.
+    """
     implementation = request.param
 
     def run(**given: Any) -> np.ndarray:
-        before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
+        before = {
+            name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)
+        }
         if implementation == "triton" and not CUDA and given["logits"].shape[1]:
             buffer = io.BytesIO()
             torch.save(given, buffer)
             pool = request.getfixturevalue("interpreter")
             return pool.submit(in_interpreter, buffer.getvalue()).result()
-        used = {name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
-                for name, value in given.items()}  # fmt: skip
-        assert implementation != "triton" or not CUDA or token_statistics.triton_kernels() is not None
-        (token_statistics.torch_partial if implementation == "torch-cuda" else token_statistics.partial)(**used)
+        used = {
+            name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
+            for name, value in given.items()
+        }
+        assert (
+            implementation != "triton" or not CUDA or token_statistics.triton_kernels() is not None
+        )
+        (
+            token_statistics.torch_partial
+            if implementation == "torch-cuda"
+            else token_statistics.partial
+        )(**used)
         for name in before.keys() - {"out"}:
             assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
         out: np.ndarray = used["out"].cpu().numpy()
@@ -80,5 +98,7 @@ def partial(request: pytest.FixtureRequest) -> Partial:
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
     """The same values, with the same row stride and offset."""
-    storage = torch.empty(x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda")
+    storage = torch.empty(
+        x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda"
+    )
     return storage.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)

@@ -24,11 +24,15 @@ def test_limits(formats: list[str], on_gpu: bool, expected: float) -> None:
 
 
 def test_faults_by_hand() -> None:
-    """0.1 and 0.3 nats are 0.2 on average.  A token that prefill excludes does not count; a token with NaN counts."""
+    """0.1 and 0.3 nats are 0.2 on average.  A token that prefill excludes does not count; a token
+    with NaN counts.
+    """
     prefill = np.array([-1.0, -2.0, -np.inf], np.float32)
     decoded = np.array([-1.1, -1.7, -3.0], np.float32)
     found = decode_check.difference(decoded, prefill)
     assert found == pytest.approx(0.2)
     assert decode_check.fault(found, 0.21) == ""
     assert "0.2 nats" in decode_check.fault(found, 0.19)
-    assert decode_check.fault(decode_check.difference(np.array([np.nan, -2.0, 0.0], np.float32), prefill), 1.0)
+    assert decode_check.fault(
+        decode_check.difference(np.array([np.nan, -2.0, 0.0], np.float32), prefill), 1.0
+    )

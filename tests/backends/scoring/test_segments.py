@@ -1,5 +1,7 @@
-"""Scores in segments: committed scores come back bit for bit, and only for their own windows.  Segments and records
-that are damaged, in the wrong folder or from elsewhere are not used, and do not stop a run."""
+"""Scores in segments: committed scores come back bit for bit, and only for their own windows.
+Segments and records that are damaged, in the wrong folder or from elsewhere are not used, and do
+not stop a run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from tests.support.toy import refusal
 TAG, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-def pairs(windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0) -> list[tuple[Window, TokenScores]]:
+def pairs(
+    windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0
+) -> list[tuple[Window, TokenScores]]:
     return [(window, random_scores(window, names, seed)) for window in windows]
 
 
@@ -38,7 +42,9 @@ def named(windows: Iterable[Window]) -> set[str]:
 
 
 def by_hand(file: Path) -> dict[str, dict[str, bytes]]:
-    """Return digest -> column -> bytes of a segment, parsed by the description of safetensors' format."""
+    """Return digest -> column -> bytes of a segment, parsed by the description of safetensors'
+    format.
+    """
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -59,13 +65,18 @@ REFERENCE = ("ref_logprob", "ref_top1_logprob", "kld", "same_top")
 def same(*scores: TokenScores) -> bool:
     """True if scores are equal bit for bit, with the same columns absent."""
     columns = [[getattr(each, name) for name in COLUMNS] for each in scores]
-    a, b = ([column if column is None else (column.dtype, column.tobytes()) for column in each] for each in columns)
+    a, b = (
+        [column if column is None else (column.dtype, column.tobytes()) for column in each]
+        for each in columns
+    )
     return scores[0].window == scores[1].window and a == b
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
-    """Random windows in random groups and order, some columns absent; they are read by compare_q and by hand."""
+    """Random windows in random groups and order, some columns absent; they are read by compare_q
+    and by hand.
+    """
     rng = np.random.default_rng(seed)
     windows = random_windows(int(rng.integers(1, 30)), seed)
     names = ["logprob", *(name for name in list(segments.COLUMNS)[1:] if rng.random() < 0.6)]
@@ -84,7 +95,9 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
     assert loaded.damaged == ()
     assert loaded.sessions == {"s": pytest.approx(len(files))}
     read = {index: columns for file in files for index, columns in by_hand(file).items()}
-    assert {index: set(columns) for index, columns in read.items()} == {index: set(names) for index in given}
+    assert {index: set(columns) for index, columns in read.items()} == {
+        index: set(names) for index in given
+    }
     for index, columns in read.items():
         assert all(getattr(given[index], name).tobytes() == data for name, data in columns.items())
 
@@ -92,7 +105,11 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
 def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) -> None:
     windows = random_windows(6)
     digests = [window.digest for window in windows]
-    one, two, alone = pairs(windows[:4], seed=1), pairs(windows[2:], seed=2), pairs(windows[3:5], seed=3)
+    one, two, alone = (
+        pairs(windows[:4], seed=1),
+        pairs(windows[2:], seed=2),
+        pairs(windows[3:5], seed=3),
+    )
     commit(tmp_path, TAG, one, "one", 4.0)
     commit(tmp_path, OTHER, two, "two", 4.0)
     commit(tmp_path, ALONE, alone, "alone", 2.0)
@@ -101,7 +118,9 @@ def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) ->
     assert committed(tmp_path, "f" * 16) == set()
     assert committed(tmp_path, ALONE) == set(digests)
     assert load(tmp_path, TAG, windows).scores.keys() == set(digests[:4])
-    loaded = load(tmp_path, ALONE, windows)  # TAG and OTHER have four windows each: the first by name
+    loaded = load(
+        tmp_path, ALONE, windows
+    )  # TAG and OTHER have four windows each: the first by name
     assert loaded.scores.keys() == set(digests)
     assert loaded.sessions.keys() == {"one", "two"}
     for window, scores in one:
@@ -123,7 +142,9 @@ def test_segments_of_a_tag_that_0_3_wrote_are_ignored(tmp_path: Path) -> None:
 
 
 def test_no_segment_serves_another_window(tmp_path: Path) -> None:
-    """Not a window with another token, other scored positions or fewer tokens; unrequested windows are left out."""
+    """Not a window with another token, other scored positions or fewer tokens; unrequested windows
+    are left out.
+    """
     windows = random_windows(4, longest=10)
     commit(tmp_path, TAG, pairs(windows), "s", 4.0)
     ids, spans = windows[1].token_ids, windows[1].spans
@@ -166,13 +187,20 @@ def test_scores_compared_with_other_numbers_of_a_window_are_not_used(tmp_path: P
     first, second, third = (window.digest for window in windows)
     old = dict.fromkeys((first, second, third), "0123456789abcdef")
     commit(tmp_path, TAG, pairs(windows, seed=1), "old", 1.0, old)
-    now = {first: old[first], second: "ffffffffffffffff"}  # the store has recorded one window again, and lost one
+    now = {
+        first: old[first],
+        second: "ffffffffffffffff",
+    }  # the store has recorded one window again, and lost one
     assert committed(tmp_path, TAG, old) == {first, second, third}
     assert committed(tmp_path, TAG, now) == {first, third}
     assert committed(tmp_path, TAG) == {first, second, third}
     assert load(tmp_path, TAG, windows, now).scores.keys() == {first, third}
     assert load(tmp_path, TAG, windows, {first: ""}).scores.keys() == {second, third}
-    assert committed(tmp_path, ALONE, now) == {first, second, third}  # what does not depend on the reference
+    assert committed(tmp_path, ALONE, now) == {
+        first,
+        second,
+        third,
+    }  # what does not depend on the reference
     assert load(tmp_path, ALONE, windows, now).scores.keys() == {first, second, third}
     new = pairs(windows[1:2], seed=2)
     commit(tmp_path, TAG, new, "new", 1.0, now)
@@ -211,22 +239,33 @@ def read(folder: Path) -> tuple[dict[str, TokenScores], set[Path]]:
 
 
 def test_every_flipped_bit_is_found(folder: Path) -> None:
-    """The windows or the record of the damaged file are missing; everything else is read, and no number differs."""
+    """The windows or the record of the damaged file are missing; everything else is read, and no
+    number differs.
+    """
     whole, held = segments.records(folder), {}
     for file in sorted(folder.iterdir()):
         other = file.rename(folder / "away")
-        held[file] = (GIVEN.keys() - read(folder)[0].keys(), whole.keys() - segments.records(folder).keys())
+        held[file] = (
+            GIVEN.keys() - read(folder)[0].keys(),
+            whole.keys() - segments.records(folder).keys(),
+        )
         other.rename(file)
     for file, position in flips(sorted(held), seed=1):
         found, damaged = read(folder)
         windows, sessions = held[file]
         assert (found.keys(), damaged) == (GIVEN.keys() - windows, {file}), position
-        assert segments.records(folder) == {name: each for name, each in whole.items() if name not in sessions}
+        assert segments.records(folder) == {
+            name: each for name, each in whole.items() if name not in sessions
+        }
     assert read(folder)[1] == set()
 
 
-def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second run scores the missing windows; then all windows have scores, and no temporary file is left."""
+def test_a_kill_at_any_moment_loses_only_what_was_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run scores the missing windows; then all windows have scores, and no temporary
+    file is left.
+    """
     for operation in range(40):
         folder = tmp_path / str(operation)
         with killed_at(operation, monkeypatch) as done:
@@ -253,14 +292,18 @@ def test_a_kill_at_any_moment_loses_only_what_was_under_way(tmp_path: Path, monk
 
 
 def test_whole_files_under_another_key_are_neither_read_nor_deleted(folder: Path) -> None:
-    """The files were copied by hand, or by a repair of the file system; the digests of the windows are equal."""
+    """The files were copied by hand, or by a repair of the file system; the digests of the windows
+    are equal.
+    """
     other = folder.with_name("other")
     shutil.copytree(folder, other)
     assert read(folder)[0].keys() == GIVEN.keys()
     assert read(other) == ({}, set())
     assert segments.records(other) == {}
     assert not segments.committed(other, TAG)
-    assert segments.foreign(other) == sum(file.suffix == ".safetensors" for file in folder.iterdir())
+    assert segments.foreign(other) == sum(
+        file.suffix == ".safetensors" for file in folder.iterdir()
+    )
     assert not segments.foreign(folder)
     before = {file.name for file in other.iterdir()}
     segments.forget(other, DIGESTS)
@@ -273,7 +316,9 @@ def test_segments_of_0_3_are_neither_used_nor_deleted(folder: Path) -> None:
     """Version 3 numbered the windows of one text."""
     for file in segments.segment_files(folder):
         facts, _ = storage.header_of(file)
-        windows = [[DIGESTS.index(window), count, window[:16]] for window, count, _ in facts["windows"]]
+        windows = [
+            [DIGESTS.index(window), count, window[:16]] for window, count, _ in facts["windows"]
+        ]
         metadata = storage.facts_line({**facts, "version": 3, "windows": windows})
         storage.keep(folder, TAG, [safetensors.save(safetensors.load_file(file), metadata)])
         file.unlink()
@@ -325,7 +370,9 @@ def test_forgetting_rewrites_shared_segments(folder: Path) -> None:
     found = segments.segment_in(rest)
     assert found is not None
     assert found.seconds == pytest.approx(6.0 * n_scored[3] / (n_scored[2] + n_scored[3]))
-    assert sum(file.exists() for file in untouched) == len(untouched) - 1  # the segment of the windows 3 to 5
+    assert (
+        sum(file.exists() for file in untouched) == len(untouched) - 1
+    )  # the segment of the windows 3 to 5
     assert segments.records(folder).keys() == {"s", "t", "u", "begun"}
     segments.forget(folder, DIGESTS)
     assert [file.name for file in folder.iterdir()] == ["record.begun.json"]
@@ -372,7 +419,9 @@ def test_a_kill_while_windows_are_forgotten_loses_no_other_window(
 
 
 def test_a_segment_that_was_read_before_is_read_again_once_it_has_changed(tmp_path: Path) -> None:
-    """A process keeps the headers of old files; here the file is old, and other bytes or no file are there later."""
+    """A process keeps the headers of old files; here the file is old, and other bytes or no file
+    are there later.
+    """
     windows = random_windows(2)
     file = commit(tmp_path, ALONE, pairs(windows), "s", 1.0)
     assert file is not None
@@ -391,10 +440,16 @@ def test_a_segment_that_was_read_before_is_read_again_once_it_has_changed(tmp_pa
 
 def test_many_windows_in_many_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2,000 segments of 10 windows each; 100 windows of 100 segments are read."""
-    windows = [Window.scored_from(index, np.arange(index, index + 4, dtype=np.int32)) for index in range(20_000)]
+    windows = [
+        Window.scored_from(index, np.arange(index, index + 4, dtype=np.int32))
+        for index in range(20_000)
+    ]
     column = np.zeros(3, np.float32)
     for first in range(0, len(windows), 10):
-        scored = [(window, TokenScores(window.index, column + window.index)) for window in windows[first : first + 10]]
+        scored = [
+            (window, TokenScores(window.index, column + window.index))
+            for window in windows[first : first + 10]
+        ]
         commit(tmp_path, ALONE, scored, "s", 1.0)
     began = time.perf_counter()
     assert committed(tmp_path, ALONE) == named(windows)

@@ -1,5 +1,7 @@
-"""Partial statistics and their merging, in torch and in the Triton kernel, compared with float64 in plain Python loops;
-excluded tokens, NaN and infinities, which are never replaced by a number, and never clamped."""
+"""Partial statistics and their merging, in torch and in the Triton kernel, compared with float64 in
+plain Python loops; excluded tokens, NaN and infinities, which are never replaced by a number, and
+never clamped.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: fl
 
 
 def split(
-    partial: Partial, logits: torch.Tensor, targets: Any, cuts: list[int], reference: torch.Tensor | None = None
+    partial: Partial,
+    logits: torch.Tensor,
+    targets: Any,
+    cuts: list[int],
+    reference: torch.Tensor | None = None,
 ) -> TokenScores:
     """Scores from shards that end at ``cuts`` and at the end."""
     edges = [0, *cuts, logits.shape[1]]
@@ -55,8 +61,12 @@ def test_every_field_is_its_definition(
 
 
 @pytest.fixture(scope="module", params=[0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
-def real_size(request: pytest.FixtureRequest) -> tuple[torch.Tensor, list[int], torch.Tensor, dict[str, list[float]]]:
-    """Logits of 49,152 entries, targets, a reference, and the scores by definition: a second of plain Python."""
+def real_size(
+    request: pytest.FixtureRequest,
+) -> tuple[torch.Tensor, list[int], torch.Tensor, dict[str, list[float]]]:
+    """Logits of 49,152 entries, targets, a reference, and the scores by definition: a second of
+    plain Python.
+    """
     reference = draw(2, 49152, sigma=request.param).bfloat16()
     logits = (reference.float() + draw(2, 49152, seed=1, sigma=0.1)).bfloat16()
     targets = [int(reference[0].argmax()), 49151]
@@ -75,11 +85,14 @@ def test_a_column_slice_scores_like_its_copy(partial: Partial, offset: int) -> N
     assert logits.stride(0) > logits.shape[1]
     targets = list(range(0, 2500, 230))
     np.testing.assert_array_equal(
-        partial(logits, targets, 0, reference), partial(logits.clone(), targets, 0, reference.clone())
+        partial(logits, targets, 0, reference),
+        partial(logits.clone(), targets, 0, reference.clone()),
     )
 
 
-@pytest.mark.parametrize("cuts", [[1500], [1000, 2000], [1, 2999], [700, 701, 702], [0, 3000]], ids=str)
+@pytest.mark.parametrize(
+    "cuts", [[1500], [1000, 2000], [1, 2999], [700, 701, 702], [0, 3000]], ids=str
+)
 def test_shards_merge_to_the_whole(partial: Partial, cuts: list[int]) -> None:
     logits, reference = draw(6, 3000).bfloat16(), draw(6, 3000, seed=1).bfloat16()
     logits[:, 5] = 20.0  # the maxima and some targets are in the first shards only
@@ -103,7 +116,9 @@ def test_a_model_against_itself_has_a_divergence_of_exactly_zero(
     np.testing.assert_array_equal(found.ref_logprob, found.logprob)
 
 
-@pytest.mark.parametrize("places", [(0, 1), (3, 2051), (2050, 2051), (2049, 4096), (7, 4097), (4098, 4099)], ids=str)
+@pytest.mark.parametrize(
+    "places", [(0, 1), (3, 2051), (2050, 2051), (2049, 4096), (7, 4097), (4098, 4099)], ids=str
+)
 def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[int, int]) -> None:
     logits = draw(1, 4100)
     logits[0, list(places)] = 30.0
@@ -134,7 +149,9 @@ def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
     masked[logits < -1e30] = -INF
     found, expected = split(partial, logits, targets, []), definitions(masked, targets, None)
     assert_scores(found, expected)
-    np.testing.assert_allclose(split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5)
+    np.testing.assert_allclose(
+        split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
@@ -148,7 +165,13 @@ def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) 
     for cuts in ([], [1000], [2048, 2500]):
         found = split(partial, logits, [100] * 3, cuts, reference)
         assert np.isnan(
-            [found.logprob[0], found.entropy[0], found.top1_logprob[0], *found.kld[:2], found.ref_logprob[1]]
+            [
+                found.logprob[0],
+                found.entropy[0],
+                found.top1_logprob[0],
+                *found.kld[:2],
+                found.ref_logprob[1],
+            ]
         ).all()
         assert found.top1.tolist() == [False, True, True]
         assert found.same_top.tolist() == [False, False, True]

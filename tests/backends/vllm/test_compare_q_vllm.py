@@ -27,12 +27,15 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(
 names = runpy.run_path(sys.argv[1])
 print(names["load_vllm_score"].__module__, sys.modules["compare_q"].__file__)
 """
-"""A Python in which compare_q is not installed runs a file as exllamav3's compare_q would import it."""
+"""A Python in which compare_q is not installed runs a file as exllamav3's compare_q would import
+it."""
 
 
 @pytest.mark.engine
 def test_logits_are_the_models_own(toy_model: Path) -> None:
-    """Logits [1, L, V] for every position including the last, also if the window is prefilled in chunks of 64."""
+    """Logits [1, L, V] for every position including the last, also if the window is prefilled in
+    chunks of 64.
+    """
     from transformers import AutoModelForCausalLM
 
     model, bpw_layer, bpw_head, vram_bits = compare_q_vllm.load_vllm_score(
@@ -40,16 +43,25 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
     )
     try:
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
-        assert model.planned.max_tokens == 256  # upstream requests length + 512; the toy's context is 256
+        assert (
+            model.planned.max_tokens == 256
+        )  # upstream requests length + 512; the toy's context is 256
         reference = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
-        for window in [*toy_windows(2, 150), toy_windows(1, 150)[0]]:  # the first one again: without prefix cache
+        for window in [
+            *toy_windows(2, 150),
+            toy_windows(1, 150)[0],
+        ]:  # the first one again: without prefix cache
             ids = torch.from_numpy(window.token_ids).long()[None]
             logits = compare_q_vllm.fwd_vllm_score(model, ids)
             assert logits.shape == (1, 150, TOY_VOCAB)
             with torch.inference_mode():
-                torch.testing.assert_close(logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0)
+                torch.testing.assert_close(
+                    logits[0], reference(ids).logits[0], atol=ATOL_LOGIT, rtol=0
+                )
             (scores,) = model.score([window], ScoreRequest())
-            np.testing.assert_allclose(brute_force(logits[0], window), scores.logprob, atol=ATOL_BATCH)
+            np.testing.assert_allclose(
+                brute_force(logits[0], window), scores.logprob, atol=ATOL_BATCH
+            )
         with pytest.raises(ModelError, match=r"must be \[1, L\]"):
             compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))
     finally:
@@ -64,13 +76,30 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
     printed = dict(line.split(": ") for line in first.splitlines())
     assert printed["Windows"] == "18"  # ceil((1000 - 100) / 50)
     assert printed["Tokens"] == str(18 * 99)
-    data = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(toy_text),
-            "eval_len": 100, "eval_stride": 50}  # fmt: skip
-    model = {"load_fn": "vllm_score", "label": "x", "model_dir": str(toy_model),
-             "engine": {"tensor_parallel_size": 1, "trust_remote_code": False}}  # fmt: skip
+    data = {
+        "tokenizer_dir": str(toy_model),
+        "dataset": "text",
+        "path": str(toy_text),
+        "eval_len": 100,
+        "eval_stride": 50,
+    }
+    model = {
+        "load_fn": "vllm_score",
+        "label": "x",
+        "model_dir": str(toy_model),
+        "engine": {"tensor_parallel_size": 1, "trust_remote_code": False},
+    }
     (tmp_path / "d.json").write_text(json.dumps(data))
     (tmp_path / "m.json").write_text(json.dumps(model))
-    out = run("eval/compare_q.py", "-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", tmp_path / "r.json")
+    out = run(
+        "eval/compare_q.py",
+        "-d",
+        tmp_path / "d.json",
+        "-m",
+        tmp_path / "m.json",
+        "-o",
+        tmp_path / "r.json",
+    )
     assert "1 of 1 rows come from the cache" in out  # one entry: same windows, model and options
     (result,) = json.loads((tmp_path / "r.json").read_text())["models"]
     assert float(printed["Perplexity"]) == pytest.approx(result["ppl"], abs=1e-3)
@@ -84,12 +113,19 @@ def run(script: str, *words: object) -> str:
 
 
 def test_the_log_has_a_new_name_and_is_deleted_at_the_end(tmp_path: Path) -> None:
-    """The folder of temporary files may be shared: a name that can be guessed could be another user's link."""
+    """The folder of temporary files may be shared: a name that can be guessed could be another
+    user's link.
+    """
     code = "import compare_q_vllm, os; logs = [compare_q_vllm.new_log() for _ in range(2)]; print(*logs)\n"
     code += "print(*(oct(os.stat(log).st_mode & 0o777) for log in logs))"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     logs, modes = map(str.split, done.stdout.splitlines())
     assert len(set(logs)) == 2
@@ -104,5 +140,7 @@ def test_a_link_beside_another_program_finds_its_checkout(tmp_path: Path) -> Non
     link.symlink_to(ROOT / "compare_q_vllm.py")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", LINKED, str(link)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.stdout == f"<run_path> {ROOT / 'compare_q' / '__init__.py'}\n", done.stderr

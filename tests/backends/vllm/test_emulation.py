@@ -27,7 +27,9 @@ def unpacked(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tens
 
 
 def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
-    """Activations [n, in] rounded to NVFP4: FP8 scales of groups of 16 under the global one, then the nearest E2M1."""
+    """Activations [n, in] rounded to NVFP4: FP8 scales of groups of 16 under the global one, then
+    the nearest E2M1.
+    """
     groups = x.double().unflatten(-1, (-1, 16))
     scale = groups.abs().amax(-1, keepdim=True) / 6 * global_scale
     scale = scale.clamp(max=448).to(torch.float8_e4m3fn).double() / global_scale
@@ -36,13 +38,17 @@ def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     return (torch.from_numpy(nearest * np.sign(ratios)) * scale).flatten(-2).to(x.dtype)
 
 
-pytestmark = [pytest.mark.engine, pytest.mark.skipif(GPU, reason="on a GPU vLLM chooses another kernel")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(GPU, reason="on a GPU vLLM chooses another kernel"),
+]
 WINDOWS = toy_windows(3, 100)
 
 
 def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
-    """Log-probabilities of WINDOWS by the toy model in float32, with the checkpoint's dequantized weights, and with
-    rounded activations if the checkpoint has scales for them."""
+    """Log-probabilities of WINDOWS by the toy model in float32, with the checkpoint's dequantized
+    weights, and with rounded activations if the checkpoint has scales for them.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
@@ -51,14 +57,19 @@ def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
             if f"{name}.weight_packed" not in file.keys():  # noqa: SIM118
                 continue
             parts = (
-                file.get_tensor(f"{name}.{part}") for part in ("weight_packed", "weight_scale", "weight_global_scale")
+                file.get_tensor(f"{name}.{part}")
+                for part in ("weight_packed", "weight_scale", "weight_global_scale")
             )
             layer.weight.data = unpacked(*parts).float()
             if f"{name}.input_global_scale" in file.keys():  # noqa: SIM118
                 scale = float(file.get_tensor(f"{name}.input_global_scale"))
-                layer.register_forward_pre_hook(lambda _, given, scale=scale: (rounded(given[0], scale),))
+                layer.register_forward_pre_hook(
+                    lambda _, given, scale=scale: (rounded(given[0], scale),)
+                )
     with torch.inference_mode():
-        logits = [model(torch.from_numpy(window.token_ids).long()[None]).logits[0] for window in WINDOWS]
+        logits = [
+            model(torch.from_numpy(window.token_ids).long()[None]).logits[0] for window in WINDOWS
+        ]
     return [brute_force(own, window) for own, window in zip(logits, WINDOWS, strict=True)]
 
 

@@ -23,12 +23,31 @@ from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import vllm_engine as vllm_score
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded, window_of
-from tests.support.toy import ATOL_BATCH, ATOL_LOGPROB, GPU, TOY_CONTEXT, TOY_VOCAB, brute_force, planned, toy_windows
-from tests.support.vllm_engine import EXACT, FIELDS, WINDOWS, against, assert_exact, engine, scores_of
+from tests.support.toy import (
+    ATOL_BATCH,
+    ATOL_LOGPROB,
+    GPU,
+    TOY_CONTEXT,
+    TOY_VOCAB,
+    brute_force,
+    planned,
+    toy_windows,
+)
+from tests.support.vllm_engine import (
+    EXACT,
+    FIELDS,
+    WINDOWS,
+    against,
+    assert_exact,
+    engine,
+    scores_of,
+)
 from tests.support.vllm_spy import BY, EDITED
 
 pytestmark = pytest.mark.engine
-TWO_DEVICES = pytest.mark.skipif(GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs")
+TWO_DEVICES = pytest.mark.skipif(
+    GPU and torch.cuda.device_count() < 2, reason="tensor parallelism needs two GPUs"
+)
 
 
 def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
@@ -36,7 +55,9 @@ def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
     return compare_q_vllm.fwd_vllm_score(engine, torch.from_numpy(window.token_ids).long()[None])[0]
 
 
-def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH) -> None:
+def assert_same(
+    found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH
+) -> None:
     """Assert that every score of every window is the same."""
     assert found.keys() == gold.keys()
     for index in gold:
@@ -48,7 +69,9 @@ def assert_same(found: dict[int, TokenScores], gold: dict[int, TokenScores], ato
 
 
 def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
-    """A second run has bit-identical scores, because the scheduler is paused while windows are queued."""
+    """A second run has bit-identical scores, because the scheduler is paused while windows are
+    queued.
+    """
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
@@ -56,7 +79,11 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     assert_same(scores_of(toy_engine, WINDOWS), found, atol=0.0)
     said = toy_engine.provenance()
     json.dumps(said)
-    assert (said["dtype"], said["enforce_eager"], said["max_num_batched_tokens"]) == ("float32", True, 64)
+    assert (said["dtype"], said["enforce_eager"], said["max_num_batched_tokens"]) == (
+        "float32",
+        True,
+        64,
+    )
     assert said["model_class"] == "LlamaForCausalLM"
     longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
     assert longest == [100, 150]
@@ -65,7 +92,9 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     assert said["scorer"]["gathered"] is False
 
 
-def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngine, noisy_engine: VllmEngine) -> None:
+def test_repeated_and_shared_beginnings_are_scored_in_full(
+    toy_engine: VllmEngine, noisy_engine: VllmEngine
+) -> None:
     """vLLM caches prefixes by default; positions of a cached prefix would not be scored."""
     (window,) = toy_windows(1, 200)
     again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
@@ -80,22 +109,31 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(toy_engine: VllmEngin
 def test_preempted_windows_are_scored_all_the_same(
     toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
-    """The KV cache has four blocks of 128 tokens.  Four windows of 200 tokens start, each growing by 40 tokens per
-    step; when they need a second block, they preempt each other."""
+    """The KV cache has four blocks of 128 tokens.  Four windows of 200 tokens start, each growing
+    by 40 tokens per step; when they need a second block, they preempt each other.
+    """
     windows = toy_windows(6, 200)
     store = recorded(toy_engine, windows, tmp_path)
     gold = scores_of(noisy_engine, windows, against(store))
     options = {"num_gpu_blocks_override": 5, "block_size": 128, "long_prefill_token_threshold": 40}
-    with engine(noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options) as backend:
+    with engine(
+        noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options
+    ) as backend:
         found = scores_of(backend, windows, against(store))
         assert backend.provenance()["scorer"]["recomputed_positions"] > 0
     assert_same(found, gold)
 
 
-def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path) -> None:
+def test_divergence_against_float64(
+    toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path
+) -> None:
     store = reference.Reader(toy_store)
     store.verify()
-    assert (store.contents, store.head.vocab_size, store.head.dtype) == ("states", TOY_VOCAB, "float32")
+    assert (store.contents, store.head.vocab_size, store.head.dtype) == (
+        "states",
+        TOY_VOCAB,
+        "float32",
+    )
     found = scores_of(noisy_engine, WINDOWS, against(toy_store))
     assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
     assert noisy_engine.provenance()["scorer"]["reference_head"].startswith("a copy, ")
@@ -104,7 +142,9 @@ def test_divergence_against_float64(toy_engine: VllmEngine, noisy_engine: VllmEn
         assert_exact(found[window.index], own_logits(noisy_engine, window), window, EXACT, ref)
 
 
-def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmEngine, toy_store: Path) -> None:
+def test_a_model_against_itself_is_zero_and_its_head_is_shared(
+    toy_engine: VllmEngine, toy_store: Path
+) -> None:
     found = scores_of(toy_engine, WINDOWS, against(toy_store))
     assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-6
     assert all(scores.same_top.all() for scores in found.values())
@@ -116,7 +156,9 @@ def test_a_model_against_itself_is_zero_and_its_head_is_shared(toy_engine: VllmE
 def test_a_reference_from_transformers_gives_the_same(
     toy_model: Path, noisy_engine: VllmEngine, toy_store: Path, tmp_path: Path
 ) -> None:
-    backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    backend = TransformersEngine(
+        planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"})
+    )
     backend.load()
     store = recorded(backend, WINDOWS, tmp_path)
     backend.close()
@@ -129,10 +171,14 @@ def test_a_target_outside_the_shared_vocabulary_is_refused_as_by_engines_of_logi
 ) -> None:
     window = WINDOWS[0]
     largest = int(window.targets.max())
-    other = TransformersEngine(planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"}))
+    other = TransformersEngine(
+        planned("hf", "transformers", str(toy_model), 200, {"dtype": "float32"})
+    )
     other.load()
     for backend in (toy_engine, other):
-        with pytest.raises(ModelError, match=rf"^window 0: token {largest} is outside the {largest} logits$"):
+        with pytest.raises(
+            ModelError, match=rf"^window 0: token {largest} is outside the {largest} logits$"
+        ):
             list(backend.score([window], against(toy_store, vocab_size=largest)))
         assert len(list(backend.score([window], against(toy_store, vocab_size=largest + 1)))) == 1
     other.close()
@@ -153,9 +199,13 @@ def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
 def test_an_interrupted_run_leaves_no_threads(
     toy_engine: VllmEngine, toy_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller that stops, a damaged store, and statistics that fail; each run reads ahead and writes in threads."""
+    """A caller that stops, a damaged store, and statistics that fail; each run reads ahead and
+    writes in threads.
+    """
     (tmp_path / "record").mkdir()
-    request = against(toy_store).model_copy(update={"record": tmp_path / "record", "record_key": "k"})
+    request = against(toy_store).model_copy(
+        update={"record": tmp_path / "record", "record_key": "k"}
+    )
     gold = scores_of(toy_engine, WINDOWS, against(toy_store))
     broken = tmp_path / "broken"
     shutil.copytree(toy_store, broken)
@@ -183,10 +233,20 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
 
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=TOY_VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=TOY_CONTEXT, query_pre_attn_scalar=32,
-        final_logit_softcapping=3.0, sliding_window=64, initializer_range=0.3, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=TOY_VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=TOY_CONTEXT,
+        query_pre_attn_scalar=32,
+        final_logit_softcapping=3.0,
+        sliding_window=64,
+        initializer_range=0.3,
+        dtype="bfloat16",
+    )
     Gemma2ForCausalLM(config).bfloat16().save_pretrained(tmp_path / "gemma")
     with engine(tmp_path / "gemma", logs / "gemma.log") as backend:
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
@@ -200,10 +260,18 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
 
 @TWO_DEVICES
 def test_two_ranks_equal_one_and_gather_nothing(
-    toy_engine: VllmEngine, noisy_engine: VllmEngine, toy_store: Path, toy_model: Path, noisy_model: Path,
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Scores and the store of a TP=2 run; only one row per request is gathered, for vLLM's own token."""
+    toy_engine: VllmEngine,
+    noisy_engine: VllmEngine,
+    toy_store: Path,
+    toy_model: Path,
+    noisy_model: Path,
+    logs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scores and the store of a TP=2 run; only one row per request is gathered, for vLLM's own
+    token.
+    """
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
     gold = scores_of(noisy_engine, WINDOWS, against(toy_store))
     with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
@@ -228,9 +296,15 @@ def test_two_ranks_equal_one_and_gather_nothing(
 
 @TWO_DEVICES
 def test_logits_that_are_edited_after_the_gather_are_gathered(
-    toy_engine: VllmEngine, toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy_engine: VllmEngine,
+    toy_model: Path,
+    logs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The head alone does not compute the served logits: a reference keeps logits, and returns them exactly."""
+    """The head alone does not compute the served logits: a reference keeps logits, and returns them
+    exactly.
+    """
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")
     with engine(toy_model, logs / "edited.log", tensor_parallel_size=2) as backend:
         found = scores_of(backend, WINDOWS)
@@ -250,16 +324,22 @@ def test_scores_that_are_not_vllms_own_stop_the_run(
     toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, shift: str
 ) -> None:
     own = driver.own_logprobs
-    changed = (lambda *a: np.roll(own(*a), 1)) if shift == "by one token" else (lambda *a: own(*a) - 0.5)
+    changed = (
+        (lambda *a: np.roll(own(*a), 1)) if shift == "by one token" else (lambda *a: own(*a) - 0.5)
+    )
     monkeypatch.setattr(driver, "own_logprobs", changed)
-    with pytest.raises(ModelError, match=r"scores differ from vLLM's own prompt_logprobs by .* \(rounding explains"):
+    with pytest.raises(
+        ModelError, match=r"scores differ from vLLM's own prompt_logprobs by .* \(rounding explains"
+    ):
         scores_of(toy_engine, WINDOWS)
 
 
 def test_a_text_that_repeats_one_word_is_scored(
     toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the model's embeddings of the word's tokens are equal, its logits repeat bit for bit at different tokens."""
+    """If the model's embeddings of the word's tokens are equal, its logits repeat bit for bit at
+    different tokens.
+    """
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(toy_model, tmp_path / "alike")
@@ -289,7 +369,9 @@ def test_a_text_that_repeats_one_word_is_scored(
 
 
 def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:
-    """vLLM starts no other Python; an unknown architecture, or a vLLM without these names, changes nothing."""
+    """vLLM starts no other Python; an unknown architecture, or a vLLM without these names, changes
+    nothing.
+    """
     from vllm import ModelRegistry
 
     assert type(ModelRegistry.models["LlamaForCausalLM"]).__name__ == "_RegisteredModel"
@@ -302,8 +384,12 @@ def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) ->
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 
 
-def spoil(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *, always: bool = False) -> None:
-    """Make vLLM's model runner change states: in steps without a request for ``prompt_logprobs``, or ``always``."""
+def spoil(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *, always: bool = False
+) -> None:
+    """Make vLLM's model runner change states: in steps without a request for ``prompt_logprobs``,
+    or ``always``.
+    """
     (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step = runner._get_prompt_logprobs_dict
 
@@ -314,7 +400,9 @@ def spoil(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *
 
 
 def trimmed(states: torch.Tensor) -> torch.Tensor:
-    """Set all but the last 40 rows to zero, as DeepSeek-V4.1's last layers do for tokens before their window."""
+    """Set all but the last 40 rows to zero, as DeepSeek-V4.1's last layers do for tokens before
+    their window.
+    """
     return torch.cat([torch.zeros_like(states[:-40]), states[-40:]])
 
 
@@ -327,8 +415,14 @@ in_this_process = pytest.mark.skipif(GPU, reason="on a GPU the model runner is i
     ("changed", "message"),
     [
         (trimmed, NO_STATES),
-        (lambda states: states.roll(1, 0), "requests without prompt_logprobs score otherwise in vLLM, by .* nats"),
-        (lambda states: states[:1].expand_as(states), "window 0: vLLM's logits are the same at 8 different tokens"),
+        (
+            lambda states: states.roll(1, 0),
+            "requests without prompt_logprobs score otherwise in vLLM, by .* nats",
+        ),
+        (
+            lambda states: states[:1].expand_as(states),
+            "window 0: vLLM's logits are the same at 8 different tokens",
+        ),
     ],
 )
 def test_the_probe_runs_what_scoring_runs(
@@ -343,7 +437,9 @@ def test_the_probe_runs_what_scoring_runs(
 def test_windows_without_states_are_never_scored(
     toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compared with a reference whose states are also zero, such windows would have a KL divergence of 0."""
+    """Compared with a reference whose states are also zero, such windows would have a KL divergence
+    of 0.
+    """
     route = toy_engine.driver.probe(WINDOWS)
     monkeypatch.setattr(toy_engine.driver, "probe", lambda windows: route)
     spoil(toy_engine, monkeypatch, trimmed)
@@ -352,8 +448,12 @@ def test_windows_without_states_are_never_scored(
 
 
 @in_this_process
-def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe measures how much scores differ between runs, and allows this difference without prompt_logprobs."""
+def test_kernels_that_add_in_another_order_every_time(
+    toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe measures how much scores differ between runs, and allows this difference without
+    prompt_logprobs.
+    """
     drawn = torch.Generator().manual_seed(0)
     shaken = lambda states: states * (1 + 0.01 * torch.randn(states.shape, generator=drawn))  # noqa: E731
     spoil(toy_engine, monkeypatch, shaken, always=True)
@@ -361,7 +461,9 @@ def test_kernels_that_add_in_another_order_every_time(toy_engine: VllmEngine, mo
 
 
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
-    """The config requires one layer more than the file has: the worker detects this, and one line reports it."""
+    """The config requires one layer more than the file has: the worker detects this, and one line
+    reports it.
+    """
     broken = tmp_path / "broken"
     shutil.copytree(toy_model, broken)
     config = json.loads((broken / "config.json").read_text())
@@ -374,7 +476,9 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(GPU, reason="TF32 products hide noise of this size")
-def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine) -> None:
+def test_noise_is_that_of_transformers(
+    toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine
+) -> None:
     """In both engines, a layer's noise is the same for the same elements, in any steps and order."""
     from compare_q.backends.hf.transformers_engine import TransformersEngine
 
@@ -382,7 +486,10 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}
     backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 100, options))
     backend.load()
-    gold = {window.index: np.array(brute_force(backend.logits(window), window)) for window in reversed(windows)}
+    gold = {
+        window.index: np.array(brute_force(backend.logits(window), window))
+        for window in reversed(windows)
+    }
     found, plain = (scores_of(each, windows) for each in (floor_engine, toy_engine))
     for index in gold:
         np.testing.assert_allclose(found[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
@@ -393,19 +500,29 @@ def test_noise_is_that_of_transformers(toy_model: Path, toy_engine: VllmEngine, 
 @pytest.mark.parametrize(
     ("quantization", "reason"),
     [
-        ({"sym": True, "desc_act": False}, ""), ({"sym": False, "desc_act": False}, "sym=False"),
-        ({"sym": True, "desc_act": True}, "desc_act=True"), ({"quant_method": "nonsense"}, "nonsense"),
+        ({"sym": True, "desc_act": False}, ""),
+        ({"sym": False, "desc_act": False}, "sym=False"),
+        ({"sym": True, "desc_act": True}, "desc_act=True"),
+        ({"quant_method": "nonsense"}, "nonsense"),
     ],
-)  # fmt: skip
+)
 def test_what_vllm_refuses_by_its_config(
     toy_model: Path, tmp_path: Path, quantization: dict[str, Any], reason: str
 ) -> None:
-    """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read.  The window is as long
-    as the context."""
+    """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read.
+    The window is as long as the context.
+    """
     config = json.loads((toy_model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, **quantization}
+    config["quantization_config"] = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        **quantization,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = VllmEngine.refusal(planned("toy", "vllm_score", str(tmp_path), config["max_position_embeddings"]))
+    found = VllmEngine.refusal(
+        planned("toy", "vllm_score", str(tmp_path), config["max_position_embeddings"])
+    )
     assert reason in found
     assert bool(found) == bool(reason)
     assert len(found.splitlines()) <= 1

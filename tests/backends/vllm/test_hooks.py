@@ -1,4 +1,6 @@
-"""The rows of each request in a step, the scored rows, refusals; a reference's and a model's states in one product."""
+"""The rows of each request in a step, the scored rows, refusals; a reference's and a model's states
+in one product.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,29 @@ class RunnerV1:
 
     def __init__(self) -> None:
         self.requests = {
-            "a": SimpleNamespace(sampling_params=OURS, prompt_token_ids=list(range(10)), num_computed_tokens=4),
-            "b": SimpleNamespace(sampling_params=OTHERS, prompt_token_ids=list(range(10)), num_computed_tokens=0),
-            "c": SimpleNamespace(sampling_params=OURS, prompt_token_ids=[5, 6, 7], num_computed_tokens=3),
+            "a": SimpleNamespace(
+                sampling_params=OURS, prompt_token_ids=list(range(10)), num_computed_tokens=4
+            ),
+            "b": SimpleNamespace(
+                sampling_params=OTHERS, prompt_token_ids=list(range(10)), num_computed_tokens=0
+            ),
+            "c": SimpleNamespace(
+                sampling_params=OURS, prompt_token_ids=[5, 6, 7], num_computed_tokens=3
+            ),
         }
         self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 9, 10]))
         self.input_batch = SimpleNamespace(req_id_to_index={"b": 0, "a": 1, "c": 2})
 
-    def _get_prompt_logprobs_dict(self, hidden_states: Any, num_scheduled_tokens: dict[str, int]) -> str:
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: Any, num_scheduled_tokens: dict[str, int]
+    ) -> str:
         return "original"
 
 
 def test_v1_rows() -> None:
-    """In the batch, request b, which is not a window, precedes a, which is half computed; c is only generating."""
+    """In the batch, request b, which is not a window, precedes a, which is half computed; c is only
+    generating.
+    """
     runner, seen, idle = RunnerV1(), Seen(), [False]
     assert attach(runner, lambda: None if idle[0] else seen) == "V1"
     states = torch.zeros(10, 2)
@@ -79,28 +91,39 @@ class WorkerV2:
         return f"removed {req_id}"
 
     def compute_prompt_logprobs(
-        self, logits_fn: Any, hidden_states: Any, input_batch: Any, all_token_ids: Any, num_computed_tokens: Any,
+        self,
+        logits_fn: Any,
+        hidden_states: Any,
+        input_batch: Any,
+        all_token_ids: Any,
+        num_computed_tokens: Any,
         prompt_lens: Any,
-    ) -> str:  # fmt: skip
+    ) -> str:
         return "original"
 
 
 def test_v2_rows() -> None:
-    """Batch: b (not a window), a (state 2, from token 4), c (prompt finished); a removed request is forgotten."""
+    """Batch: b (not a window), a (state 2, from token 4), c (prompt finished); a removed request is
+    forgotten.
+    """
     worker, seen = WorkerV2(), Seen()
     attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: seen)
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
     worker.add_request("c", 1, OURS)
     batch = SimpleNamespace(
-        req_ids=["b", "a", "c"], idx_mapping_np=np.array([0, 2, 1]), query_start_loc_np=np.array([0, 3, 9, 10]),
+        req_ids=["b", "a", "c"],
+        idx_mapping_np=np.array([0, 2, 1]),
+        query_start_loc_np=np.array([0, 3, 9, 10]),
         num_computed_prefill_tokens_np=np.array([0, 4, 3]),
-    )  # fmt: skip
+    )
     tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
     ((requests, given),) = seen
-    assert taken(requests) == [([7, [[1, 10]]], 4, 3, 5, 9)]  # six rows scheduled, five of them prompt
+    assert taken(requests) == [
+        ([7, [[1, 10]]], 4, 3, 5, 9)
+    ]  # six rows scheduled, five of them prompt
     found = given([of(requests[0].prompt, 5, 8), of(0, 3, 4)])
     assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"
@@ -110,9 +133,13 @@ def test_v2_rows() -> None:
 
 def test_an_unknown_vllm_is_refused() -> None:
     class Renamed:
-        def _get_prompt_logprobs_dict(self, states: object, num_scheduled_tokens: object) -> None: ...
+        def _get_prompt_logprobs_dict(
+            self, states: object, num_scheduled_tokens: object
+        ) -> None: ...
 
-    with pytest.raises(RuntimeError, match=r"takes \('states', .* this vLLM is not one of 0.26 to 0.33"):
+    with pytest.raises(
+        RuntimeError, match=r"takes \('states', .* this vLLM is not one of 0.26 to 0.33"
+    ):
         attach(Renamed(), lambda: None)
 
     class Extension(ScoringExtension):
@@ -142,13 +169,17 @@ class GivenPositions(torch.nn.Module):
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize("positions", [[0, 1, 4], [[0, 1, 4], [0, 1, 4], [0, 1, 4]]])
 def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
-    """The tokens are in a buffer of the runner that is longer than a step; M-RoPE's positions have three equal rows."""
+    """The tokens are in a buffer of the runner that is longer than a step; M-RoPE's positions have
+    three equal rows.
+    """
     model, ids, found = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
     buffers = {"input_ids": SimpleNamespace(gpu=ids)}
     if generation == 2:
         buffers = {"input_buffers": SimpleNamespace(input_ids=ids)}
     runner = SimpleNamespace(get_model=lambda: model, **buffers)
-    handle = hooks.before_forwards(runner, lambda *given: found.append([each.tolist() for each in given]))
+    handle = hooks.before_forwards(
+        runner, lambda *given: found.append([each.tolist() for each in given])
+    )
     model(input_ids=None, positions=torch.tensor(positions))
     handle.remove()
     model(input_ids=None, positions=torch.tensor(positions))
@@ -156,12 +187,19 @@ def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
 
 
 STEP = [
-    RequestRows([5, [(1, 10)]], 4, 12, 6, 10, "e"),  # window 5: positions 4 to 9; 9 predicts nothing
-    RequestRows([2, [(4, 10)]], 0, 0, 8, 10, "b"),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
+    RequestRows(
+        [5, [(1, 10)]], 4, 12, 6, 10, "e"
+    ),  # window 5: positions 4 to 9; 9 predicts nothing
+    RequestRows(
+        [2, [(4, 10)]], 0, 0, 8, 10, "b"
+    ),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
     RequestRows([7, [(1, 5)]], 4, 8, 1, 5, "g"),  # window 7: its last position alone
     RequestRows([8, [(9, 12)]], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
 ]
-PARTS = [ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4), ScoredRows(StoredRows(5, 9, 4, 9), 12, 5, "e", 5)]
+PARTS = [
+    ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4),
+    ScoredRows(StoredRows(5, 9, 4, 9), 12, 5, "e", 5),
+]
 
 
 def test_scored_rows_by_hand() -> None:
@@ -173,7 +211,10 @@ def test_chunks_cut_parts() -> None:
     assert list(chunks_of(PARTS, 10)) == list(chunks_of(PARTS, 20)) == [PARTS]
     assert list(chunks_of(PARTS, 4)) == [
         [ScoredRows(StoredRows(2, 6, 0, 4), 3, 4, "b", 4)],
-        [ScoredRows(StoredRows(2, 6, 4, 5), 7, 1, "b", 8), ScoredRows(StoredRows(5, 9, 4, 7), 12, 3, "e", 5)],
+        [
+            ScoredRows(StoredRows(2, 6, 4, 5), 7, 1, "b", 8),
+            ScoredRows(StoredRows(5, 9, 4, 7), 12, 3, "e", 5),
+        ],
         [ScoredRows(StoredRows(5, 9, 7, 9), 15, 2, "e", 8)],
     ]
     assert list(chunks_of(PARTS, 5)) == [PARTS[:1], PARTS[1:]]
@@ -190,9 +231,16 @@ def model_of(*, by_name: bool) -> Any:
     class Plain(LogitsProcessor):
         def __init__(self) -> None:
             nn.Module.__init__(self)
-            self.org_vocab_size, self.soft_cap, self.scale, self.logits_as_input = 7, None, 1.0, False
+            self.org_vocab_size, self.soft_cap, self.scale, self.logits_as_input = (
+                7,
+                None,
+                1.0,
+                False,
+            )
 
-        def forward(self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: Any = None) -> torch.Tensor:
+        def forward(
+            self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: Any = None
+        ) -> torch.Tensor:
             return hidden_states @ lm_head.weight.T
 
     processor, lm_head = Plain(), SimpleNamespace(weight=WEIGHT)
@@ -208,7 +256,9 @@ def model_of(*, by_name: bool) -> Any:
 @pytest.mark.engine
 @pytest.mark.parametrize("by_name", [False, True])
 def test_states_beside_enter_the_head_as_they_are(by_name: bool) -> None:
-    """A reference's stored states are those that enter the head, so that the model's halving does not apply to them."""
+    """A reference's stored states are those that enter the head, so that the model's halving does
+    not apply to them.
+    """
     source = LogitsSource(model_of(by_name=by_name))
     hidden, beside = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
     own, reference = source.local_beside(hidden, beside)

@@ -24,7 +24,12 @@ from tests.support.vllm_engine import ARGUMENTS, request_for
 pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
 
-OURS = {"max_model_len": 101, "load_format": "safetensors", "trust_remote_code": False, "enforce_eager": True}
+OURS = {
+    "max_model_len": 101,
+    "load_format": "safetensors",
+    "trust_remote_code": False,
+    "enforce_eager": True,
+}
 
 
 def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, Any]:
@@ -33,8 +38,9 @@ def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, A
 
 
 def test_defaults_and_options(toy_model: Path) -> None:
-    """The toy's KV cache takes 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes per token, so that the minimum of 256 MiB
-    is enough."""
+    """The toy's KV cache takes 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes per token, so that the
+    minimum of 256 MiB is enough.
+    """
     sized = {"kv_cache_memory_bytes": 256 << 20}
     assert arguments(toy_model, cpu=True) == OURS | sized
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
@@ -44,14 +50,18 @@ def test_defaults_and_options(toy_model: Path) -> None:
 
 
 def test_windows_that_are_not_split(toy_model: Path) -> None:
-    """With TurboQuant, a split window would lose its earlier tokens; therefore a step holds the longest window."""
+    """With TurboQuant, a split window would lose its earlier tokens; therefore a step holds the
+    longest window.
+    """
     sized = {"kv_cache_memory_bytes": 256 << 20, "gpu_memory_utilization": 0.01}
     given = {"kv_cache_dtype": "turboquant_k8v4"}
     unsplit = {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
     assert arguments(toy_model, **given) == OURS | sized | given | unsplit
     assert arguments(toy_model, **given, max_model_len=20_000)["max_num_batched_tokens"] == 20_000
     config = CheckpointConfig.read(toy_model).raw
-    assert "enable_chunked_prefill" not in engine_arguments(decoding(toy_model, **given), config, cpu=False)
+    assert "enable_chunked_prefill" not in engine_arguments(
+        decoding(toy_model, **given), config, cpu=False
+    )
 
 
 @pytest.mark.parametrize("chunked", [True, None])  # null: vLLM's default, which splits windows
@@ -71,23 +81,44 @@ def test_windows_that_the_spec_has_split(
         VllmEngine.check(request_for(toy_model, **given | other))
 
 
-def decoding(folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any) -> PlannedModel:
+def decoding(
+    folder: Path, step: int = 1, batch: int = 32, tokens: int = 100, **options: Any
+) -> PlannedModel:
     return planned("x", "vllm_score", str(folder), tokens, options, decode=Decode(step, batch))
 
 
 def test_steps_of_decode(toy_model: Path) -> None:
-    """On a GPU decode is compiled, as in serving, but noise needs hooks.  The cache fits all windows."""
+    """On a GPU decode is compiled, as in serving, but noise needs hooks.  The cache fits all
+    windows.
+    """
     config = CheckpointConfig.read(toy_model).raw
-    told = OURS | {"long_prefill_token_threshold": 4, "max_num_seqs": 8, "enable_prefix_caching": False}
-    for options, cpu, eager in (({}, True, True), ({}, False, False), ({"noise": "bf16"}, False, True)):
+    told = OURS | {
+        "long_prefill_token_threshold": 4,
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+    }
+    for options, cpu, eager in (
+        ({}, True, True),
+        ({}, False, False),
+        ({"noise": "bf16"}, False, True),
+    ):
         found = engine_arguments(decoding(toy_model, 4, 8, **options), config, cpu=cpu)
-        sized = {"kv_cache_memory_bytes": 256 << 20} | ({} if cpu else {"gpu_memory_utilization": 0.01})
+        sized = {"kv_cache_memory_bytes": 256 << 20} | (
+            {} if cpu else {"gpu_memory_utilization": 0.01}
+        )
         assert found == told | sized | {"enforce_eager": eager}
     whole = engine_arguments(decoding(toy_model, 1, 32, 100_000), config, cpu=False)
-    assert whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2  # 2 layers, heads, k and v
+    assert (
+        whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2
+    )  # 2 layers, heads, k and v
 
 
-LLAMA_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+LLAMA_8B = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+}
 GEMMA_4 = LLAMA_8B | {"num_global_key_value_heads": 4, "global_head_dim": 512}
 DEEPSEEK_V2 = LLAMA_8B | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 ROOM = 65_537 + 2 * 8192
@@ -103,8 +134,16 @@ ROOM = 65_537 + 2 * 8192
         (LLAMA_8B, {"dtype": "float32", "kv_cache_dtype": "bfloat16"}, ROOM * 32 * 2 * 8 * 128 * 2),
         (LLAMA_8B, {"dtype": "float32", "kv_cache_dtype": "fp8"}, ROOM * 32 * 2 * 8 * 128),
         (LLAMA_8B, {"kv_cache_dtype": "fp8_e5m2"}, ROOM * 32 * 2 * 8 * 128),
-        (LLAMA_8B, {"kv_cache_dtype": "int8_per_token_head"}, ROOM * 32 * 2 * 8 * 128 * 2),  # 8 bits and scales
-        (LLAMA_8B, {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, ROOM * 32 * 2 * 8 * 128 * 2),
+        (
+            LLAMA_8B,
+            {"kv_cache_dtype": "int8_per_token_head"},
+            ROOM * 32 * 2 * 8 * 128 * 2,
+        ),  # 8 bits and scales
+        (
+            LLAMA_8B,
+            {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]},
+            ROOM * 32 * 2 * 8 * 128 * 2,
+        ),
         (GEMMA_4, {}, ROOM * 32 * 2 * 4 * 512 * 2),
         (DEEPSEEK_V2, {"dtype": "float32"}, ROOM * 32 * (512 + 64) * 4),
         (DEEPSEEK_V2, {"kv_cache_dtype": "fp8"}, 4 << 30),
@@ -112,7 +151,9 @@ ROOM = 65_537 + 2 * 8192
     ],
 )
 def test_bytes_of_long_windows(config: dict[str, Any], options: dict[str, Any], gold: int) -> None:
-    """vLLM refuses to start if a window does not fit; a cache that is too small halves the width of decode."""
+    """vLLM refuses to start if a window does not fit; a cache that is too small halves the width of
+    decode.
+    """
     request = planned("x", "vllm_score", "x", 65_536, options)
     assert engine_arguments(request, config, cpu=True)["kv_cache_memory_bytes"] == gold
 
@@ -146,22 +187,55 @@ def test_options_with_which_steps_would_be_others(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enforce_eagre": True}, "engine.enforce_eagre: the installed vLLM has no such argument .*'enforce_eager'"),
+        (
+            {"enforce_eagre": True},
+            "engine.enforce_eagre: the installed vLLM has no such argument .*'enforce_eager'",
+        ),
         ({"model": "x"}, "engine.model: set by compare_q"),
-        ({"max_model_len": 100}, "engine.max_model_len: 100 is too short for windows of 100 tokens"),
-        ({"max_num_batched_tokens": None}, "engine.max_num_batched_tokens: input should be a valid integer"),
+        (
+            {"max_model_len": 100},
+            "engine.max_model_len: 100 is too short for windows of 100 tokens",
+        ),
+        (
+            {"max_num_batched_tokens": None},
+            "engine.max_num_batched_tokens: input should be a valid integer",
+        ),
         ({"max_model_len": 0}, "engine.max_model_len: input should be greater than 0"),
         ({"noise": "bf17"}, "engine.noise: input should be 'bf16'"),
-        ({"noise": "bf16", "enforce_eager": False}, "engine.enforce_eager: engine.noise needs it true"),
-        ({"noise_sed": 1}, "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'"),
+        (
+            {"noise": "bf16", "enforce_eager": False},
+            "engine.enforce_eager: engine.noise needs it true",
+        ),
+        (
+            {"noise_sed": 1},
+            "engine.noise_sed: the installed vLLM has no such argument .*'noise_seed'",
+        ),
         ({"hf_config_path": "x"}, "engine.hf_config_path: set by compare_q"),
-        ({"kv_cache_dtype": "fp8_e4m4"}, "engine.kv_cache_dtype: the installed vLLM has no 'fp8_e4m4' .*'fp8_e4m3'"),
-        ({"kv_cache_dtype": "8"}, "engine.kv_cache_dtype: the installed vLLM has no '8'; it has auto, bfloat16, fp8, "),
-        ({"attention_backend": "flash"}, "engine.attention_backend: the installed vLLM has no 'flash' .*'FLASH_ATTN'"),
+        (
+            {"kv_cache_dtype": "fp8_e4m4"},
+            "engine.kv_cache_dtype: the installed vLLM has no 'fp8_e4m4' .*'fp8_e4m3'",
+        ),
+        (
+            {"kv_cache_dtype": "8"},
+            "engine.kv_cache_dtype: the installed vLLM has no '8'; it has auto, bfloat16, fp8, ",
+        ),
+        (
+            {"attention_backend": "flash"},
+            "engine.attention_backend: the installed vLLM has no 'flash' .*'FLASH_ATTN'",
+        ),
         ({"load_format": "pt"}, "engine.load_format: pt loads pickled weights"),
-        ({"logprobs_mode": "raw_logits"}, "engine.logprobs_mode: input should be 'raw_logprobs' or 'pro"),
-        ({"kv_sharing_fast_prefill": True}, "engine.kv_sharing_fast_prefill: vLLM then computes no final states"),
-        ({"speculative_config": {"method": "mtp"}}, "engine.speculative_config: drafted tokens share the states"),
+        (
+            {"logprobs_mode": "raw_logits"},
+            "engine.logprobs_mode: input should be 'raw_logprobs' or 'pro",
+        ),
+        (
+            {"kv_sharing_fast_prefill": True},
+            "engine.kv_sharing_fast_prefill: vLLM then computes no final states",
+        ),
+        (
+            {"speculative_config": {"method": "mtp"}},
+            "engine.speculative_config: drafted tokens share the states",
+        ),
         ({"spec_method": "ngram"}, "engine.spec_method: drafted tokens share the states"),
     ],
 )
@@ -175,27 +249,50 @@ def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.M
     monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
     said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
-    assert said.startswith("engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it")
-    off = {"swa_bounded_replay": False, "kv_sharing_fast_prefill": False, "speculative_config": None}
+    assert said.startswith(
+        "engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it"
+    )
+    off = {
+        "swa_bounded_replay": False,
+        "kv_sharing_fast_prefill": False,
+        "speculative_config": None,
+    }
     VllmEngine.check(request_for(toy_model, **off))
 
 
-ROPE = {"rope_type": "longrope", "original_max_position_embeddings": 128, "short_factor": [1], "long_factor": [2]}
+ROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 128,
+    "short_factor": [1],
+    "long_factor": [2],
+}
 
 
 @pytest.mark.parametrize(
     "keys",
-    [{"rope_scaling": ROPE}, {"rope_scaling": {**ROPE, "rope_type": "su"}}, {"text_config": {"rope_parameters": ROPE}},
-     {"rope_parameters": {"full_attention": ROPE}}],
-)  # fmt: skip
-def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path, keys: dict[str, Any]) -> None:
-    """vLLM chooses the short or long factors by max_model_len, so that compare_q must not set it by the windows."""
+    [
+        {"rope_scaling": ROPE},
+        {"rope_scaling": {**ROPE, "rope_type": "su"}},
+        {"text_config": {"rope_parameters": ROPE}},
+        {"rope_parameters": {"full_attention": ROPE}},
+    ],
+)
+def test_longrope_needs_to_know_how_it_is_served(
+    toy_model: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    """vLLM chooses the short or long factors by max_model_len, so that compare_q must not set it by
+    the windows.
+    """
     long = tmp_path / "long"
     shutil.copytree(toy_model, long)
-    (long / "config.json").write_text(json.dumps(json.loads((long / "config.json").read_text()) | keys))
+    (long / "config.json").write_text(
+        json.dumps(json.loads((long / "config.json").read_text()) | keys)
+    )
     for folder, options in ((long, {}), (toy_model, {"hf_overrides": keys})):
         said = refusal(check_checkpoint, request_for(folder, **options), folder)
-        assert said.startswith("engine.max_model_len: missing; this model's longrope factors depend on it")
+        assert said.startswith(
+            "engine.max_model_len: missing; this model's longrope factors depend on it"
+        )
         check_checkpoint(request_for(folder, **options, max_model_len=128), folder)
     check_checkpoint(request_for(toy_model, hf_overrides={"rope_theta": 1e5}), toy_model)
 
@@ -203,7 +300,11 @@ def test_longrope_needs_to_know_how_it_is_served(toy_model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        ({"model_type": "llama4"}, {}, "engine.max_model_len: missing; this model's attention depends on it"),
+        (
+            {"model_type": "llama4"},
+            {},
+            "engine.max_model_len: missing; this model's attention depends on it",
+        ),
         ({"speculators_config": {}}, {}, "drafts tokens for another model"),
         ({}, {"load_format": "mistral"}, "engine.load_format: may load "),
     ],
@@ -223,7 +324,9 @@ def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
     names = ("mlp.gate_proj", "mlp.up_proj")
     entries = {f"{name}.weight_packed": ("U8", 1, 1) for name in names}
     entries |= {f"{name}.weight_global_scale": ("F32", 1) for name in names}
-    values = {f"{name}.weight_global_scale": struct.pack("<f", at) for at, name in enumerate(names, 1)}
+    values = {
+        f"{name}.weight_global_scale": struct.pack("<f", at) for at, name in enumerate(names, 1)
+    }
     config = {"quantization_config": {"quant_method": "compressed-tensors"}}
     folder = write_checkpoint(tmp_path / "x", entries, config, values)
     said = refusal(VllmEngine.check, request_for(folder))
@@ -247,25 +350,41 @@ FLOAT32 = {"dtype": "float32"}
     [
         ({}, {}, False, ""),
         (config_of(NVFP4, None), {}, True, "NVFP4 W4A16 on CPUs"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, {}, True, "NVFP4 W4A16 on CPUs"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"},
+            {},
+            True,
+            "NVFP4 W4A16 on CPUs",
+        ),
         (config_of(NVFP4, NVFP4), FLOAT32, False, ""),
         (config_of(INT8, INT8), FLOAT32, False, ""),
         (config_of(INT4, INT8), FLOAT32, False, ""),
         (config_of(INT4, None), {}, True, ""),
         (config_of(INT4, None), {}, False, "W4A16 on CPUs without AVX-512"),
         (config_of(INT4, None), FLOAT32, True, "W4A16 in float32 on CPUs"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, FLOAT32, True, "W4A16 in float32 on CPUs"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128},
+            FLOAT32,
+            True,
+            "W4A16 in float32 on CPUs",
+        ),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, FLOAT32, True, ""),
     ],
 )
 def test_formats_without_a_kernel_on_a_cpu(
-    quantization: dict[str, Any], options: dict[str, Any], avx512: bool, kernel: str,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    quantization: dict[str, Any],
+    options: dict[str, Any],
+    avx512: bool,
+    kernel: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(machine, "has_avx512", lambda: avx512)
     monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
     assert VllmEngine.missing_kernel(quantization, options) == kernel
-    folder = write_checkpoint(tmp_path, {"a.weight": ("BF16", 1)}, {"quantization_config": quantization})
+    folder = write_checkpoint(
+        tmp_path, {"a.weight": ("BF16", 1)}, {"quantization_config": quantization}
+    )
     request = request_for(folder).updated(options=options)
     if kernel:
         said = f'model_dir: {folder}: vLLM has no kernel for {kernel}; use "load_fn": "transformers_auto_bf16"'
@@ -279,12 +398,19 @@ def test_formats_without_a_kernel_on_a_cpu(
 
 def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.3.down_proj"
-    parts = {"weight_packed": ("U8", 1, 1), "weight_global_scale": ("F32", 1), "input_global_scale": ("F32", 1)}
+    parts = {
+        "weight_packed": ("U8", 1, 1),
+        "weight_global_scale": ("F32", 1),
+        "input_global_scale": ("F32", 1),
+    }
     entries = {f"{name}.{part}": entry for part, entry in parts.items()}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": config_of(NVFP4, NVFP4)})
     monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
     said = refusal(check_checkpoint, request_for(folder), folder)
-    assert said == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
+    assert (
+        said
+        == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
+    )
     monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
     check_checkpoint(request_for(folder), folder)
 
@@ -304,7 +430,9 @@ DEAD = RuntimeError("EngineCore encountered an issue. See stack trace (above) fo
 def test_an_error_while_scoring_is_not_one_that_loading_caught(
     toy_model: Path, tmp_path: Path, error: Exception, gold: str
 ) -> None:
-    """The exception explains itself, unless it refers to another process, which has logged its error since."""
+    """The exception explains itself, unless it refers to another process, which has logged its
+    error since.
+    """
     log = tmp_path / "log"
     log.write_text("ERROR ImportError: an optional kernel, an hour ago\n")
     backend = VllmEngine(request_for(toy_model).updated(log_file=log))

@@ -1,5 +1,5 @@
-"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; two ranks score as one does, and no rank
-waits for ever; and the driver's checks of vLLM's answers.
+"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; two ranks score as
+one does, and no rank waits for ever; and the driver's checks of vLLM's answers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,20 @@ from tests.support.stores import IDENTITY, KEY, digest
 LIMIT = 256 << 20
 OTHER_HEAD: Any = SimpleNamespace(head=None)
 OWN_HEAD: Any = SimpleNamespace(
-    head=SimpleNamespace(is_own=True), store=SimpleNamespace(head=SimpleNamespace(soft_cap=None, scale=1.0))
+    head=SimpleNamespace(is_own=True),
+    store=SimpleNamespace(head=SimpleNamespace(soft_cap=None, scale=1.0)),
 )
 """Comparisons with a reference that has another head, or the model's own head."""
 
 
 def scorer(
-    entries: int, /, *, device: str = "cuda", tp_size: int = 1, soft_cap: float | None = None, **plan: Any
+    entries: int,
+    /,
+    *,
+    device: str = "cuda",
+    tp_size: int = 1,
+    soft_cap: float | None = None,
+    **plan: Any,
 ) -> Scorer:
     """A scorer that has not received a step."""
     processor = SimpleNamespace(soft_cap=soft_cap, scale=1.0, org_vocab_size=entries)
@@ -43,15 +50,23 @@ def scorer(
     return Scorer(source, ScoringPlan(**plan), torch.device(device), entries, tp_size)
 
 
-@pytest.mark.parametrize("vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000])
+@pytest.mark.parametrize(
+    "vocab_size", [320, 32_000, 49_152, 128_256, 151_936, 262_144, 1_000_000, 200_000_000]
+)
 @pytest.mark.parametrize(("comparison", "states"), [(None, 1), (OTHER_HEAD, 2), (OWN_HEAD, 5)])
 @pytest.mark.parametrize("hidden_size", [576, 4096, 16384])
-def test_a_chunk_stays_under_256_mib(vocab_size: int, comparison: Any, states: int, hidden_size: int) -> None:
-    """The memory of a chunk: logits of both models, states (gathered, the reference's copy, two buffers), results."""
+def test_a_chunk_stays_under_256_mib(
+    vocab_size: int, comparison: Any, states: int, hidden_size: int
+) -> None:
+    """The memory of a chunk: logits of both models, states (gathered, the reference's copy, two
+    buffers), results.
+    """
     under_test = scorer(vocab_size)
     under_test.comparison = comparison
     rows = under_test.chunk_rows(hidden_size, 2)
-    needed = rows * (2 * vocab_size * (1 + (comparison is not None)) + 2 * hidden_size * states + 48)
+    needed = rows * (
+        2 * vocab_size * (1 + (comparison is not None)) + 2 * hidden_size * states + 48
+    )
     assert rows == 1 or needed <= LIMIT
     product = rows * (2 if comparison is OWN_HEAD else 1)
     assert product < 128 or product % (768 if product >= 768 else 128) == 0
@@ -59,14 +74,18 @@ def test_a_chunk_stays_under_256_mib(vocab_size: int, comparison: Any, states: i
 
 
 def test_chunks_by_hand() -> None:
-    """255 MiB / 264,752 bytes per row = 1,009; with a reference, / 529,456 = 505; with one head, / 554,032 = 482."""
+    """255 MiB / 264,752 bytes per row = 1,009; with a reference, / 529,456 = 505; with one head, /
+    554,032 = 482.
+    """
     assert scorer(128_256).chunk_rows(4096, 2) == 768
     against = scorer(128_256)
     for against.comparison in (OTHER_HEAD, OWN_HEAD):
         assert against.chunk_rows(4096, 2) == 384
     assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1536
     assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 768
-    assert scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256  # two more copies: 343, rounded down
+    assert (
+        scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256
+    )  # two more copies: 343, rounded down
     assert scorer(49_152, device="cpu").chunk_rows(576, 2) == CPU_ROWS
 
 
@@ -131,11 +150,15 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
     assert one.largest_chunk == max(each for each in asked if each <= fits)
     assert one.buffers.windows[7].landed == 998
     assert one.buffers.windows[7].written.all()
-    np.testing.assert_array_equal(one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics)
+    np.testing.assert_array_equal(
+        one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics
+    )
 
 
 def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
-    """Missing rows may cross chunks; NaN does not count as zero, and a step that computes the rows again fixes them."""
+    """Missing rows may cross chunks; NaN does not count as zero, and a step that computes the rows
+    again fixes them.
+    """
     states = STATES.clone()
     states[200:300], states[300] = 0.0, torch.nan
     one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
@@ -164,11 +187,16 @@ def reference_of(first: int, last: int) -> Any:
 
 
 def test_two_ranks_score_as_one_does() -> None:
-    """Each rank scores its slice of the vocabulary, and the slices together give the scores of the whole."""
+    """Each rank scores its slice of the vocabulary, and the slices together give the scores of the
+    whole.
+    """
     shards = []
     for first, last in ((0, 25), (25, 40)):
         source: Any = SimpleNamespace(
-            processors=[], processor=None, shard=(first, last), local=lambda hidden, a=first, b=last: hidden[:, a:b]
+            processors=[],
+            processor=None,
+            shard=(first, last),
+            local=lambda hidden, a=first, b=last: hidden[:, a:b],
         )
         rank = Scorer(source, ScoringPlan(), torch.device("cpu"), 40, 2)
         rank.comparison = reference_of(first, last)
@@ -179,11 +207,15 @@ def test_two_ranks_score_as_one_does() -> None:
     targets = TOKENS[2:].numpy()
     scores = token_statistics.scores(7, targets, shards)
     for name, values in definitions(STATES[1:-1], targets, REFERENCE[1:-1]).items():
-        np.testing.assert_allclose(getattr(scores, name), values, atol=1e-5, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(scores, name), values, atol=1e-5, rtol=1e-6, err_msg=name
+        )
 
 
 class Ranks:
-    """Two ranks of one model that gather logits together, in threads; ``fails``: the rank with an error in chunk 1."""
+    """Two ranks of one model that gather logits together, in threads; ``fails``: the rank with an
+    error in chunk 1.
+    """
 
     def __init__(self, fails: int, error: Exception) -> None:
         self.fails = fails
@@ -210,9 +242,13 @@ class Ranks:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str)
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str
+)
 def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exception) -> None:
-    """If ranks gather together, a rank without memory does not halve its chunks, because the other rank would not."""
+    """If ranks gather together, a rank without memory does not halve its chunks, because the other
+    rank would not.
+    """
     ranks = Ranks(rank, error)
     scorers = [ranks.scorer(0), ranks.scorer(1)]
     with ThreadPoolExecutor(2) as pool:
@@ -222,22 +258,37 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
 
 
 def test_what_is_collected() -> None:
-    """Complete windows are collected; a window with a gap gives the reason; a rank without logits returns nothing."""
+    """Complete windows are collected; a window with a gap gives the reason; a rank without logits
+    returns nothing.
+    """
     one = stepped(Small(1000))
     rows = one.buffers.windows[7].statistics
-    assert one.collect([7]) == ({"error": "", "shard": (0, 40), "entries": 40, "counts": [998]}, rows.tobytes())
+    assert one.collect([7]) == (
+        {"error": "", "shard": (0, 40), "entries": 40, "counts": [998]},
+        rows.tobytes(),
+    )
     one.step(STATES, [REQUEST._replace(n_rows=500)], tokens)
     header, data = one.collect([7])
-    assert (header["error"], data) == ("window 7: vLLM computed no hidden states for 499 of its positions", b"")
+    assert (header["error"], data) == (
+        "window 7: vLLM computed no hidden states for 499 of its positions",
+        b"",
+    )
     silent = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2, reports=False)  # type: ignore[arg-type]
     assert silent.collect([7])[0]["counts"] == []
 
 
 def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> None:
-    """The plan names each window's digest; the run that compares has given the window another index."""
+    """The plan names each window's digest; the run that compares has given the window another
+    index.
+    """
     store = tmp_path / "store"
     begin(store, IDENTITY)
-    recording = {"record": str(store), "record_key": KEY, "record_contents": "logits", "record_reason": "a test"}
+    recording = {
+        "record": str(store),
+        "record_key": KEY,
+        "record_contents": "logits",
+        "record_reason": "a test",
+    }
     one = stepped(Small(1000), **recording, gathered=True, windows=((7, digest(3)),))
     one.collect([7])
     assert one.end()["error"] == ""
@@ -245,7 +296,9 @@ def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> N
     assert torch.equal(Reader(store).window(digest(3)), STATES[1:-1])
     source: Any = Small(1000)
     source.reference_head = None
-    plan = ScoringPlan(gathered=True, reference=str(store), windows=((0, digest(0)), (2, digest(3))))
+    plan = ScoringPlan(
+        gathered=True, reference=str(store), windows=((0, digest(0)), (2, digest(3)))
+    )
     other = Scorer(source, plan, torch.device("cpu"), 40, 2)
     other.step(STATES, [REQUEST._replace(tag=(2, [(2, 1000)]))], tokens)
     header, data = other.collect([2])
@@ -262,7 +315,12 @@ class Flat(list[int]):
 
     def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
         super().__init__(starts)
-        self.token_ids, self.logprobs, self.start_indices, self.end_indices = tokens, [-1.0, -2.0], starts, ends
+        self.token_ids, self.logprobs, self.start_indices, self.end_indices = (
+            tokens,
+            [-1.0, -2.0],
+            starts,
+            ends,
+        )
 
 
 @pytest.mark.parametrize(
@@ -286,7 +344,11 @@ TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 @pytest.mark.parametrize(
     ("alike", "window", "end"),
     [
-        (range(2, 10), TWELVE, 11),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
+        (
+            range(2, 10),
+            TWELVE,
+            11,
+        ),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
         (range(2, 9), TWELVE, 0),
         (range(0, 8), TWELVE, 0),  # positions 1 and 2 follow one token, which may repeat its logits
         (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), 0),

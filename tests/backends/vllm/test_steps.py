@@ -1,4 +1,6 @@
-"""Decode in vLLM: correct steps, the graphs that ran, and a real vLLM whose decode has the scores of prefill."""
+"""Decode in vLLM: correct steps, the graphs that ran, and a real vLLM whose decode has the scores
+of prefill.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,20 @@ def test_steps_are_counted_by_hand() -> None:
     graph.last = "FULL"
     assert steps.count([request(4, 4), request(4, 4)]) == steps.count([request(8, 2)]) == ""
     assert steps.report() == {
-        "tokens_a_step": {"2": 1, "3": 1, "4": 4}, "windows_a_step": 3, "graphs": {"FULL": 2, "NONE": 1}
-    }  # fmt: skip
+        "tokens_a_step": {"2": 1, "3": 1, "4": 4},
+        "windows_a_step": 3,
+        "graphs": {"FULL": 2, "NONE": 1},
+    }
 
 
 @pytest.mark.parametrize(("start", "n_rows"), [(0, 10), (0, 3), (4, 6), (8, 1), (2, 4)])
 def test_other_steps_are_told(start: int, n_rows: int) -> None:
     graph: Any = SimpleNamespace(last="FULL")
     said = Steps(4, graph).count([request(0, 4), request(start, n_rows)])
-    assert said == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
+    assert (
+        said
+        == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +57,12 @@ def decoding(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
 
 
 @pytest.mark.engine
-def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, toy_logits: Any) -> None:
-    """In float32, so that batches differ little by rounding.  Every token of the six windows is a separate step."""
+def test_decode_scores_what_prefill_does(
+    decoding: VllmEngine, toy_store: Path, toy_logits: Any
+) -> None:
+    """In float32, so that batches differ little by rounding.  Every token of the six windows is a
+    separate step.
+    """
     found = scores_of(decoding, WINDOWS, against(toy_store))
     for window in WINDOWS:
         assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
@@ -69,19 +80,28 @@ def test_decode_scores_what_prefill_does(decoding: VllmEngine, toy_store: Path, 
 
 @pytest.mark.engine
 def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
-    """vLLM 0.32 would compute all tokens of such a window in one step.  The engine can then score more windows."""
+    """vLLM 0.32 would compute all tokens of such a window in one step.  The engine can then score
+    more windows.
+    """
     for window in (WINDOWS[0], replace(WINDOWS[1], index=0)):
         scores_of(decoding, [window])
-        assert decoding.provenance()["scorer"]["steps"]["tokens_a_step"] == {"1": len(window.token_ids)}
+        assert decoding.provenance()["scorer"]["steps"]["tokens_a_step"] == {
+            "1": len(window.token_ids)
+        }
     assert not decoding.llm.llm_engine.has_unfinished_requests()
 
 
 @pytest.mark.engine
-def test_steps_of_another_size_stop_the_model(decoding: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_another_size_stop_the_model(
+    decoding: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     route = decoding.driver.probe(WINDOWS)
     monkeypatch.setattr(decoding.driver, "probe", lambda windows: route)
     monkeypatch.setattr(decoding.driver, "step", 2)
-    with pytest.raises(ModelError, match=r"vLLM computed 1 tokens of window \d at position \d in one step, and not 2"):
+    with pytest.raises(
+        ModelError,
+        match=r"vLLM computed 1 tokens of window \d at position \d in one step, and not 2",
+    ):
         scores_of(decoding, WINDOWS)
 
 
@@ -89,7 +109,9 @@ def test_steps_of_another_size_stop_the_model(decoding: VllmEngine, monkeypatch:
 def test_a_bug_of_decode_is_refused_in_decode_alone(
     decoding: VllmEngine, toy_engine: VllmEngine, toy_store: Path
 ) -> None:
-    """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue 99)."""
+    """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue
+    99).
+    """
 
     def halved(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
         query, key, value, *rest = given
@@ -101,7 +123,9 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
     windows, hooks = toy_windows(4, 100), []
     for backend in (toy_engine, decoding):
         (model,) = backend.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
-        hooks += [layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers]
+        hooks += [
+            layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers
+        ]
     found = scores_of(toy_engine, windows, against(toy_store)).values()
     assert max(scores.kld.max() for scores in found if scores.kld is not None) < 1e-5
     with pytest.raises(ModelError, match="decode"):

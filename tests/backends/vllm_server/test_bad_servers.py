@@ -1,4 +1,6 @@
-"""Servers with wrong answers: each fails its own row with the reason, and affects neither the run nor the machine."""
+"""Servers with wrong answers: each fails its own row with the reason, and affects neither the run
+nor the machine.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def forever(piece: bytes, head: bytes = OK + b"\r\n", every: float = 0.0) -> Act
 
 
 def whole(body: bytes, status: int = 200, **headers: str) -> Act:
-    named = {"Connection": "close"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    named = {"Connection": "close"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
     return lambda handler: handler.reply(status, body, named)
 
 
@@ -61,15 +65,25 @@ MANNERS: dict[str, tuple[Act, str]] = {
     "silent": (lambda handler: time.sleep(2), LATE),
     "endless headers": (forever(b"X: " + b"y" * 1000 + b"\r\n", OK), "cannot be reached ("),
     "no HTTP": (forever(bytes(1000), b""), "cannot be reached ("),
-    "gzip": (whole(gzip.compress(bytes(100)), Content_Encoding="gzip"), "{path} answers no JSON object"),
-    "deep": (whole(b'{"data":' + b"[" * 100_000), "{path} answers no JSON object (brackets are nested more than 64"),
+    "gzip": (
+        whole(gzip.compress(bytes(100)), Content_Encoding="gzip"),
+        "{path} answers no JSON object",
+    ),
+    "deep": (
+        whole(b'{"data":' + b"[" * 100_000),
+        "{path} answers no JSON object (brackets are nested more than 64",
+    ),
     "a list": (whole(b"[]"), "{path} answers no JSON object"),
     "elsewhere": (
-        whole(b"", 302, Location="http://example.com/"), "HTTP 302 from {path}: Found; give its target: http://"
+        whole(b"", 302, Location="http://example.com/"),
+        "HTTP 302 from {path}: Found; give its target: http://",
     ),
     "999": (whole(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
-    "escapes": (whole(b'{"error": "\\u001b[2J\\nsecond line"}', 400), "HTTP 400 from {path}: \\x1b[2J second line"),
-}  # fmt: skip
+    "escapes": (
+        whole(b'{"error": "\\u001b[2J\\nsecond line"}', 400),
+        "HTTP 400 from {path}: \\x1b[2J second line",
+    ),
+}
 
 
 @pytest.mark.parametrize("manner", MANNERS)
@@ -83,16 +97,23 @@ def test_each_is_one_line(stub: Stub, manner: str) -> None:
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
-    """At the deadline a worker is ended, whatever time limits the server has; before that, it describes the model."""
+    """At the deadline a worker is ended, whatever time limits the server has; before that, it
+    describes the model.
+    """
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
     good = Workers().ask(request_for(stub.url))
-    assert (good.stamp, good.facts) == (described(stub).stamp, ModelFacts(context=255, tokenizer={5: "water"}))
+    assert (good.stamp, good.facts) == (
+        described(stub).stamp,
+        ModelFacts(context=255, tokenizer={5: "water"}),
+    )
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
         Workers(inspect_s=1.0).ask(request_for(stub.url))
 
 
-def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
+def test_others_are_measured(
+    stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
     """One bad server for each stage, and a good model after them."""
     stages = {"/v1/models": "deep", "/v1/completions": "endless", "/tokenize": "a byte at a time"}
     stubs = [stub, *(Stub() for _ in range(len(stages)))]
@@ -103,7 +124,12 @@ def test_others_are_measured(stub: Stub, compare_q: Run, write_specs: Specs, tmp
     turns = stubs[-1]  # bad from the first request for a window on
     turns.hold = lambda prompt: setattr(turns, "edit", lambda body, answer: answer | {"choices": 3})
     served = [
-        {"load_fn": "vllm_server", "label": f"bad {at}", "model_dir": each.url, "engine": {"timeout_s": 0.5}}
+        {
+            "load_fn": "vllm_server",
+            "label": f"bad {at}",
+            "model_dir": each.url,
+            "engine": {"timeout_s": 0.5},
+        }
         for at, each in enumerate(stubs)
     ]
     fake = {"load_fn": "fake", "label": "good", "model_dir": "none", "engine": {"vocab_size": 500}}

@@ -1,4 +1,6 @@
-"""Refused servers and requests, the requests for windows, and the values that are read from an answer."""
+"""Refused servers and requests, the requests for windows, and the values that are read from an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.vllm_server import client
 from compare_q.backends.vllm_server.server_engine import VllmServerEngine
 from tests.support.toy import toy_windows, with_gaps
-from tests.support.vllm_server import KEY, Stub, another, choice, described, gold, moved, request_for, scores_of
+from tests.support.vllm_server import (
+    KEY,
+    Stub,
+    another,
+    choice,
+    described,
+    gold,
+    moved,
+    request_for,
+    scores_of,
+)
 
 
 def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
@@ -29,7 +41,9 @@ def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
         ids = window.token_ids.tolist()
         expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
         assert found[window.index].logprob.dtype == np.float32
-        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, dtype=np.float32))
+        np.testing.assert_array_equal(
+            found[window.index].logprob, np.asarray(expected, dtype=np.float32)
+        )
 
 
 def failure(engine: VllmServerEngine, windows: list[Window] | None = None) -> str:
@@ -62,7 +76,9 @@ def capped(stub: Stub) -> None:
 def few(stub: Stub) -> None:
     def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
         entries = choice(answer)["prompt_logprobs"]
-        entries[5] = dict(list(entries[5].items())[:5]) | {str(body["prompt"][5]): {"logprob": -5.0}}
+        entries[5] = dict(list(entries[5].items())[:5]) | {
+            str(body["prompt"][5]): {"logprob": -5.0}
+        }
 
     stub.edit = edit
 
@@ -72,19 +88,37 @@ def few(stub: Stub) -> None:
     [
         (two, {}, "engine.model: missing; it serves: toy, lora"),
         (two, {"model": "base"}, "engine.model: no 'base'; it serves: toy, lora"),
-        (short, {}, "takes 100 tokens, windows of 100 and one more to generate need a server started with "
-                    "--max-model-len 101"),
-        (capped, {}, "greater than max allowed: 5; start the server with --max-logprobs 20 or more"),
+        (
+            short,
+            {},
+            "takes 100 tokens, windows of 100 and one more to generate need a server started with "
+            "--max-model-len 101",
+        ),
+        (
+            capped,
+            {},
+            "greater than max allowed: 5; start the server with --max-logprobs 20 or more",
+        ),
         (few, {}, "entries; start the server with --max-logprobs 20 or more"),
-        (moved(3.0), {}, "no log-probabilities; start the server with --logprobs-mode raw_logprobs"),
-        (moved(-20.0), {}, "no log-probabilities; start the server with --logprobs-mode raw_logprobs"),
+        (
+            moved(3.0),
+            {},
+            "no log-probabilities; start the server with --logprobs-mode raw_logprobs",
+        ),
+        (
+            moved(-20.0),
+            {},
+            "no log-probabilities; start the server with --logprobs-mode raw_logprobs",
+        ),
         (locked, {}, "HTTP 401 from /v1/models: Unauthorized: None; give engine.api_key_env"),
     ],
-)  # fmt: skip
+)
 def test_servers_that_are_refused(
     stub: Stub, change: Callable[[Stub], None], options: dict[str, Any], message: str
 ) -> None:
-    """An error that the spec can fix ends the run before it begins; any other error fails one model."""
+    """An error that the spec can fix ends the run before it begins; any other error fails one
+    model.
+    """
     change(stub)
     said = described(stub, **options)
     assert bool(said.problem) == (change in (two, short))
@@ -93,7 +127,9 @@ def test_servers_that_are_refused(
     assert message in found
 
 
-def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_goes_to_the_server_and_nowhere_else(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     locked(stub)
     monkeypatch.setenv("OUR_KEY", f"{KEY}\n")
     request = request_for(stub.url, api_key_env="OUR_KEY")
@@ -107,7 +143,13 @@ def test_the_key_goes_to_the_server_and_nowhere_else(stub: Stub, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "quoted", ["""sk-a/"b\\c'+9""", """sk-a/\\"b\\\\c'+9""", "sk-a%2F%22b%5Cc%27%2B9", "sk-a/&quot;b\\c&#x27;+9"]
+    "quoted",
+    [
+        """sk-a/"b\\c'+9""",
+        """sk-a/\\"b\\\\c'+9""",
+        "sk-a%2F%22b%5Cc%27%2B9",
+        "sk-a/&quot;b\\c&#x27;+9",
+    ],
 )
 def test_a_key_is_masked_in_every_escape(quoted: str) -> None:
     """The key is masked unchanged, and as escaped in JSON, URLs and HTML."""
@@ -123,7 +165,12 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(client, "FIRST_WAIT_S", 1.0)
     engine = loaded(stub, retries=4)
-    stub.faults = [(500, {}, "oops"), (0, {}, ""), (429, {"Retry-After": "37"}, "slow"), (503, {}, "busy")]
+    stub.faults = [
+        (500, {}, "oops"),
+        (0, {}, ""),
+        (429, {"Retry-After": "37"}, "slow"),
+        (503, {}, "busy"),
+    ]
     with monkeypatch.context() as patch:
         patch.setattr(client.asyncio, "sleep", noted)
         assert_gold(scores_of(engine, toy_windows(1)), toy_windows(1))
@@ -206,7 +253,9 @@ def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], messag
 
 
 @pytest.mark.parametrize(("parent", "answers"), [(None, True), ("toy", False)])
-def test_an_alias_answers_and_an_adapter_does_not(stub: Stub, parent: str | None, answers: bool) -> None:
+def test_an_alias_answers_and_an_adapter_does_not(
+    stub: Stub, parent: str | None, answers: bool
+) -> None:
     """For an alias, vLLM's answer has the first of the model's names."""
     stub.cards.append({**stub.cards[0], "id": "other", "parent": parent})
     stub.edit = lambda body, answer: answer | {"model": "toy"}

@@ -1,5 +1,6 @@
-"""Addresses with more than one deployment, or with a model that is replaced: refused; and servers whose answers only
-differ by rounding, or that fail for a while: not refused."""
+"""Addresses with more than one deployment, or with a model that is replaced: refused; and servers
+whose answers only differ by rounding, or that fail for a while: not refused.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +143,9 @@ def test_repetitions_are_few(stub: Stub) -> None:
     engine = loaded(stub)
     scores_of(engine, toy_windows(80, 512), commits=41)
     assert len(stub.repeats) == 80 * 512 / 32 / 32 + 1  # one commit
-    assert len({tuple(prompt) for prompt in stub.repeats}) == len(stub.repeats)  # no cache of a proxy has them
+    assert len({tuple(prompt) for prompt in stub.repeats}) == len(
+        stub.repeats
+    )  # no cache of a proxy has them
 
 
 def test_failures_between_commits_are_asked_again(stub: Stub) -> None:

@@ -1,4 +1,6 @@
-"""What a worker commits: scores of its windows, with the recordings of the reference that they were compared with."""
+"""What a worker commits: scores of its windows, with the recordings of the reference that they were
+compared with.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_scores_carry_the_recordings_of_their_windows(tmp_path: Path, store: Pat
     opened = Reader(store)
     recordings = {digest: opened.recording(digest) for digest in digests}
     assert segments.committed(scores, TAG, recordings) == set(digests[1:3])
-    found = {entry.window: entry.recording for each in segments.segments_in(scores) for entry in each.windows}
+    found = {
+        entry.window: entry.recording
+        for each in segments.segments_in(scores)
+        for entry in each.windows
+    }
     assert found == {digest: recordings[digest] for digest in digests[1:3]}
     assert segments.committed(scores, TAG, {**recordings, digests[1]: "f" * 16}) == {digests[2]}
     assert segments.load(scores, TAG, WINDOWS, recordings).scores[digests[2]].kld is not None
@@ -66,8 +72,13 @@ def test_scores_without_a_reference_carry_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["the window", "everything"])
-def test_a_store_that_lacks_a_window_fails_in_one_line(tmp_path: Path, store: Path, lacks: str) -> None:
-    forget(store, [window.digest for window in WINDOWS[:1] if lacks == "the window"] or Reader(store).windows)
+def test_a_store_that_lacks_a_window_fails_in_one_line(
+    tmp_path: Path, store: Path, lacks: str
+) -> None:
+    forget(
+        store,
+        [window.digest for window in WINDOWS[:1] if lacks == "the window"] or Reader(store).windows,
+    )
     message = scored(tmp_path, WINDOWS[:1], TAG, ScoreRequest(reference=store))
     assert isinstance(message, Failed)
     assert str(store) in message.reason
@@ -75,8 +86,12 @@ def test_a_store_that_lacks_a_window_fails_in_one_line(tmp_path: Path, store: Pa
     assert not segments.segment_files(tmp_path / "scores")
 
 
-def test_scores_of_a_changed_model_are_never_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even if the next check meets the right model again: the check before the second commit fails once."""
+def test_scores_of_a_changed_model_are_never_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if the next check meets the right model again: the check before the second commit
+    fails once.
+    """
     checks = list[int]()
 
     def check(engine: FakeEngine) -> None:

@@ -1,5 +1,6 @@
-"""Engine processes: models share one process without harming each other; no process outlives the driver, and no unsafe
-process is forked."""
+"""Engine processes: models share one process without harming each other; no process outlives the
+driver, and no unsafe process is forked.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +37,17 @@ class Rows(dict[str, dict[str, Any]]):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list of the engines whose engine processes are started; "fake" is ``fake_engine.MadeEngine``."""
+    """A list of the engines whose engine processes are started; "fake" is
+    ``fake_engine.MadeEngine``.
+    """
     found, command = [], processes.command
 
-    def noted(module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str) -> list[str]:
-        found.extend([engine] if engine != backends.TOKENIZING else [])  # not the process that decodes the worst tokens
+    def noted(
+        module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str
+    ) -> list[str]:
+        found.extend(
+            [engine] if engine != backends.TOKENIZING else []
+        )  # not the process that decodes the worst tokens
         return command(module, descriptor, driver, engine, verbose, python=python)
 
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
@@ -50,12 +57,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def rows(
-    compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, launched: list[str],
-) -> Callable[..., Rows]:  # fmt: skip
+    compare_q: Callable[..., Ran],
+    write_specs: Callable[..., tuple[Path, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[str],
+) -> Callable[..., Rows]:
     """Run models, each in its own worker, and return their rows by label.
 
-    One more model is scored beforehand: then the text is tokenized, and there are results even if all models fail.
+    One more model is scored beforehand: then the text is tokenized, and there are results even if
+    all models fail.
     """
 
     def run(*models: dict[str, Any]) -> Rows:
@@ -76,22 +87,33 @@ def rows(
 
 
 def assert_right(found: Rows, *labels: str) -> None:
-    """Assert that these models have a uniform model's perplexity, and that no worker reports an import of its own."""
+    """Assert that these models have a uniform model's perplexity, and that no worker reports an
+    import of its own.
+    """
     assert "imported" not in found.err
     for label in labels:
         row = found[label]
         assert (row["error"], row["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
 
 
-def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Rows], launched: list[str]) -> None:
+def test_what_one_model_does_to_its_worker_harms_no_other(
+    rows: Callable[..., Rows], launched: list[str]
+) -> None:
     memory = "; the engine says: CUDA out of memory. Tried to allocate 2.00 GiB."
-    bad = {"abort": "was ended by SIGABRT", "memory": memory, "error": "told to fail after 2 windows"}
+    bad = {
+        "abort": "was ended by SIGABRT",
+        "memory": memory,
+        "error": "told to fail after 2 windows",
+    }
     bad_loads = {
         "segfault": "was ended by SIGSEGV: Fatal Python error: Segmentation fault",
         "killed": "was ended by SIGKILL, as the system does when memory is full",
         "huge": "out of memory: ",
     }
-    others = [fake(label, seconds=size / 1e6) for size, label in enumerate((*bad_loads, "thread", "child", "good"))]
+    others = [
+        fake(label, seconds=size / 1e6)
+        for size, label in enumerate((*bad_loads, "thread", "child", "good"))
+    ]
     found = rows(*(fake(each, fail=2, failure=each) for each in bad), *others)
     for label, reason in (bad | bad_loads).items():
         assert reason in found[label]["error"]
@@ -106,7 +128,9 @@ def test_what_one_model_does_to_its_worker_harms_no_other(rows: Callable[..., Ro
 def test_a_worker_ends_with_what_its_engine_has_left(
     rows: Callable[..., Rows], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that an engine started are ended, and its threads are not waited for.  The driver kills no worker."""
+    """Processes that an engine started are ended, and its threads are not waited for.  The driver
+    kills no worker.
+    """
     killed: list[Path | None] = []  # only workers of models have a log file
     monkeypatch.setattr(WorkerProcess, "kill", lambda worker: killed.append(worker.log_file))
     assert_right(rows(fake("child"), fake("thread", seconds=1e-6)), "child", "thread")
@@ -134,7 +158,10 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
     thread.start()
     found = rows(fake("slow", seconds=1.0), fake("good"))
     thread.join()
-    assert "its worker was lost with its engine process, which was ended by SIGKILL" in found["slow"]["error"]
+    assert (
+        "its worker was lost with its engine process, which was ended by SIGKILL"
+        in found["slow"]["error"]
+    )
     assert_right(found, "good")
     assert launched == ["fake", "fake"]
     assert not {*killed} & {*processes_of(own_cache)}
@@ -146,7 +173,9 @@ def segments_of(cache: Path) -> int:
 
 
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
-    """The worker, which waits for jobs, and the process that its engine has started end with the driver."""
+    """The worker, which waits for jobs, and the process that its engine has started end with the
+    driver.
+    """
     worker = WorkerProcess(engine="fake")
     worker.channel.send_bytes(encoded(LoadCommand(planned("child", "fake", "none", 100))))
     started = own_cache / "child"
@@ -166,7 +195,9 @@ processes.PROCESSES.get(sys.executable, "fake", None, verbose=False)
 
 
 @pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a good end", "kill -9"])
-def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_the_drivers_end_ends_an_import(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     """The import ends at once, even during C code."""
     monkeypatch.setenv(IMPORT, "long")
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
@@ -180,11 +211,15 @@ def test_the_drivers_end_ends_an_import(own_cache: Path, monkeypatch: pytest.Mon
     wait_until(lambda: not processes_of(own_cache), 60.0)
 
 
-def test_who_shares_an_engine_process(tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_shares_an_engine_process(
+    tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
 
-    def get(engine: str = "", python: object = sys.executable, visible: tuple[str, ...] | None = None) -> EngineProcess:
+    def get(
+        engine: str = "", python: object = sys.executable, visible: tuple[str, ...] | None = None
+    ) -> EngineProcess:
         return PROCESSES.get(str(python), engine, visible, verbose=False)
 
     first = get()
@@ -207,8 +242,15 @@ def test_an_engine_whose_import_starts_a_thread_is_imported_for_each_model(
     monkeypatch.setenv(IMPORT, "thread")
     found = rows(fake("good"), fake("uniform", seconds=1e-6))
     for label in ("good", "uniform"):
-        assert (found[label]["error"], found[label]["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
-        (line,) = [line for line in found.err.splitlines() if line.startswith(f"{label}: ") and "imported" in line]
+        assert (found[label]["error"], found[label]["ppl"]) == (
+            None,
+            pytest.approx(500.0, rel=1e-6),
+        )
+        (line,) = [
+            line
+            for line in found.err.splitlines()
+            if line.startswith(f"{label}: ") and "imported" in line
+        ]
         assert "Python threads run" in line
     assert launched == ["fake"]
 

@@ -1,4 +1,6 @@
-"""Messages after out-of-memory errors and dead processes, and MKL's choice of kernels before a model loads."""
+"""Messages after out-of-memory errors and dead processes, and MKL's choice of kernels before a
+model loads.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ from tests.support import ROOT, mkl
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("how", "gold"),
-    [(signal.SIGKILL, "was ended by SIGKILL"), (signal.SIGSEGV, "was ended by SIGSEGV"), (None, None)],
+    [
+        (signal.SIGKILL, "was ended by SIGKILL"),
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+        (None, None),
+    ],
 )
-def test_a_death_is_told_and_a_good_end_is_not(how: signal.Signals | None, gold: str | None) -> None:
+def test_a_death_is_told_and_a_good_end_is_not(
+    how: signal.Signals | None, gold: str | None
+) -> None:
     context = multiprocessing.get_context("spawn")
     child = context.Process(target=time.sleep, args=(60 if how else 0.2,), name="core")
     child.start()
@@ -54,13 +62,21 @@ worker.Worker(0.0).load(messages.LoadCommand(planned("m", "fake", "none", 100, {
 IS_IMPORTED_BY_A_RANK = "import compare_q.backends.vllm.extension; print(mkl.cpu_type())"
 
 
-@pytest.mark.skipif(mkl.address() is None, reason="the MKL of this torch, if it has one, finds the CPU in another way")
+@pytest.mark.skipif(
+    mkl.address() is None,
+    reason="the MKL of this torch, if it has one, finds the CPU in another way",
+)
 @pytest.mark.parametrize("code", [LOADS, IS_IMPORTED_BY_A_RANK], ids=["worker", "rank"])
 def test_mkl_knows_the_cpu_before_a_model_loads(code: str) -> None:
-    """Otherwise, with torch 2.10 to 2.13 on an Intel CPU, one thread's part of the first window may be off by 8e-5."""
+    """Otherwise, with torch 2.10 to 2.13 on an Intel CPU, one thread's part of the first window may
+    be off by 8e-5.
+    """
     ran = subprocess.run(
         [sys.executable, "-c", f"from tests.support import mkl; print(mkl.cpu_type())\n{code}"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     before, after = map(int, ran.stdout.split())
     assert before == -1 < after

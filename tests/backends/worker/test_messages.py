@@ -1,4 +1,6 @@
-"""Commands, messages and windows between driver and worker: they arrive unchanged, and nothing else is accepted."""
+"""Commands, messages and windows between driver and worker: they arrive unchanged, and nothing else
+is accepted.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,43 @@ from tests.support.scores import random_windows
 from tests.support.toy import planned
 
 REQUEST = planned(
-    'Q4 "\n\u2028ü', "vllm_score", "/models/q4", 2048, {"nested": {"a": [1, 0.1, None, True]}, "ü": "\t"},
-    (Path("a.safetensors"), Path("b.safetensors")), revision="main", stamp='["stamp", 0.1]', log_file=Path("/log"),
-    decode=Decode(2, 8), info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
-)  # fmt: skip
+    'Q4 "\n\u2028ü',
+    "vllm_score",
+    "/models/q4",
+    2048,
+    {"nested": {"a": [1, 0.1, None, True]}, "ü": "\t"},
+    (Path("a.safetensors"), Path("b.safetensors")),
+    revision="main",
+    stamp='["stamp", 0.1]',
+    log_file=Path("/log"),
+    decode=Decode(2, 8),
+    info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
+)
 SCORE = protocol.ScoreCommand(
-    ScoreRequest(reference=Path("/store"), vocab_size=320), Path("/windows.npz"), Path("/scores"),
-    "0123456789abcdef", "session", {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
-)  # fmt: skip
+    ScoreRequest(reference=Path("/store"), vocab_size=320),
+    Path("/windows.npz"),
+    Path("/scores"),
+    "0123456789abcdef",
+    "session",
+    {"known": {"gpus": ["NVIDIA H200"]}, "reference": None},
+)
 
 
 @pytest.mark.parametrize(
     ("parse", "sent"),
     [
         (protocol.parse_command, SCORE),
-        (protocol.parse_command, replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={})),
+        (
+            protocol.parse_command,
+            replace(SCORE, request=ScoreRequest(record=Path("/record")), facts={}),
+        ),
         (protocol.parse_command, protocol.LoadCommand(REQUEST, ("0", "MIG-1"), (0, 2))),
         (protocol.parse_command, protocol.LoadCommand(REQUEST)),
         (protocol.parse_command, protocol.InspectEngine(planned("fake", "fake", "none", 100))),
-        (protocol.parse_command, protocol.CallCommand("module:function", {"words": ["\u2028", "\ud800"]})),
+        (
+            protocol.parse_command,
+            protocol.CallCommand("module:function", {"words": ["\u2028", "\ud800"]}),
+        ),
         (protocol.parse_message, protocol.Progress(3)),
         (protocol.parse_message, protocol.Progress(total=16, phase="tokenizing", unit="bytes")),
         (protocol.parse_message, protocol.Log("a\nb \u2028")),
@@ -55,12 +75,15 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
     """Windows keep their order, numbers and scored positions, and whether they are computed alone."""
     windows = [
-        replace(window, index=3 * window.index, alone=window.index % 3 == 0) for window in random_windows(count)
+        replace(window, index=3 * window.index, alone=window.index % 3 == 0)
+        for window in random_windows(count)
     ][::-1]
     file = tmp_path / "windows.npz"
     protocol.write_windows(file, windows)
     found = protocol.read_windows(file)
-    assert [(each.index, each.spans) for each in found] == [(each.index, each.spans) for each in windows]
+    assert [(each.index, each.spans) for each in found] == [
+        (each.index, each.spans) for each in windows
+    ]
     for each, window in zip(found, windows, strict=True):
         np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
         assert each.digest == window.digest
@@ -90,6 +113,10 @@ print("closed" if theirs.closed else "open")
 
 
 def test_a_fork_of_a_worker_does_not_keep_its_channel_open() -> None:
-    """vLLM's ranks are such forks; with an open channel, the driver would not notice the worker's end."""
-    ran = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
+    """vLLM's ranks are such forks; with an open channel, the driver would not notice the worker's
+    end.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == ["closed", "open"]

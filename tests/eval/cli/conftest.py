@@ -23,9 +23,13 @@ def finished(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
-    """Run models on the toy text, and assert the exit status; return (the outcome, the rows of results.json)."""
+    """Run models on the toy text, and assert the exit status; return (the outcome, the rows of
+    results.json).
+    """
 
-    def run(models: list[dict[str, Any]], *flags: object, status: int = 0) -> tuple[Ran, list[dict[str, Any]]]:
+    def run(
+        models: list[dict[str, Any]], *flags: object, status: int = 0
+    ) -> tuple[Ran, list[dict[str, Any]]]:
         data, spec = write_specs(models)
         ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json", *flags)
         assert ran.status == status, ran.err
@@ -39,5 +43,7 @@ def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
 def long_text(tmp_path: Path) -> Path:
     """A text of 624 windows of 8 tokens."""
     file = tmp_path / "letters.txt"
-    file.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8")
+    file.write_text(
+        "".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8"
+    )
     return file

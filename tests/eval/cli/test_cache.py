@@ -1,4 +1,6 @@
-"""The cache as a whole: its content, and what ``--cache-limit`` removes: the oldest entries first, and none in use."""
+"""The cache as a whole: its content, and what ``--cache-limit`` removes: the oldest entries first,
+and none in use.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ Specs = Callable[..., tuple[Path, Path]]
 DAY = 86_400
 SEGMENT = f"alone.{'0' * 40}.safetensors"
 STRANGERS = {
-    "notes.txt", "tokens/mine.npz", "scores/readme.json", "references/kept/row.0", "logs/app.20240115.log",
+    "notes.txt",
+    "tokens/mine.npz",
+    "scores/readme.json",
+    "references/kept/row.0",
+    "logs/app.20240115.log",
     f"scores/{'b' * 40}/notes.txt",
-}  # fmt: skip
+}
 
 
 def key(digit: str) -> str:
@@ -37,7 +43,9 @@ def key(digit: str) -> str:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest), and other files."""
+    """Tokens of 1,000 bytes (oldest), a log of 100, scores of 2,000, a reference of 3,000 (newest),
+    and other files.
+    """
     cache = Cache(tmp_path / "cache")
     cache.check_writable()
     root = cache.root
@@ -48,7 +56,9 @@ def cache(tmp_path: Path) -> Cache:
     (root / "logs" / f"W4A16_g32.{key('b')}.log").write_bytes(b"x" * 100)
     store_of(reference, numbers(20, 4), windows=1, identity={"label": "bf16"})
     (window,) = reference.glob("row.*")
-    window.write_bytes(b"x" * (3000 - sum(file.stat().st_size for file in reference.iterdir() if file != window)))
+    window.write_bytes(
+        b"x" * (3000 - sum(file.stat().st_size for file in reference.iterdir() if file != window))
+    )
     for name in STRANGERS:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("a user's own")
@@ -59,14 +69,19 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def names(cache: Cache) -> set[str]:
-    return {file.relative_to(cache.root).as_posix() for file in cache.root.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(cache.root).as_posix() for file in cache.root.rglob("*") if file.is_file()
+    }
 
 
 def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
     found = [(entry.section, entry.label, entry.size) for entry in cache_listing.entries(cache)]
     assert found == [
-        ("references", "bf16", 3000), ("scores", "Q4 [/tmp/x] [h8]", 2000), ("logs", "", 100), ("tokens", "", 1000),
-    ]  # fmt: skip
+        ("references", "bf16", 3000),
+        ("scores", "Q4 [/tmp/x] [h8]", 2000),
+        ("logs", "", 100),
+        ("tokens", "", 1000),
+    ]
     ran = compare_q("cache", "--cache-dir", cache.root)
     assert "Q4 [/tmp/x] [h8]" in ran.out  # a label is no markup
     assert ran.out.splitlines()[-1] == (
@@ -77,10 +92,13 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
 @pytest.mark.parametrize(
     ("limit", "gold"),
     [
-        (6100, []), (6099, ["tokens"]), (5100, ["tokens"]), (5050, ["tokens", "logs"]),
+        (6100, []),
+        (6099, ["tokens"]),
+        (5100, ["tokens"]),
+        (5050, ["tokens", "logs"]),
         (0, ["tokens", "logs", "scores", "references"]),
     ],
-)  # fmt: skip
+)
 def test_the_oldest_go_first_until_the_rest_fits(cache: Cache, limit: int, gold: list[str]) -> None:
     before = cache_listing.entries(cache)
     deleted, left = cache_listing.prune(cache, limit)
@@ -97,8 +115,12 @@ def sizes(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in folder.iterdir()}
 
 
-def test_scores_go_by_segment_and_their_records_with_the_last_one(cache: Cache, compare_q: Run) -> None:
-    """A segment of the oldest use, then tokens, then the other segment with the record; then the reference."""
+def test_scores_go_by_segment_and_their_records_with_the_last_one(
+    cache: Cache, compare_q: Run
+) -> None:
+    """A segment of the oldest use, then tokens, then the other segment with the record; then the
+    reference.
+    """
     scores = cache.root / "scores" / key("b")
     (scores / "notes.txt").unlink()
     old = scores / f"0123456789abcdef-more.{'1' * 40}.safetensors"  # of compare_q 0.3
@@ -113,14 +135,19 @@ def test_scores_go_by_segment_and_their_records_with_the_last_one(cache: Cache, 
     assert cache_listing.prune(cache, in_all) == (0, in_all)
     assert cache_listing.prune(cache, in_all - 1) == (500, 6100)
     assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
-    assert cache_listing.prune(cache, 2500) == (4100, 2000)  # tokens, log and reference are older than the segment
+    assert cache_listing.prune(cache, 2500) == (
+        4100,
+        2000,
+    )  # tokens, log and reference are older than the segment
     assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
     assert cache_listing.prune(cache, 1999) == (2000, 0)
     assert not scores.exists()
     assert cache_listing.entries(cache) == []
 
 
-@pytest.mark.parametrize(("section", "digit", "size"), [("references", "c", 3000), ("scores", "b", 2000)])
+@pytest.mark.parametrize(
+    ("section", "digit", "size"), [("references", "c", 3000), ("scores", "b", 2000)]
+)
 def test_what_is_claimed_stays(cache: Cache, section: str, digit: str, size: int) -> None:
     """A run with another cache scores windows, or records them into a store of this cache."""
     other = Cache(cache.root.with_name("other"))
@@ -135,7 +162,9 @@ OLDER = "has scores or references of an older compare_q, which are not used; --c
 def make_older(cache: Cache, section: str) -> None:
     """Replace the cache's scores or its reference by those of compare_q 0.3, with any numbers."""
     if section == "scores":
-        facts = storage.facts_line({"version": 3, "key": key("b"), "tag": "alone", "windows": [[0, 3]]})
+        facts = storage.facts_line(
+            {"version": 3, "key": key("b"), "tag": "alone", "windows": [[0, 3]]}
+        )
         content = safetensors.save({"logprob": np.zeros(3, np.float32)}, metadata=facts)
         storage.keep(cache.root / "scores" / key("b"), "alone", [content])
         (cache.root / "scores" / key("b") / SEGMENT).unlink()
@@ -181,7 +210,9 @@ def test_a_cache_that_may_only_be_read_names_older_scores_each_time(
 
 
 def test_what_a_run_uses_stays(cache: Cache) -> None:
-    """Kept: this run's reference, another run's scores and log, and an entry that is being written (lock held)."""
+    """Kept: this run's reference, another run's scores and log, and an entry that is being written
+    (lock held).
+    """
     cache.use("references", key("c"))
     other = Cache(cache.root)
     other.use("scores", key("b"))
@@ -196,13 +227,19 @@ def test_what_a_run_uses_stays(cache: Cache) -> None:
 
 
 def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
-    """A run's own entries stay with any limit; ``cache`` alone lists entries, with a limit it empties the cache."""
+    """A run's own entries stay with any limit; ``cache`` alone lists entries, with a limit it
+    empties the cache.
+    """
     data, spec = write_specs()
     ran = compare_q("-d", data, "-m", spec, "--cache-limit", "1KB")
     assert ran.status == 0, ran.err
-    assert re.search(r"cache: deleted 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out)
+    assert re.search(
+        r"cache: deleted 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
+    )
     for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):  # 20 must not mean 20 bytes
-        assert_refused(compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB")
+        assert_refused(
+            compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB"
+        )
     listed = compare_q("cache")
     assert listed.status == 0
     assert re.search(r"\d+\.\d kB  scores of fake uniform, ", listed.out)

@@ -1,4 +1,6 @@
-"""``check`` refuses what a run refuses before it loads a model, with the same messages; fast checks come first."""
+"""``check`` refuses what a run refuses before it loads a model, with the same messages; fast checks
+come first.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,44 @@ TWO: list[dict[str, Any]] = [fake("ref", reference=True), fake("other")]
 @pytest.mark.parametrize(
     ("models", "flags", "said"),
     [
-        ([{**FAKE, "load_fn": "fkae"}], [], "fake: load_fn: unknown engine 'fkae' (did you mean 'fake'?)"),
+        (
+            [{**FAKE, "load_fn": "fkae"}],
+            [],
+            "fake: load_fn: unknown engine 'fkae' (did you mean 'fake'?)",
+        ),
         (TWO, ["-o", "no/r.json"], "--output: no/r.json: cannot be written; there is no folder no"),
-        (TWO, ["--plots", "data.json"], "--plots: data.json: is read here, or lies in a folder that is; name another"),
-        (TWO, ["--plots", "file/new"], "--plots: file/new: cannot be written; is the folder yours?"),
-        (TWO, ["--csv", "x", "--html", "x"], "--html: x: is the file of --csv as well; name another file"),
+        (
+            TWO,
+            ["--plots", "data.json"],
+            "--plots: data.json: is read here, or lies in a folder that is; name another",
+        ),
+        (
+            TWO,
+            ["--plots", "file/new"],
+            "--plots: file/new: cannot be written; is the folder yours?",
+        ),
+        (
+            TWO,
+            ["--csv", "x", "--html", "x"],
+            "--html: x: is the file of --csv as well; name another file",
+        ),
         (TWO, ["-pf", "p.bmp"], "--plot_file: p.bmp: must end in .png, .svg, .pdf"),
-        (TWO, ["--pair", "ref", "othr"], "--pair: no model is called 'othr' (did you mean 'other'?); there are: ref, "),
+        (
+            TWO,
+            ["--pair", "ref", "othr"],
+            "--pair: no model is called 'othr' (did you mean 'other'?); there are: ref, ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[dict[str, Any]],
-    flags: list[str], said: str,
-) -> None:  # fmt: skip
+    compare_q: Run,
+    write_specs: Specs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    models: list[dict[str, Any]],
+    flags: list[str],
+    said: str,
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(text_windows, "build", lambda *_, **__: pytest.fail("tokenized"))
     Path("file").touch()
@@ -48,13 +75,19 @@ def test_what_a_run_refuses_is_refused_before_a_text_is_tokenized(
 
 @needs_accelerate
 def test_a_check_starts_and_leaves_nothing(
-    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(TransformersEngine, "load", lambda self: pytest.fail("loaded"))
     data, models = write_specs([in_transformers(toy_model)])
     before = set(Path().iterdir())
-    ran = compare_q("check", "-d", data, "-m", models, "--plots", "a/b", "--tokens-out", "c", "-o", "d.json")
+    ran = compare_q(
+        "check", "-d", data, "-m", models, "--plots", "a/b", "--tokens-out", "c", "-o", "d.json"
+    )
     assert ran.status == 0, ran.err
     assert "toy: transformers (transformers " in ran.out
     assert set(Path().iterdir()) == before
@@ -68,16 +101,29 @@ def test_a_check_starts_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flags", "out", "err"),
     [
-        ([], "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens", ""),
-        (["-m", "other.json"], "b: fake (built in), none", "no KL divergence: no model is the reference"),
+        (
+            [],
+            "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens",
+            "",
+        ),
+        (
+            ["-m", "other.json"],
+            "b: fake (built in), none",
+            "no KL divergence: no model is the reference",
+        ),
         (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
         (["-v", "-p"], "9 windows", ""),
     ],
 )
 def test_a_check(
-    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], out: str,
+    compare_q: Run,
+    write_specs: Specs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    out: str,
     err: str,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.json").write_text(json.dumps(fake("b")))
     data, spec = write_specs([fake("a")])
@@ -93,7 +139,10 @@ def test_a_model_larger_than_the_memory_is_named_with_what_to_do(
     compare_q: Run, write_specs: Specs, toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = (toy_model / "model.safetensors").stat().st_size
-    models = [in_transformers(toy_model, reference=True), in_transformers(toy_model, label="streamed")]
+    models = [
+        in_transformers(toy_model, reference=True),
+        in_transformers(toy_model, label="streamed"),
+    ]
     models[1]["engine"] = {"streaming": True}
     words = ("check", "-d", *write_specs(models)[:1], "-m", *write_specs(models)[1:])
     monkeypatch.setattr(machine, "memory_bytes", lambda: size)

@@ -45,11 +45,17 @@ def test_a_model_that_is_called_like_a_command(
     assert "show: transformers_auto (as asked)" in ran.err
 
 
-def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """The reference's row stays, because the other rows are compared with it; written files have the same rows."""
+def test_show_has_the_rows_that_a_mask_leaves(
+    compare_q: Run, finished: Path, tmp_path: Path
+) -> None:
+    """The reference's row stays, because the other rows are compared with it; written files have
+    the same rows.
+    """
     labels = [model["label"] for model in json.loads(finished.read_text())["models"]]
     assert labels == ["bf16", "W4A16", "broken"]
-    ran = compare_q("show", finished, "-mask", "w4", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    ran = compare_q(
+        "show", finished, "-mask", "w4", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html"
+    )
     assert ran.status == 0, ran.err
     assert "broken" not in ran.out
     for name in ("r.json", "r.html"):
@@ -57,5 +63,6 @@ def test_show_has_the_rows_that_a_mask_leaves(compare_q: Run, finished: Path, tm
     left = json.loads((tmp_path / "r.json").read_text())["models"]
     assert [model["label"] for model in left] == ["bf16", "W4A16"]
     assert_refused(
-        compare_q("show", finished, "-mask", "awq"), "--mask: 'awq' matches no label; there are: bf16, W4A16"
+        compare_q("show", finished, "-mask", "awq"),
+        "--mask: 'awq' matches no label; there are: bf16, W4A16",
     )

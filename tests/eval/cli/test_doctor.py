@@ -21,7 +21,11 @@ def sections(ran: Ran) -> dict[str, list[str]]:
 
 @pytest.mark.engine
 def test_models_of_a_spec_and_by_name(
-    compare_q: Run, quantized: Callable[..., Path], toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compare_q: Run,
+    quantized: Callable[..., Path],
+    toy_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The doctor examines models in its own process; the first model of the spec is the reference."""
     monkeypatch.delenv(processes.ENVIRONMENT)
@@ -33,7 +37,10 @@ def test_models_of_a_spec_and_by_name(
     assert (ran.status, list(found)) == (1, ["toy", "second"])
     assert any(line.startswith(f"  {severity}: ") and text in line for line in found["second"])
     found = sections(ran := compare_q("doctor", toy_model, quantized("NVFP4")))
-    assert (ran.status, ["  nothing wrong found" in lines for lines in found.values()]) == (0, [True, True])
+    assert (ran.status, ["  nothing wrong found" in lines for lines in found.values()]) == (
+        0,
+        [True, True],
+    )
 
 
 def test_a_check_examines_the_models(
@@ -41,7 +48,11 @@ def test_a_check_examines_the_models(
 ) -> None:
     fault = next(iter(FAULTS))
     data, models = write_specs(
-        [in_transformers(fault(quantized("NVFP4"), tmp_path / "broken"), load_fn="transformers_auto_bf16")]
+        [
+            in_transformers(
+                fault(quantized("NVFP4"), tmp_path / "broken"), load_fn="transformers_auto_bf16"
+            )
+        ]
     )
     ran = compare_q("check", "-d", data, "-m", models)
     assert ran.status == 1, ran.err

@@ -15,9 +15,22 @@ from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
     """The status is 0, because the results are complete, although one of the run's models failed."""
-    files = {flag: tmp_path / name for flag, name in
-             {"-o": "o.json", "--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}.items()}  # fmt: skip
-    ran = compare_q("show", finished, *(word for pair in files.items() for word in pair), "--plots", tmp_path / "plots")
+    files = {
+        flag: tmp_path / name
+        for flag, name in {
+            "-o": "o.json",
+            "--csv": "o.csv",
+            "--markdown": "o.md",
+            "--html": "o.html",
+        }.items()
+    }
+    ran = compare_q(
+        "show",
+        finished,
+        *(word for pair in files.items() for word in pair),
+        "--plots",
+        tmp_path / "plots",
+    )
     assert ran.status == 0, ran.err
     assert "broken: failed: told to fail" in ran.out
     assert files["-o"].read_text() == finished.read_text()
@@ -33,7 +46,9 @@ def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path:
 def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> None:
     run_of(BASE, reference=None).with_origin([]).write(finished)
     assert_refused(compare_q("show", finished, "-kld"), "--kld: no model is the reference")
-    assert_refused(compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'")
+    assert_refused(
+        compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'"
+    )
     assert_refused(compare_q("show", finished, "-p", "plot.png"), "plot.png: ", "-pf")
     assert_refused(compare_q("show", finished, "--csv", "-"), "--csv: ", "/dev/stdout")
     assert_refused(compare_q("doctor", finished), f"{finished}: ", "compare-q show")
@@ -43,46 +58,90 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> N
     assert finished.read_bytes() == before  # it is not written over itself
 
 
-def test_rows_are_sorted_in_the_table_and_not_in_the_results(compare_q: Run, finished: Path, tmp_path: Path) -> None:
+def test_rows_are_sorted_in_the_table_and_not_in_the_results(
+    compare_q: Run, finished: Path, tmp_path: Path
+) -> None:
     run_of(QUANT, FAILED, REF).with_origin([]).write(finished)
-    files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md")
+    files = (
+        "-o",
+        tmp_path / "o.json",
+        "--csv",
+        tmp_path / "o.csv",
+        "--markdown",
+        tmp_path / "o.md",
+    )
     ran = compare_q("show", finished, "--sort", "kld", *files)
     labels = ("bf16", "W4A16", "broken")
     assert [
-        line.split()[0] for line in ran.out.splitlines() if line.startswith(tuple(f" {x} " for x in labels))
+        line.split()[0]
+        for line in ran.out.splitlines()
+        if line.startswith(tuple(f" {x} " for x in labels))
     ] == list(labels)
-    assert [line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]] == list(labels)
-    assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(labels)
+    assert [
+        line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]
+    ] == list(labels)
+    assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(
+        labels
+    )
     assert (tmp_path / "o.json").read_text() == finished.read_text()
 
 
 def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """The columns of table, Markdown, CSV (with errors) and report are the same; the label need not be named."""
+    """The columns of table, Markdown, CSV (with errors) and report are the same; the label need not
+    be named.
+    """
     names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
     files = [word for flag, name in names.items() for word in (flag, tmp_path / name)]
     ran = compare_q("show", finished, "--columns", "kld_p99.9, kld,kernel", *files)
     assert next(line.split() for line in ran.out.splitlines() if "W4A16" in line) == [
-        "W4A16", "0.9990", "0.01235±0.00045", "Linear",
-    ]  # fmt: skip
-    assert (tmp_path / "o.csv").read_text().splitlines()[0] == "label,kld_p99.9,kld,kld_stderr,kernel"
-    assert (tmp_path / "o.md").read_text().splitlines()[2] == "| label | 99.9 % KLD | KLD | kernel |"
+        "W4A16",
+        "0.9990",
+        "0.01235±0.00045",
+        "Linear",
+    ]
+    assert (tmp_path / "o.csv").read_text().splitlines()[
+        0
+    ] == "label,kld_p99.9,kld,kld_stderr,kernel"
+    assert (tmp_path / "o.md").read_text().splitlines()[
+        2
+    ] == "| label | 99.9 % KLD | KLD | kernel |"
     head = (tmp_path / "o.html").read_text().partition("<table")[2].partition("</thead>")[0]
     assert re.findall(r"<th[^>]*>([^<]+)</th>", head) == ["label", "99.9 % KLD", "KLD", "kernel"]
     assert_refused(compare_q("show", finished, "--columns", ","), "--columns: ", *BY_NAME)
 
 
 def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """``memory:N`` is a column, a sort key, a condition and the x axis of a plot: 5.0 + 131,072 B x 32,768 + 0.5 GB."""
+    """``memory:N`` is a column, a sort key, a condition and the x axis of a plot: 5.0 + 131,072 B x
+    32,768 + 0.5 GB.
+    """
     memory = Memory(
-        weights=5 * 10**9, kv=(CachePart(token_bytes=131_072.0),), kv_source="engine", logits=0, step_token=244_140
+        weights=5 * 10**9,
+        kv=(CachePart(token_bytes=131_072.0),),
+        kv_source="engine",
+        logits=0,
+        step_token=244_140,
     )
     large = replace(REF, memory=memory.updated(weights=16 * 10**9))
     run_of(large, replace(QUANT, memory=memory), BASE).with_origin([]).write(finished)
     files = ("--csv", tmp_path / "o.csv", "--html", tmp_path / "o.html", "-pf", tmp_path / "p.svg")
-    words = ("--columns", "memory:32k", "--sort", "memory:32k", "-ppl", "--x-axis", "memory:32k", "--fit", "12GB@32k")
+    words = (
+        "--columns",
+        "memory:32k",
+        "--sort",
+        "memory:32k",
+        "-ppl",
+        "--x-axis",
+        "memory:32k",
+        "--fit",
+        "12GB@32k",
+    )
     ran = compare_q("show", finished, *words, *files, "--fail-if", "memory:32k > 10")
     assert ran.status == 4
-    rows = [line.split() for line in ran.out.splitlines() if line.startswith((" W4A16 ", " bf16 ", " base "))]
+    rows = [
+        line.split()
+        for line in ran.out.splitlines()
+        if line.startswith((" W4A16 ", " bf16 ", " base "))
+    ]
     assert rows == [["W4A16", "9.79"], ["bf16", "✗", "20.79"], ["base", "n/a"]]
     assert "bf16: does not fit into 12GB@32k" in ran.out
     assert "base: not in the plot: memory for 32,768 tokens unknown" in ran.out
@@ -99,7 +158,9 @@ def test_slices_are_columns_sort_keys_and_conditions(compare_q: Run, tmp_path: P
     run.with_origin([]).write(file)
     table = tmp_path / "o.csv"
     words = ("--columns", "kld:chat, same_top:c4", "--sort", "kld:chat", "--csv", table)
-    ran = compare_q("show", file, *words, "--fail-if", "kld:chat > 0.05", "--fail-if", "ppl:wiki2>20.9")
+    ran = compare_q(
+        "show", file, *words, "--fail-if", "kld:chat > 0.05", "--fail-if", "ppl:wiki2>20.9"
+    )
     assert ran.status == 4
     assert [line.removeprefix("failed: ") for line in ran.err.splitlines()] == [
         "noise: kld:chat > 0.05 (n/a: told to fail)",
@@ -114,28 +175,59 @@ def test_slices_are_columns_sort_keys_and_conditions(compare_q: Run, tmp_path: P
         "EXL3 4.0,0.08,0.008,0.9,0.02",
         "noise,,,,",
     ]
-    for flags in (("--columns", "label,kld:prose"), ("--sort", "ppl:prose"), ("--fail-if", "same_top:prose < 99")):
-        assert_refused(compare_q("show", file, *flags), f"{flags[0]}: ", "'prose'", "there are: wiki2, c4, chat")
+    for flags in (
+        ("--columns", "label,kld:prose"),
+        ("--sort", "ppl:prose"),
+        ("--fail-if", "same_top:prose < 99"),
+    ):
+        assert_refused(
+            compare_q("show", file, *flags),
+            f"{flags[0]}: ",
+            "'prose'",
+            "there are: wiki2, c4, chat",
+        )
 
 
 def test_a_slice_of_any_name_can_be_a_condition(compare_q: Run, finished: Path) -> None:
-    """The last sign of a condition is the one that compares; a row without the slice fails, since it may be wrong."""
+    """The last sign of a condition is the one that compares; a row without the slice fails, since
+    it may be wrong.
+    """
     odd = "a > b, <c>"
     row = replace(QUANT, slices={odd: Slice(7, 20.0, None, 0.5)})
     run_of(REF, row, replace(row, label="other", slices={})).with_origin([]).write(finished)
     ran = compare_q("show", finished, "--sort", f"kld:{odd}", "--fail-if", f"kld:{odd} >= 0.5")
     assert ran.status == 4
     assert ran.err.splitlines() == [
-        f"failed: W4A16: kld:{odd} >= 0.5 (0.50000)", f"failed: other: kld:{odd} >= 0.5 (n/a)",
-    ]  # fmt: skip
+        f"failed: W4A16: kld:{odd} >= 0.5 (0.50000)",
+        f"failed: other: kld:{odd} >= 0.5 (n/a)",
+    ]
     assert compare_q("show", finished, "--fail-if", f" kld:{odd}>0.6").status == 4
 
 
 def test_slices_are_checked_before_anything_runs(compare_q: Run, write_specs: Specs) -> None:
     """A run of one text without conversations has only the slices that do not depend on the text."""
     data, models = write_specs([FAKE])
-    for flags in (("--columns", "kld:text"), ("--fail-if", "ppl:assistant > 3"), ("--sort", "ppl:text")):
-        assert_refused(compare_q("-d", data, "-m", models, *flags), f"{flags[0]}: ", "there are: special, begin, rest")
-    ran = compare_q("-d", data, "-m", models, "-r", 1, "--columns", "label,ppl:begin", "--fail-if", "ppl:begin > 1001")
+    for flags in (
+        ("--columns", "kld:text"),
+        ("--fail-if", "ppl:assistant > 3"),
+        ("--sort", "ppl:text"),
+    ):
+        assert_refused(
+            compare_q("-d", data, "-m", models, *flags),
+            f"{flags[0]}: ",
+            "there are: special, begin, rest",
+        )
+    ran = compare_q(
+        "-d",
+        data,
+        "-m",
+        models,
+        "-r",
+        1,
+        "--columns",
+        "label,ppl:begin",
+        "--fail-if",
+        "ppl:begin > 1001",
+    )
     assert ran.status == 0, ran.err
     assert "1,000.000" in ran.out

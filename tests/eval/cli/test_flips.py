@@ -21,7 +21,9 @@ DATA = Path(__file__).parents[2] / "data" / "flips"
 
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[Path, Path]:
-    """The samples of 12 questions by hand (tests/support/samples.py), of the reference and of a new model."""
+    """The samples of 12 questions by hand (tests/support/samples.py), of the reference and of a new
+    model.
+    """
     write(tmp_path / "ref", lines_of(REFERENCE))
     write(tmp_path / "W4A16", lines_of(NEW))
     return tmp_path / "ref", tmp_path / "W4A16"
@@ -29,7 +31,9 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("name", ["toy", "toy-noise"])
 def test_accuracies_are_lm_evals(name: str) -> None:
-    """Multiple choice, and generated texts with two filters: every accuracy and error in lm-eval's own results."""
+    """Multiple choice, and generated texts with two filters: every accuracy and error in lm-eval's
+    own results.
+    """
     results = json.loads((DATA / name / "results.json").read_text())["results"]
     other = "toy" if name == "toy-noise" else "toy-noise"
     report = compare(run_files(str(DATA / other)), [run_files(str(DATA / name))], Selection())
@@ -37,18 +41,40 @@ def test_accuracies_are_lm_evals(name: str) -> None:
     for row in report.comparisons:
         gold = results[row.task]
         assert row.accuracy.value == gold[f"{row.metric},{row.filter}"]
-        assert row.accuracy.stderr == pytest.approx(gold[f"{row.metric}_stderr,{row.filter}"], rel=1e-12)
+        assert row.accuracy.stderr == pytest.approx(
+            gold[f"{row.metric}_stderr,{row.filter}"], rel=1e-12
+        )
         assert row.flips.other_wrong is not None
 
 
-def test_every_output_has_the_numbers(compare_q: Run, both: tuple[Path, Path], tmp_path: Path) -> None:
-    files = {flag: tmp_path / f"out{flag.replace('-', '')}" for flag in ("--output", "--csv", "--markdown")}
-    ran = compare_q("flips", *both, "--margin", "10%", *(word for pair in files.items() for word in pair))
+def test_every_output_has_the_numbers(
+    compare_q: Run, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    files = {
+        flag: tmp_path / f"out{flag.replace('-', '')}"
+        for flag in ("--output", "--csv", "--markdown")
+    }
+    ran = compare_q(
+        "flips", *both, "--margin", "10%", *(word for pair in files.items() for word in pair)
+    )
     assert ran.status == 0, ran.err
     (row,) = json.loads(files["--output"].read_text())["comparisons"]
-    gold = {"task": "toy", "metric": "acc", "label": "W4A16", "questions": 12, "lost": 3, "gained": 1,
-            "other_wrong": 2, "mcnemar_p": 0.625, "reference_accuracy": 7 / 12, "accuracy": 5 / 12, "margin": 0.1,
-            "outcome": "undecided", "lost_documents": [4, 5, 6], "gained_documents": [7]}  # fmt: skip
+    gold = {
+        "task": "toy",
+        "metric": "acc",
+        "label": "W4A16",
+        "questions": 12,
+        "lost": 3,
+        "gained": 1,
+        "other_wrong": 2,
+        "mcnemar_p": 0.625,
+        "reference_accuracy": 7 / 12,
+        "accuracy": 5 / 12,
+        "margin": 0.1,
+        "outcome": "undecided",
+        "lost_documents": [4, 5, 6],
+        "gained_documents": [7],
+    }
     assert {key: row[key] for key in gold} == gold
     (line,) = csv.DictReader(files["--csv"].open())
     assert (line["lost"], line["gained"], float(line["accuracy"])) == ("3", "1", 5 / 12)
@@ -66,18 +92,26 @@ def test_every_output_has_the_numbers(compare_q: Run, both: tuple[Path, Path], t
         (["--fail-if", "gained >= 1"], 4, ["gained >= 1 (1)"]),
         (["--fail-if", "accuracy < 41.6"], 0, []),
         (["--fail-if", "accuracy < 42"], 4, ["accuracy < 42 (41.6667)"]),
-        (["--fail-if", "difference < -16", "--fail-if", "lost > 9"], 4, ["difference < -16 (-16.6667)"]),
+        (
+            ["--fail-if", "difference < -16", "--fail-if", "lost > 9"],
+            4,
+            ["difference < -16 (-16.6667)"],
+        ),
         (["--margin", "10%", "--fail-if", "not_equivalent"], 4, ["not_equivalent (not shown)"]),
         (["--margin", "60%", "--fail-if", "not_equivalent"], 0, []),
     ],
 )
-def test_conditions(compare_q: Run, both: tuple[Path, Path], flags: list[str], status: int, facts: list[str]) -> None:
+def test_conditions(
+    compare_q: Run, both: tuple[Path, Path], flags: list[str], status: int, facts: list[str]
+) -> None:
     ran = compare_q("flips", *both, *flags)
     assert ran.status == status
     assert [fact for fact in facts if fact not in ran.err] == []
 
 
-def test_a_missing_task_is_status_1_and_fails_every_condition(compare_q: Run, both: tuple[Path, Path]) -> None:
+def test_a_missing_task_is_status_1_and_fails_every_condition(
+    compare_q: Run, both: tuple[Path, Path]
+) -> None:
     write(both[0], lines_of(REFERENCE), task="other")
     assert compare_q("flips", *both).status == 1
     assert compare_q("flips", *both, "--tasks", "toy").status == 0
@@ -85,16 +119,31 @@ def test_a_missing_task_is_status_1_and_fails_every_condition(compare_q: Run, bo
     assert (ran.status, "W4A16, other: lost > 9 (n/a)" in ran.err) == (4, True)
 
 
-def test_several_new_models_with_klds(compare_q: Run, both: tuple[Path, Path], tmp_path: Path) -> None:
-    """A label that is also in the results.json has that row's KLD next to its flips; another one has n/a."""
+def test_several_new_models_with_klds(
+    compare_q: Run, both: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A label that is also in the results.json has that row's KLD next to its flips; another one
+    has n/a.
+    """
     run_of(REF, QUANT).write(tmp_path / "results.json")
     write(tmp_path / "more" / "same", lines_of(REFERENCE))
-    words = [both[0], both[1], tmp_path / "more", "--results", tmp_path / "results.json", "-o", tmp_path / "flips.json"]
+    words = [
+        both[0],
+        both[1],
+        tmp_path / "more",
+        "--results",
+        tmp_path / "results.json",
+        "-o",
+        tmp_path / "flips.json",
+    ]
     ran = compare_q("flips", *words)
     assert ran.status == 0, ran.err
     rows = json.loads((tmp_path / "flips.json").read_text())["comparisons"]
     assert QUANT.kld
-    assert [(row["label"], row["lost"], row["kld"]) for row in rows] == [("W4A16", 3, QUANT.kld), ("same", 0, None)]
+    assert [(row["label"], row["lost"], row["kld"]) for row in rows] == [
+        ("W4A16", 3, QUANT.kld),
+        ("same", 0, None),
+    ]
     assert rows[0]["kld_stderr"] == QUANT.kld_stderr
 
 
@@ -117,12 +166,19 @@ def test_what_is_refused(compare_q: Run, both: tuple[Path, Path], tmp_path: Path
         ([reference, reference], "has the same samples as"),
         ([reference, new, "--margin", "1"], "--margin: '1': expected a percentage"),
         ([reference, new, "--margin", "0%"], "--margin: "),
-        ([reference, new, "--fail-if", "not_equivalent"], "--fail-if: not_equivalent needs --margin"),
+        (
+            [reference, new, "--fail-if", "not_equivalent"],
+            "--fail-if: not_equivalent needs --margin",
+        ),
         ([reference, new, "--fail-if", "losst > 5"], "--fail-if: ", "did you mean 'lost'"),
         ([reference, new, "--fail-if", "lost"], "--fail-if: ", "'lost > 5'"),
         ([reference, new, "--tasks", "tyo"], "--tasks: ", "did you mean 'toy'"),
         ([reference, new, "--metrics", "acc_norm"], "--metrics: ", "it has acc"),
-        ([reference, f"x={new}", "--results", tmp_path / "results.json"], "--results: ", "no row called x"),
+        (
+            [reference, f"x={new}", "--results", tmp_path / "results.json"],
+            "--results: ",
+            "no row called x",
+        ),
         ([reference, new, "-o", file], "--output: ", "is read here"),
         ([reference, new, "-d", "wiki2"], "-d: is a flag of compare-q run"),
     ):

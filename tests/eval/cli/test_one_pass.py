@@ -1,4 +1,6 @@
-"""A run that names models and texts loads each model once, and scores 32 windows that are spread over the text."""
+"""A run that names models and texts loads each model once, and scores 32 windows that are spread
+over the text.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_one_pass_and_more_windows_as_the_last_line_says(
-    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch
+    compare_q: Run,
+    toy_model: Path,
+    long_text: Path,
+    tmp_path: Path,
+    loads: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model with a position that is NaN has a row without a precision, a model that fails has a row with the reason.
+    """A model with a position that is NaN has a row without a precision, a model that fails has a
+    row with the reason.
 
-    Neither makes the others score more windows, or loses them.  With noise of standard deviation 2 on each logit, the
-    KLD of 32 windows of 8 tokens is known to about 6 %.
+    Neither makes the others score more windows, or loses them.  With noise of standard deviation 2
+    on each logit, the KLD of 32 windows of 8 tokens is known to about 6 %.
     """
     asked = windows_asked(monkeypatch)
     model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
@@ -71,7 +79,9 @@ def test_one_pass_and_more_windows_as_the_last_line_says(
 def test_a_store_with_fewer_windows_limits_the_run(
     compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
 ) -> None:
-    """A store of 20 windows, which no model of the run can extend: 20 windows are scored, and no more are proposed."""
+    """A store of 20 windows, which no model of the run can extend: 20 windows are scored, and no
+    more are proposed.
+    """
     model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
     store = tmp_path / "store"
     line = ["-d", long_text, "--eval-len", 8, "-lf", store, "-o", tmp_path / "r.json"]
@@ -88,12 +98,22 @@ def test_a_store_with_fewer_windows_limits_the_run(
 
 
 def test_texts_with_a_default_number_of_windows() -> None:
-    """Spread texts without a number have it; conversations, first windows and numbers of a spec stay as they are."""
+    """Spread texts without a number have it; conversations, first windows and numbers of a spec
+    stay as they are.
+    """
 
     def text(**keys: object) -> DataSpec:
-        base = {"tokenizer_dir": "t", "dataset": "text", "path": "p", "eval_len": 4, "eval_stride": 4}
+        base = {
+            "tokenizer_dir": "t",
+            "dataset": "text",
+            "path": "p",
+            "eval_len": 4,
+            "eval_stride": 4,
+        }
         given = {**base, "sample": "spread", **keys}
-        return parse_data_spec({key: each for key, each in given.items() if each is not None}, Path("d.json"))
+        return parse_data_spec(
+            {key: each for key, each in given.items() if each is not None}, Path("d.json")
+        )
 
     texts = {
         "spread": text(),

@@ -20,13 +20,26 @@ from tests.support.made import FAILED, QUANT, REF, replace, run_of
 from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
-def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_is_written(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plot is compare_q.png unless a file is named; axis limits may exclude all points."""
     monkeypatch.chdir(tmp_path)
-    models = [{**FAKE, "label": f"EXL3 {bits}", "override_bpw_layer": bits, "override_vram_bits": 8e9 * bits,
-               "engine": {"boost": bits}} for bits in (2.0, 3.0, 4.0)]  # fmt: skip
+    models = [
+        {
+            **FAKE,
+            "label": f"EXL3 {bits}",
+            "override_bpw_layer": bits,
+            "override_vram_bits": 8e9 * bits,
+            "engine": {"boost": bits},
+        }
+        for bits in (2.0, 3.0, 4.0)
+    ]
     data, spec = write_specs(models)
-    for name, flags in (("compare_q.png", ["-p"]), ("p.svg", ["-pf", "p.svg", "-v", "-dark", "-t", "My title"])):
+    for name, flags in (
+        ("compare_q.png", ["-p"]),
+        ("p.svg", ["-pf", "p.svg", "-v", "-dark", "-t", "My title"]),
+    ):
         ran = compare_q("-d", data, "-m", spec, *flags)
         assert ran.status == 0, ran.err
         assert f"plot: {name}" in ran.out
@@ -40,10 +53,15 @@ def test_plot_is_written(compare_q: Run, write_specs: Specs, tmp_path: Path, mon
 
 
 def test_nothing_to_draw_is_an_error(compare_q: Run, tmp_path: Path) -> None:
-    """The plot of rows without a size, of rows without PPL, and a folder of plots of them; results are written."""
+    """The plot of rows without a size, of rows without PPL, and a folder of plots of them; results
+    are written.
+    """
     file = tmp_path / "r.json"
     for model, flags in (
-        (replace(REF, bpw_layer=None, storage=Storage(None, None, None)), ["-pf", tmp_path / "p.png"]),
+        (
+            replace(REF, bpw_layer=None, storage=Storage(None, None, None)),
+            ["-pf", tmp_path / "p.png"],
+        ),
         (FAILED, ["--card", tmp_path / "c.svg"]),
         (FAILED, ["--plots", tmp_path / "plots"]),
     ):
@@ -57,8 +75,13 @@ def test_nothing_to_draw_is_an_error(compare_q: Run, tmp_path: Path) -> None:
 
 
 def test_characters_that_no_picture_can_show(compare_q: Run, tmp_path: Path) -> None:
-    """The font lacks Chinese: one line for all labels and pictures.  No control character of a label is written."""
-    models = [replace(QUANT, label=f"{name} \x1b[31mred\x07") for name in ("模型", "型号", "日本", "model")]
+    """The font lacks Chinese: one line for all labels and pictures.  No control character of a
+    label is written.
+    """
+    models = [
+        replace(QUANT, label=f"{name} \x1b[31mred\x07")
+        for name in ("模型", "型号", "日本", "model")
+    ]
     run_of(REF, *models, title="\x1b]0;title\x07 漢").with_origin([]).write(tmp_path / "r.json")
     files = {"--html": "r.html", "-pf": "p.svg", "--card": "c.svg", "--markdown": "r.md"}
     flags = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
@@ -79,7 +102,9 @@ def test_characters_that_no_picture_can_show(compare_q: Run, tmp_path: Path) -> 
 def test_a_plot_may_lie_beside_a_model(
     compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``cd mine; compare-q ../BF16 . -p``; no table of tokens and no JSON, which an engine may read, goes there."""
+    """``cd mine; compare-q ../BF16 . -p``; no table of tokens and no JSON, which an engine may
+    read, goes there.
+    """
     mine = tmp_path / "mine"
     shutil.copytree(toy_model, mine)
     monkeypatch.chdir(mine)
@@ -89,26 +114,58 @@ def test_a_plot_may_lie_beside_a_model(
     assert ran.status in (0, 2), ran.err
     assert "--plot_file" not in ran.err
     assert (mine / "r.html").exists()
-    for flags in (["-o", "r.json"], ["--tokens-out", "."], ["--save-specs", "new"], ["-pf", "config.json"]):
+    for flags in (
+        ["-o", "r.json"],
+        ["--tokens-out", "."],
+        ["--save-specs", "new"],
+        ["-pf", "config.json"],
+    ):
         assert compare_q(*line, *flags).status == 2
     assert {file.name for file in set(mine.iterdir()) - before} <= {"r.html", "compare_q.png"}
 
 
-def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_the_plot(
+    compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     monkeypatch.setattr(
-        pictures, "draw", lambda run, file, outputs, measure, **keys: told.append((file, {"measure": measure, **keys}))
+        pictures,
+        "draw",
+        lambda run, file, outputs, measure, **keys: told.append(
+            (file, {"measure": measure, **keys})
+        ),
     )
     plot = tmp_path / "p.svg"
-    plain = {"size": measures.BPW, "measure": measures.KLD, "max_x": math.inf, "max_y": math.inf,
-             "dark": False, "log_y": None, "card": False}  # fmt: skip
+    plain = {
+        "size": measures.BPW,
+        "measure": measures.KLD,
+        "max_x": math.inf,
+        "max_y": math.inf,
+        "dark": False,
+        "log_y": None,
+        "card": False,
+    }
     asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "dark": True, "log_y": False}
-    words = "-kld", "-v", "-mx", 3, "-my", 4, "-t", "T", "-dark", "--no-log_y", f"-output={tmp_path / 'r.json'}"
+    words = (
+        "-kld",
+        "-v",
+        "-mx",
+        3,
+        "-my",
+        4,
+        "-t",
+        "T",
+        "-dark",
+        "--no-log_y",
+        f"-output={tmp_path / 'r.json'}",
+    )
     posted = {"size": measures.FILES, "measure": measures.KLD_VALUES["p99.9"]}
     for flag, flags, changed in (
-        ("-pf", (), {}), ("--plot-file", words, asked), ("-plot_file", ("-ppl",), {"measure": measures.PPL}),
+        ("-pf", (), {}),
+        ("--plot-file", words, asked),
+        ("-plot_file", ("-ppl",), {"measure": measures.PPL}),
         ("--plot_file", ("--x-axis", "size", "--kld-value", "p99.9"), posted),
-    ):  # fmt: skip
+    ):
         assert compare_q("show", finished, flag, plot, *flags).status == 0
         assert told.pop() == (plot, plain | changed)
     assert (tmp_path / "r.json").exists()
@@ -119,8 +176,11 @@ def test_flags_of_the_plot(compare_q: Run, finished: Path, tmp_path: Path, monke
 
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     """Two labels that give the same file name get two files; a failed model does not use its name."""
-    models = [{**FAKE, "label": "one [x]"}, {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},
-              {**FAKE, "label": "one__x_", "engine": {"boost": 1.0}}]  # fmt: skip
+    models = [
+        {**FAKE, "label": "one [x]"},
+        {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},
+        {**FAKE, "label": "one__x_", "engine": {"boost": 1.0}},
+    ]
     data, spec = write_specs(models)
     ran = compare_q("-d", data, "-m", spec, "--tokens-out", tmp_path / "deep" / "tokens")
     assert ran.status == 1, ran.err
@@ -134,10 +194,20 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
 
 
 READ = (
-    "--output data.json", "--csv models.json", "--output text.parquet", "--tokens-out .", "--output over.safetensors",
-    "--csv chat.jinja", "--markdown python", "--plots mod", "--tokens-out mod/new", "--html ds/r.html", "--plots ds",
-    "--output files/a.jsonl", "--plots tok/new",
-)  # fmt: skip
+    "--output data.json",
+    "--csv models.json",
+    "--output text.parquet",
+    "--tokens-out .",
+    "--output over.safetensors",
+    "--csv chat.jinja",
+    "--markdown python",
+    "--plots mod",
+    "--tokens-out mod/new",
+    "--html ds/r.html",
+    "--plots ds",
+    "--output files/a.jsonl",
+    "--plots tok/new",
+)
 """Outputs that would replace an input file, or be written into an input folder."""
 
 
@@ -145,25 +215,41 @@ READ = (
 def test_nothing_that_is_read_is_written(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    """No path in a spec is written; nor is a file written into a folder of a spec, because it might be read later."""
+    """No path in a spec is written; nor is a file written into a folder of a spec, because it might
+    be read later.
+    """
     monkeypatch.chdir(tmp_path)
     for folder in ("ds", "files", "mod", "tok"):
         (tmp_path / folder).mkdir()
-    for name in ("text.parquet", "over.safetensors", "chat.jinja", "python", "ds/a.jsonl", "files/a.jsonl"):
+    for name in (
+        "text.parquet",
+        "over.safetensors",
+        "chat.jinja",
+        "python",
+        "ds/a.jsonl",
+        "files/a.jsonl",
+    ):
         (tmp_path / name).write_text("{}")
     model = {"label": "text", "python": "python", "engine": {"meet": "chat.jinja"}}
     texts: list[dict[str, object]] = [
-        {"path": "text.parquet", "tokenizer_dir": "tok"}, {"dataset": "ds", "path": ...},
+        {"path": "text.parquet", "tokenizer_dir": "tok"},
+        {"dataset": "ds", "path": ...},
         {"dataset": "json", "path": ..., "dataset_data_files": {"test": ["files/*.jsonl"]}},
-    ]  # fmt: skip
+    ]
     specs = []
     for text in texts:
-        data, models = write_specs([{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text)
+        data, models = write_specs(
+            [{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text
+        )
         specs.append(json.loads(data.read_text()))
-    data.write_text(json.dumps(specs[:1] if flag == "--tokens-out ." else specs))  # several texts have folders
+    data.write_text(
+        json.dumps(specs[:1] if flag == "--tokens-out ." else specs)
+    )  # several texts have folders
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     ran = compare_q("-d", data, "-m", models, *flag.split())
-    assert_refused(ran, f"{flag.split()[0]}: ", "is read here, or lies in a folder that is; name another")
+    assert_refused(
+        ran, f"{flag.split()[0]}: ", "is read here, or lies in a folder that is; name another"
+    )
     assert all(file.read_bytes() == content for file, content in before.items())
     assert not list(tmp_path.rglob("new"))
 
@@ -177,14 +263,20 @@ def device(file: Path, minor: int) -> Path:
     return file
 
 
-def test_devices_are_written_through_by_every_output(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """Outputs are written to a device; a file must not replace the device, not even if root runs compare_q."""
+def test_devices_are_written_through_by_every_output(
+    compare_q: Run, finished: Path, tmp_path: Path
+) -> None:
+    """Outputs are written to a device; a file must not replace the device, not even if root runs
+    compare_q.
+    """
     targets = {
         flag: device(tmp_path / f"full{flag}.png", 7)
         for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
     }
     ran = compare_q("show", finished, *(word for pair in targets.items() for word in pair))
-    errors = sorted(line.partition(": could not be written: ")[::2] for line in ran.err.splitlines())
+    errors = sorted(
+        line.partition(": could not be written: ")[::2] for line in ran.err.splitlines()
+    )
     assert [name for name, _ in errors] == sorted(f"error: {file}" for file in targets.values())
     assert all(why.startswith("No space left on device; ") for _, why in errors)
     assert ran.status == 2

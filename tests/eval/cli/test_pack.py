@@ -1,4 +1,6 @@
-"""Reference packs from the command line: they are made once, used without the model, and refused if damaged."""
+"""Reference packs from the command line: they are made once, used without the model, and refused if
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from compare_q.eval.cli import main
 from compare_q.eval.text import text_tokens
 from tests.support.fake_engine import digests_asked
 from tests.support.stores import replace_window
-from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers, save_toy_tokenizer, swap_letters
+from tests.support.toy import (
+    FAKE,
+    Run,
+    Specs,
+    assert_refused,
+    in_transformers,
+    save_toy_tokenizer,
+    swap_letters,
+)
 
 WINDOWS = 4
 KLDS = ("kld", "kld_stderr", "same_top", "ln_ppl_ratio", "ppl")
@@ -29,13 +39,31 @@ KLDS = ("kld", "kld_stderr", "same_top", "ln_ppl_ratio", "ppl")
 
 @pytest.fixture(scope="module")
 def made(toy_model: Path, toy_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of the toy in Transformers; the cache and the copy of the model that made it are deleted afterwards."""
+    """A pack of the toy in Transformers; the cache and the copy of the model that made it are
+    deleted afterwards.
+    """
     folder = tmp_path_factory.mktemp("big machine")
     model = Path(shutil.copytree(toy_model, folder / "model"))
-    spec = {"dataset": "text", "path": str(toy_text), "tokenizer_dir": str(model), "eval_len": 100, "eval_stride": 100}
+    spec = {
+        "dataset": "text",
+        "path": str(toy_text),
+        "tokenizer_dir": str(model),
+        "eval_len": 100,
+        "eval_stride": 100,
+    }
     (folder / "data.json").write_text(json.dumps(spec))
     (folder / "model.json").write_text(json.dumps(in_transformers(model)))
-    words = ["pack", "-d", folder / "data.json", "-m", folder / "model.json", "-r", WINDOWS, "-o", folder / "toy.pack"]
+    words = [
+        "pack",
+        "-d",
+        folder / "data.json",
+        "-m",
+        folder / "model.json",
+        "-r",
+        WINDOWS,
+        "-o",
+        folder / "toy.pack",
+    ]
     assert main.main([str(word) for word in (*words, "--cache-dir", folder / "cache")]) == 0
     shutil.rmtree(model)
     shutil.rmtree(folder / "cache")
@@ -47,7 +75,9 @@ def copy(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "toy.pack"))
 
 
-def with_pack(folder: Path, write_specs: Specs, *models: dict[str, Any], **data: Any) -> tuple[object, ...]:
+def with_pack(
+    folder: Path, write_specs: Specs, *models: dict[str, Any], **data: Any
+) -> tuple[object, ...]:
     """Return the arguments of a run that compares models with a pack on the pack's text."""
     reference = {"load_fn": "pack", "label": "ref", "model_dir": str(folder), "reference": True}
     data_file, models_file = write_specs([reference, *models])
@@ -64,8 +94,12 @@ def digest_of(folder: Path) -> dict[str, pack_files.File]:
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Path, shape: tuple[int, ...]) -> None:
-    """A pack may contain a number as an array of one element; numpy refuses to convert such an array from 2.5 on."""
+def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(
+    copy: Path, shape: tuple[int, ...]
+) -> None:
+    """A pack may contain a number as an array of one element; numpy refuses to convert such an
+    array from 2.5 on.
+    """
     file = copy / pack_files.TOKENS
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
@@ -78,12 +112,23 @@ def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(copy: Pat
 
 
 def test_rows_equal_those_of_the_run_with_the_model(
-    made: Path, toy_model: Path, quantized: Callable[..., Path], compare_q: Run, write_specs: Specs, tmp_path: Path,
+    made: Path,
+    toy_model: Path,
+    quantized: Callable[..., Path],
+    compare_q: Run,
+    write_specs: Specs,
+    tmp_path: Path,
     own_cache: Path,
-) -> None:  # fmt: skip
-    """Rows are bit-identical, in an engine with the model's dtype and with another dtype, for all or fewer windows."""
+) -> None:
+    """Rows are bit-identical, in an engine with the model's dtype and with another dtype, for all
+    or fewer windows.
+    """
     w4 = in_transformers(quantized("W4A16"), label="w4")
-    others = [w4, in_transformers(toy_model, label="same"), {**FAKE, "engine": {"vocab_size": 300, "boost": 1.0}}]
+    others = [
+        w4,
+        in_transformers(toy_model, label="same"),
+        {**FAKE, "engine": {"vocab_size": 300, "boost": 1.0}},
+    ]
     whole, few, models = (tmp_path / f"{name}.json" for name in ("whole", "few", "with the model"))
     before = digest_of(made)
     ran = compare_q(*with_pack(made, write_specs, *others), "-o", whole, "--notes")
@@ -96,7 +141,9 @@ def test_rows_equal_those_of_the_run_with_the_model(
         assert compare_q("-d", data, "-m", specs, "-r", count, "-o", models).status == 0
         found, expected = rows_of(file), rows_of(models)
         for label in ("w4", "same", "fake"):
-            assert {key: found[label][key] for key in KLDS} == {key: expected[label][key] for key in KLDS}
+            assert {key: found[label][key] for key in KLDS} == {
+                key: expected[label][key] for key in KLDS
+            }
         assert found["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
     assert rows_of(few)["same"]["kld"] == 0 < rows_of(few)["w4"]["kld"]
     manifest = pack_files.verified(made)
@@ -105,7 +152,9 @@ def test_rows_equal_those_of_the_run_with_the_model(
     assert 0 < (manifest.floor_kld or 0) < 1e-3
 
 
-def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compare_q: Run, tmp_path: Path) -> None:
+def test_a_pack_is_named_on_the_command_line(
+    made: Path, toy_model: Path, compare_q: Run, tmp_path: Path
+) -> None:
     """The pack is the first model, without -d; a text that -d names must be the pack's text."""
     ran = compare_q(made, toy_model, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
@@ -122,11 +171,23 @@ def test_a_pack_is_named_on_the_command_line(made: Path, toy_model: Path, compar
     ran = compare_q("check", made, toy_model)
     assert (ran.status, f"{WINDOWS} windows" in ran.out) == (0, True)
     ran = compare_q("doctor", made)
-    assert (ran.status, "perplexity" in ran.out, "nothing wrong found" in ran.out) == (0, True, True)
+    assert (ran.status, "perplexity" in ran.out, "nothing wrong found" in ran.out) == (
+        0,
+        True,
+        True,
+    )
 
 
-FILES = ("pack.json", "states/reference.json", "states/row.*", "states/head.*", "tokens.safetensors",
-         "scores.safetensors", "tokenizer/tokenizer.json", "README.md")  # fmt: skip
+FILES = (
+    "pack.json",
+    "states/reference.json",
+    "states/row.*",
+    "states/head.*",
+    "tokens.safetensors",
+    "scores.safetensors",
+    "tokenizer/tokenizer.json",
+    "README.md",
+)
 
 
 @pytest.mark.parametrize("pattern", FILES)
@@ -156,7 +217,11 @@ def resealed(folder: Path) -> None:
     """Write a manifest with the current checksums of its files into a pack."""
     rewritten(
         folder,
-        files={name: file.model_dump() for name, file in pack_files.entries_of(folder) if name != pack_files.MANIFEST},
+        files={
+            name: file.model_dump()
+            for name, file in pack_files.entries_of(folder)
+            if name != pack_files.MANIFEST
+        },
     )
 
 
@@ -172,7 +237,9 @@ def without_head(folder: Path) -> None:
 
 
 def huge(folder: Path) -> None:
-    header = json.dumps({"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}).encode()
+    header = json.dumps(
+        {"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}
+    ).encode()
     (folder / pack_files.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
     resealed(folder)
 
@@ -219,15 +286,24 @@ def other_scores(folder: Path) -> None:
 
 
 def short_scores(folder: Path) -> None:
-    save_file(load_file(folder / pack_files.SCORES) | {"entropy": np.zeros(3, np.float32)}, folder / pack_files.SCORES)
+    save_file(
+        load_file(folder / pack_files.SCORES) | {"entropy": np.zeros(3, np.float32)},
+        folder / pack_files.SCORES,
+    )
     resealed(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "gold"),
     [
-        (lambda folder: rewritten(folder, format=3), "format 3, this compare_q reads 2; update compare_q"),
-        (lambda folder: rewritten(folder, format=1), "format 1, this compare_q reads 2; record it again"),
+        (
+            lambda folder: rewritten(folder, format=3),
+            "format 3, this compare_q reads 2; update compare_q",
+        ),
+        (
+            lambda folder: rewritten(folder, format=1),
+            "format 1, this compare_q reads 2; record it again",
+        ),
         (escape, "pack.json"),
         (without_head, "states: lacks states/head.000000"),
         (huge, "tokens.safetensors: damaged"),
@@ -240,7 +316,7 @@ def short_scores(folder: Path) -> None:
         (short_scores, "scores.safetensors: damaged"),
         (other_scores, "scored token 7: logprob"),
     ],
-)  # fmt: skip
+)
 def test_a_pack_that_lies_is_refused(
     copy: Path, compare_q: Run, write_specs: Specs, change: Callable[[Path], None], gold: str
 ) -> None:
@@ -268,22 +344,36 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     assert_refused(compare_q(*words), "holds none of the run's")
     words = with_pack(made, write_specs, small)
     ran = compare_q(*words, "-r", 9)
-    assert_refused(ran, f"{made}: holds 4 of the run's 9 windows; leave -r out, or use at most -r 4")
+    assert_refused(
+        ran, f"{made}: holds 4 of the run's 9 windows; leave -r out, or use at most -r 4"
+    )
     data, models = write_specs([{"load_fn": "pack", "model_dir": str(made), "out_logits": "store"}])
-    assert_refused(compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already")
+    assert_refused(
+        compare_q("-d", data, "-m", models), "out_logits: a reference pack is a store already"
+    )
     words = with_pack(made, write_specs, small)
-    assert_refused(compare_q(*words, "-lf", tmp_path / "store"), "--logits_file: a reference pack is a store already")
+    assert_refused(
+        compare_q(*words, "-lf", tmp_path / "store"),
+        "--logits_file: a reference pack is a store already",
+    )
 
 
-def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Logits are recorded only on request; a pack is replaced by more windows, but not by another text or model."""
+def test_what_is_made(
+    toy_model: Path, toy_text: Path, compare_q: Run, write_specs: Specs, tmp_path: Path
+) -> None:
+    """Logits are recorded only on request; a pack is replaced by more windows, but not by another
+    text or model.
+    """
     data, models = write_specs([{**FAKE, "engine": {"vocab_size": 400}}])
     target = tmp_path / "fake.pack"
     words = ["pack", "-d", data, "-m", models, "-o", target, "--no-floor"]
     ran = compare_q(*words, "-r", 2)
     assert (ran.status, "--logits makes it" in ran.err, target.exists()) == (2, True, False)
     assert compare_q(*words, "-r", 2, "--logits").status == 0
-    assert (len(pack_files.verified(target).windows), pack_files.read(target).floor_kld) == (2, None)
+    assert (len(pack_files.verified(target).windows), pack_files.read(target).floor_kld) == (
+        2,
+        None,
+    )
     assert compare_q(*words, "-r", 3, "--logits").status == 0
     assert len(pack_files.verified(target).windows) == 3
     before, fewer = digest_of(target), tmp_path / "fewer.pack"
@@ -299,12 +389,16 @@ def test_what_is_made(toy_model: Path, toy_text: Path, compare_q: Run, write_spe
     assert_refused(compare_q(*words[:6], tmp_path / "mine"), "exists and is not a reference pack")
     assert_refused(compare_q(*words[:5]), "-o: is missing")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    answer = compare_q(*with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}}))
+    answer = compare_q(
+        *with_pack(target, write_specs, {**FAKE, "engine": {"vocab_size": 400, "boost": 2.0}})
+    )
     assert answer.status == 0, answer.err
 
 
 def fake_pack(compare_q: Run, write_specs: Specs, target: Path, count: int) -> Path:
-    """Return a pack of a model whose logits differ between recordings; nothing else of two packs differs."""
+    """Return a pack of a model whose logits differ between recordings; nothing else of two packs
+    differs.
+    """
     data, models = write_specs([{**FAKE, "engine": {"vocab_size": 400, "random": 0.5}}])
     cache = target.with_name(f"cache of {target.name}")
     words = ["pack", "-d", data, "-m", models, "-o", target, "--no-floor", "--logits", "-r", count]
@@ -317,24 +411,32 @@ def fake_pack(compare_q: Run, write_specs: Specs, target: Path, count: int) -> P
 def test_a_pack_of_other_numbers_is_another_recording(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that were compared with the first pack are scored again, for all windows: numbers are never mixed."""
+    """Rows that were compared with the first pack are scored again, for all windows: numbers are
+    never mixed.
+    """
     one = fake_pack(compare_q, write_specs, tmp_path / "one.pack", 2)
     two = fake_pack(compare_q, write_specs, tmp_path / "two.pack", 3)
     windows = pack_files.read(two).windows
     assert pack_files.read(one).windows == windows[:2]
-    first, second = ({**FAKE, "label": label, "engine": {"vocab_size": 400, "boost": 1.0, "shift": shift}}
-                     for label, shift in (("first", 0.0), ("second", 0.5)))  # fmt: skip
+    first, second = (
+        {**FAKE, "label": label, "engine": {"vocab_size": 400, "boost": 1.0, "shift": shift}}
+        for label, shift in (("first", 0.0), ("second", 0.5))
+    )
     asked = digests_asked(monkeypatch)
 
     def run(folder: Path, *models: dict[str, Any]) -> dict[str, list[float]]:
-        """Return each row's log-probabilities of the reference [N]; ``asked`` then has what was scored."""
+        """Return each row's log-probabilities of the reference [N]; ``asked`` then has what was
+        scored.
+        """
         asked.clear()
         scores = tmp_path / "scores"
         shutil.rmtree(scores, ignore_errors=True)
         ran = compare_q(*with_pack(folder, write_specs, *models), "--tokens-out", scores)
         assert ran.status == 0, ran.err
         return {
-            model["label"]: parquet.read_table(scores / f"{model['label']}.parquet")["ref_logprob"].to_pylist()
+            model["label"]: parquet.read_table(scores / f"{model['label']}.parquet")[
+                "ref_logprob"
+            ].to_pylist()
             for model in models
         }
 
@@ -360,8 +462,14 @@ def test_a_pack_that_lacks_windows_of_the_run_is_refused(
     text = tmp_path / "other.txt"
     text.write_text("hgfedcba\n" * 50)
     (tmp_path / "pack.json").write_text(json.dumps({"pack": str(made)}))
-    other = {"tokenizer_dir": str(made / pack_files.TOKENIZER), "dataset": "text", "path": str(text)}
-    (tmp_path / "other.json").write_text(json.dumps({**other, "eval_len": 100, "eval_stride": 100, "max_rows": 2}))
+    other = {
+        "tokenizer_dir": str(made / pack_files.TOKENIZER),
+        "dataset": "text",
+        "path": str(text),
+    }
+    (tmp_path / "other.json").write_text(
+        json.dumps({**other, "eval_len": 100, "eval_stride": 100, "max_rows": 2})
+    )
     joined = compare_q("-d", tmp_path / "pack.json", tmp_path / "other.json", "-m", models)
     assert_refused(joined, str(made), "holds 4 of the run's 6 windows; name a text")
     alone = compare_q("-d", tmp_path / "other.json", "-m", models)

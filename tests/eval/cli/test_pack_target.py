@@ -1,4 +1,6 @@
-"""The folder of ``pack -o``: two packs with one name, signals and kills, and packs that are not replaced."""
+"""The folder of ``pack -o``: two packs with one name, signals and kills, and packs that are not
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_a_signal_while_a_pack_is_assembled_leaves_nothing(
     assert compare_q(*words()).status == 0
 
 
-def test_what_killed_processes_left_is_deleted_and_a_replaced_pack_is_put_back(tmp_path: Path) -> None:
+def test_what_killed_processes_left_is_deleted_and_a_replaced_pack_is_put_back(
+    tmp_path: Path,
+) -> None:
     between = unfinished(tmp_path, "between", NEW, OLD)  # killed between the two renames
     renamed = unfinished(tmp_path, "renamed", OLD)  # killed after both
     (tmp_path / "renamed").mkdir()
@@ -124,7 +128,9 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
         assert hidden(tmp_path) == []
 
     refused(words(2), "fake.pack: is a pack with 3 windows already")
-    refused(words(4, eval_len=50, eval_stride=50), "fake.pack: is a pack of another text", "(text.txt)")
+    refused(
+        words(4, eval_len=50, eval_stride=50), "fake.pack: is a pack of another text", "(text.txt)"
+    )
     other = storage.load(whole) | {"model_digest": "0" * 64, "model": "other/model"}
     (target / pack_files.MANIFEST).write_bytes(storage.dump(other))
     refused(words(4), "fake.pack: is a pack of another model (other/model)")

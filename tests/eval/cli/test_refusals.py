@@ -13,7 +13,15 @@ import pytest
 from compare_q import backends
 from compare_q.backends.vllm import compat
 from compare_q.eval.cli import flags
-from tests.support.toy import FAKE, TOY_VOCAB, Run, Specs, assert_refused, in_transformers, needs_accelerate
+from tests.support.toy import (
+    FAKE,
+    TOY_VOCAB,
+    Run,
+    Specs,
+    assert_refused,
+    in_transformers,
+    needs_accelerate,
+)
 
 needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not installed")
 
@@ -22,9 +30,15 @@ RUN = "-d {data} -m {models}"
 
 
 def refused(
-    name: str, words: str = RUN, *, model: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+    name: str,
+    words: str = RUN,
+    *,
+    model: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
 ) -> Any:
-    """Return one input: the command line, a model spec, the changed keys of the data spec, what the error must name."""
+    """Return one input: the command line, a model spec, the changed keys of the data spec, what the
+    error must name.
+    """
     marks = [needs_accelerate] if model and model["load_fn"] == "transformers" else []
     return pytest.param(name, words, model, data or {}, marks=marks, id=f"{name} {words}")
 
@@ -74,7 +88,10 @@ INPUTS = [
     refused("toy: model_dir", model={**TOY, "model_dir": ["{model}", "o.safetensors"]}),
     refused("toy: engine.dtpe", model={**TOY, "engine": {"dtpe": "auto"}}),
     refused("toy: revision", model={**TOY, "revision": "main"}),
-    refused("fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here", model={**FAKE, "load_fn": "vllm"}),
+    refused(
+        "fake: load_fn: unknown engine 'vllm': it is 'vllm_score' here",
+        model={**FAKE, "load_fn": "vllm"},
+    ),
     refused("fake: load_fn: unknown engine 'qtip'", model={**FAKE, "load_fn": "qtip"}),
     refused("fake: fwd_fn", model={**FAKE, "fwd_fn": "exllamav3"}),
     refused("fake: engine.noise", model={**FAKE, "engine": {"noise": "bf16"}}),
@@ -87,14 +104,22 @@ INPUTS = [
 
 @pytest.mark.parametrize(("name", "words", "model", "data"), INPUTS)
 def test_inputs(
-    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path,
-    name: str, words: str, model: dict[str, Any] | None, data: dict[str, Any],
-) -> None:  # fmt: skip
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    tmp_path: Path,
+    name: str,
+    words: str,
+    model: dict[str, Any] | None,
+    data: dict[str, Any],
+) -> None:
     """The line names the flag, the key or the file; it may suggest the word that was meant."""
 
     def filled(keys: dict[str, Any]) -> dict[str, Any]:
         """Return the keys of a spec with the real paths of the toy model and of this test's folder."""
-        text = json.dumps(keys).replace("{model}", str(toy_model)).replace("{folder}", str(tmp_path))
+        text = (
+            json.dumps(keys).replace("{model}", str(toy_model)).replace("{folder}", str(tmp_path))
+        )
         result: dict[str, Any] = json.loads(text)
         return result
 
@@ -112,13 +137,19 @@ def test_a_key_that_is_in_a_file_twice(compare_q: Run, write_specs: Specs) -> No
 
 @needs_vllm
 def test_context_that_overrides_change(compare_q: Run, write_specs: Specs, toy_model: Path) -> None:
-    """With hf_overrides, the config does not determine the longest context: vLLM accepts or refuses the windows."""
+    """With hf_overrides, the config does not determine the longest context: vLLM accepts or refuses
+    the windows.
+    """
     overrides = {"hf_overrides": {"max_position_embeddings": 512}}
-    data, spec = write_specs([in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300)
+    data, spec = write_specs(
+        [in_transformers(toy_model, load_fn="vllm_score", engine=overrides)], eval_len=300
+    )
     assert compare_q("check", "-d", data, "-m", spec).status == 0
 
 
-@pytest.mark.parametrize("engine", [name for name, backend in backends.engines() if backend.capabilities.packages])
+@pytest.mark.parametrize(
+    "engine", [name for name, backend in backends.engines() if backend.capabilities.packages]
+)
 def test_a_missing_engine_names_its_cure(
     compare_q: Run, write_specs: Specs, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -132,7 +163,9 @@ def test_a_missing_engine_names_its_cure(
 
 
 @needs_accelerate
-def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path) -> None:
+def test_tokenizer_larger_than_the_model(
+    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path
+) -> None:
     small = tmp_path / "small"
     shutil.copytree(toy_model, small)
     config = json.loads((small / "config.json").read_text())
@@ -143,7 +176,9 @@ def test_tokenizer_larger_than_the_model(compare_q: Run, write_specs: Specs, toy
 
 
 def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
-    data, spec = write_specs([{**FAKE, "label": "a", "load_fn": "x"}, {**FAKE, "label": "b", "engine": {"y": 1}}])
+    data, spec = write_specs(
+        [{**FAKE, "label": "a", "load_fn": "x"}, {**FAKE, "label": "b", "engine": {"y": 1}}]
+    )
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
     assert [line.split(":")[1] for line in ran.err.splitlines()[1:]] == [" a", " b"]

@@ -27,25 +27,35 @@ def files(tmp_path: Path, toy_model: Path) -> dict[str, Path]:
 def listed(files: dict[str, Path], *changes: dict[str, Any]) -> Path:
     specs = [json.loads(files[name].read_text()) for name in ("prose", "code")]
     file = files["prose"].parent / "list.json"
-    file.write_text(json.dumps([{**spec, **change} for spec, change in zip(specs, changes, strict=False)]))
+    file.write_text(
+        json.dumps([{**spec, **change} for spec, change in zip(specs, changes, strict=False)])
+    )
     return file
 
 
-def test_a_list_in_one_file_and_wildcards(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_list_in_one_file_and_wildcards(
+    compare_q: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
     one = listed(files, {"label": "Prose"}, {})
     ran = compare_q("-d", one, "-m", files["models"], "-r", 2)
     assert ran.status == 0, ran.err
     assert ran.out.startswith("2 texts: Prose, code")
     assert "Prose: method exllamav3: 2 windows" in ran.out
-    same = compare_q("-d", tmp_path / "[lp]*s*.json", "-d", files["code"], "-m", files["models"], "-r", 2)
+    same = compare_q(
+        "-d", tmp_path / "[lp]*s*.json", "-d", files["code"], "-m", files["models"], "-r", 2
+    )
     assert same.out.startswith("5 texts: Prose, code, logs, prose, code (2)"), same.err
 
 
-def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+def test_check_says_what_every_text_is(
+    compare_q: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
     words = ("check", "-d", files["prose"], files["code"], "-m", files["models"])
     ran = compare_q(*words)
     assert ran.status == 0, ran.err
-    assert "data prose: prose, method exllamav3, windows of 100 every 100 tokens: 9 windows" in ran.out
+    assert (
+        "data prose: prose, method exllamav3, windows of 100 every 100 tokens: 9 windows" in ran.out
+    )
     assert "data code: code, method exllamav3, windows of 60 every 60 tokens: 1" in ran.out
     (tmp_path / "code.txt").write_text("")
     ran = compare_q(*words)
@@ -54,18 +64,37 @@ def test_check_says_what_every_text_is(compare_q: Run, files: dict[str, Path], t
     assert "data prose: prose" in ran.out
 
 
-def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], tmp_path: Path) -> None:
+def test_everything_that_can_be_written(
+    compare_q: Run, files: dict[str, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    flags = ["-o", out / "r.json", "--csv", out / "r.csv", "--markdown", out / "r.md", "--html", out / "r.html",
-             "--tokens-out", out / "tokens", "--pairs",
-             "--sort", "kld:code", "-t", "Texts <b>"]  # fmt: skip
+    flags = [
+        "-o",
+        out / "r.json",
+        "--csv",
+        out / "r.csv",
+        "--markdown",
+        out / "r.md",
+        "--html",
+        out / "r.html",
+        "--tokens-out",
+        out / "tokens",
+        "--pairs",
+        "--sort",
+        "kld:code",
+        "-t",
+        "Texts <b>",
+    ]
     ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
     assert ran.status == 0, ran.err
     assert ran.out.count("Differences: ") == 1  # the pairs, over all tokens
     files_of_tokens = sorted(file.name for file in (out / "tokens").iterdir())
     assert files_of_tokens == ["a.parquet", "b.parquet", "ref.parquet"]
-    assert set(parquet.read_table(out / "tokens" / "a.parquet")["text"].to_pylist()) == {"prose", "code"}
+    assert set(parquet.read_table(out / "tokens" / "a.parquet")["text"].to_pylist()) == {
+        "prose",
+        "code",
+    }
     with (out / "r.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["label"] for row in rows] == ["ref", "b", "a"]
@@ -77,4 +106,7 @@ def test_everything_that_can_be_written(compare_q: Run, files: dict[str, Path], 
         again = compare_q("show", source, "-o", out / "again.json", "--html", out / "again.html")
         assert again.status == 0, again.err
         shown, made = (json.loads((out / name).read_text()) for name in ("again.json", "r.json"))
-        assert {**shown, "created": ""} == {**made, "created": ""}  # ``created`` is the time of writing
+        assert {**shown, "created": ""} == {
+            **made,
+            "created": "",
+        }  # ``created`` is the time of writing

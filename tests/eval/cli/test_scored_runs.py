@@ -43,9 +43,14 @@ def test_results_json_says_what_ran(
     assert written["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
-def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_scores_are_gone(
+    run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, even on a slow machine
-    models = [{**FAKE, "label": "a", "reference": True}, {**FAKE, "label": "b", "engine": {"boost": 2.0}}]
+    models = [
+        {**FAKE, "label": "a", "reference": True},
+        {**FAKE, "label": "b", "engine": {"boost": 2.0}},
+    ]
     found = []
     for flags in ([], ["-cc"]):
         run_models(models, *flags)
@@ -56,8 +61,11 @@ def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatc
 
 def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_path: Path) -> None:
     """The bug is not a CompareQError: the logits do not have a row for a token id."""
-    models = [{**FAKE, "label": "bad", "engine": {"fail": 2}}, {**FAKE, "label": "good"},
-              {**FAKE, "label": "small", "engine": {"vocab_size": 5}}]  # fmt: skip
+    models = [
+        {**FAKE, "label": "bad", "engine": {"fail": 2}},
+        {**FAKE, "label": "good"},
+        {**FAKE, "label": "small", "engine": {"vocab_size": 5}},
+    ]
     ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=2)  # no plot
     assert "bad: failed: told to fail after 2 windows" in ran.out
     assert "small: failed: IndexError: " in ran.out
@@ -85,16 +93,24 @@ def test_nothing_measured_is_status_2(
 
 
 def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
-    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 = 25.844.
+    """PPL = V for uniform logits; with boost b, PPL = (e^b + V - 1) / e^b: (e^3 + 499) / e^3 =
+    25.844.
 
-    The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln 500q = 0.07862.
+    The real token has p = e^3 / (e^3 + 499), the others q = 1 / (e^3 + 499): p ln 500p + 499 q ln
+    500q = 0.07862.
     """
     uniform = {"label": "uniform", "engine": {"vocab_size": 500}, "override_bpw_layer": 4.0}
-    boosted = {"label": "boosted", "engine": {"vocab_size": 500, "boost": 3.0}, "override_bpw_layer": 16.0}
+    boosted = {
+        "label": "boosted",
+        "engine": {"vocab_size": 500, "boost": 3.0},
+        "override_bpw_layer": 16.0,
+    }
     models = [{**FAKE, **uniform}, {**FAKE, **boosted, "reference": True}]
     files = ("-pf", tmp_path / "p.svg", "--csv", tmp_path / "r.csv")
     ran, (alone, marked) = run_models(models, "-kld", *files)
-    first, second = (line.split() for line in ran.out.splitlines() if line.startswith((" uniform", " boosted")))
+    first, second = (
+        line.split() for line in ran.out.splitlines() if line.startswith((" uniform", " boosted"))
+    )
     assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "the most probable tokens of boosted (" in ran.out
@@ -104,7 +120,10 @@ def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
     assert (alone["ppl"], alone["tokens"]) == (pytest.approx(500.0, rel=1e-6), 9 * 99)
     assert marked["ppl"] == pytest.approx(25.8437, abs=1e-3)
     with (tmp_path / "r.csv").open() as stream:
-        assert [float(row["ppl"]) for row in csv.DictReader(stream)] == [alone["ppl"], marked["ppl"]]
+        assert [float(row["ppl"]) for row in csv.DictReader(stream)] == [
+            alone["ppl"],
+            marked["ppl"],
+        ]
     assert (tmp_path / "p.svg").is_file()
 
 
@@ -118,7 +137,10 @@ def test_an_engine_that_cannot_describe_itself_loses_no_score(
 
     monkeypatch.setattr(FakeEngine, "layers", broken)
     monkeypatch.setattr(FakeEngine, "close", broken)
-    models = [{**FAKE, "label": "ref", "reference": True}, {**FAKE, "label": "other", "engine": {"boost": 1.0}}]
+    models = [
+        {**FAKE, "label": "ref", "reference": True},
+        {**FAKE, "label": "other", "engine": {"boost": 1.0}},
+    ]
     ran, (ref, other) = run_models(models)
     assert (ref["error"], ref["kernel"]) == (None, None)
     assert other["kld_tokens"] == other["tokens"] == 891

@@ -33,7 +33,10 @@ def rounded(toy_model: Path, tmp_path: Path) -> Path:
     """The toy with weights that are rounded to FP8 (e4m3)."""
     folder = tmp_path / "rounded"
     shutil.copytree(toy_model, folder)
-    tensors = {name: tensor.to(torch.float8_e4m3fn).bfloat16() for name, tensor in load_file(folder / WEIGHTS).items()}
+    tensors = {
+        name: tensor.to(torch.float8_e4m3fn).bfloat16()
+        for name, tensor in load_file(folder / WEIGHTS).items()
+    }
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     return folder
 
@@ -44,9 +47,15 @@ def test_weights_that_several_engines_read_go_to_the_one_that_is_installed(
 ) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     read = CheckpointConfig.read(tmp_path)
-    monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None)
-    assert backends.engine_for(str(tmp_path), read, set())[0] == ("vllm_score" if vllm else "transformers_auto")
-    assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"  # it has another Python
+    monkeypatch.setattr(
+        backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None
+    )
+    assert backends.engine_for(str(tmp_path), read, set())[0] == (
+        "vllm_score" if vllm else "transformers_auto"
+    )
+    assert (
+        backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"
+    )  # it has another Python
 
 
 def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
@@ -60,7 +69,10 @@ def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
 
     def chosen() -> tuple[str, str]:
         group = {"targets": ["Linear"], "weights": weights}
-        config["quantization_config"] = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+        config["quantization_config"] = {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": group},
+        }
         (folder / "config.json").write_text(json.dumps(config))
         named = shorthand.model(str(folder), set(), Progress(), reference=False)
         return named.spec.load_fn, named.why
@@ -79,10 +91,15 @@ def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
 
 
 def test_exl2_is_no_longer_measured(toy_model: Path, tmp_path: Path) -> None:
-    """EXL2 is refused as an engine, by its alias, and as a folder's quantization, also for the engine ExLlamaV3."""
+    """EXL2 is refused as an engine, by its alias, and as a folder's quantization, also for the
+    engine ExLlamaV3.
+    """
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "exl2"}}')
     for word in (f"{toy_model}@exllamav2", f"{toy_model}@exl2", str(tmp_path)):
-        with pytest.raises(InputError, match=r"0\.3 does not measure EXL2; quantize to EXL3, or use compare_q 0\.2$"):
+        with pytest.raises(
+            InputError,
+            match=r"0\.3 does not measure EXL2; quantize to EXL3, or use compare_q 0\.2$",
+        ):
             shorthand.model(word, set(), Progress(), reference=False)
 
 
@@ -102,29 +119,49 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
 def test_options_of_one_model_in_a_word(
     toy_model: Path, compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Option values are JSON or plain words; the port of an address is not an option.  Windows are set by flags."""
+    """Option values are JSON or plain words; the port of an address is not an option.  Windows are
+    set by flags.
+    """
     word = f"{toy_model}@vllm:kv_cache_dtype=fp8,max_model_len=128,enforce_eager=true"
     spec = shorthand.model(word, set(), Progress(), reference=False).spec
     assert spec.engine == {"kv_cache_dtype": "fp8", "max_model_len": 128, "enforce_eager": True}
     assert spec.name == f"{toy_model.name} kv_cache_dtype=fp8 max_model_len=128 enforce_eager=True"
     monkeypatch.chdir(toy_model.parent)
     for before, label in (("", f"{toy_model.name} noise_seed=2"), ("mine=", "mine")):
-        found = shorthand.model(f"{before}{toy_model.name}@hf:noise_seed=2", set(), Progress(), reference=False).spec
+        found = shorthand.model(
+            f"{before}{toy_model.name}@hf:noise_seed=2", set(), Progress(), reference=False
+        ).spec
         assert (found.name, found.model_dir) == (label, toy_model.name)
         assert found.engine == {"dtype": "auto", "noise_seed": 2}
     plain = shorthand.model(f"a={toy_model}@vllm", set(), Progress(), reference=False).spec
     assert "engine" not in plain.model_fields_set
     (tmp_path / "t.txt").write_text("abc de " * 60)
-    words = ("check", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--eval-len", 64, "--eval-stride", 32)
+    words = (
+        "check",
+        f"{toy_model}@hf",
+        "-d",
+        tmp_path / "t.txt",
+        "--eval-len",
+        64,
+        "--eval-stride",
+        32,
+    )
     assert "windows of 64 every 32 tokens" in compare_q(*words).out
     for flag, given in (("--eval-len", 64), ("--sample", "spread")):
-        assert_refused(compare_q("-d", "d.json", "-m", "m.json", flag, given), f"{flag}: is for models")
+        assert_refused(
+            compare_q("-d", "d.json", "-m", "m.json", flag, given), f"{flag}: is for models"
+        )
     (tmp_path / "d.json").write_text("{}")
     assert_refused(
-        compare_q(*words[:2], "-d", tmp_path / "d.json", "--eval-len", 64), "eval_len: is for a text without"
+        compare_q(*words[:2], "-d", tmp_path / "d.json", "--eval-len", 64),
+        "eval_len: is for a text without",
     )
-    assert_refused(compare_q(*words[:2], "-d", "chat", "--sample", "spread"), "-d chat: sample: cannot go with")
-    assert_refused(compare_q(*words, "--sample", "last"), "--sample: 'last' is none of first, spread")
+    assert_refused(
+        compare_q(*words[:2], "-d", "chat", "--sample", "spread"), "-d chat: sample: cannot go with"
+    )
+    assert_refused(
+        compare_q(*words, "--sample", "last"), "--sample: 'last' is none of first, spread"
+    )
 
 
 def gguf_of(folder: Path, context: int) -> Path:
@@ -135,8 +172,11 @@ def gguf_of(folder: Path, context: int) -> Path:
     return folder / "q8_0.gguf"
 
 
-def test_every_kind_of_model_takes_options(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder, a GGUF file, a GGUF file of the hub and a server; test_pack.py has a pack.  The toy's context is 256.
+def test_every_kind_of_model_takes_options(
+    toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder, a GGUF file, a GGUF file of the hub and a server; test_pack.py has a pack.  The
+    toy's context is 256.
 
     The value of an option may contain @ and commas.
     """
@@ -151,12 +191,16 @@ def test_every_kind_of_model_takes_options(toy_model: Path, tmp_path: Path, monk
     ):
         words = ",".join(f"{key}={value}" for key, value in options.items())
         for before in ("", "mine="):
-            named = shorthand.model(f"{before}{name}@{engine}:{words}", set(), Progress(), reference=False)
+            named = shorthand.model(
+                f"{before}{name}@{engine}:{words}", set(), Progress(), reference=False
+            )
             assert named.spec.engine == options, name
             assert (named.spec.model_dir, named.context) == (name, context)
             assert named.spec.load_fn == backends.ENGINE_ALIASES.get(engine, engine)
     with pytest.raises(InputError, match=r"engine\.n_threads: is given twice"):
-        shorthand.model("q8_0.gguf@llamacpp:n_threads=1,n_threads=2", set(), Progress(), reference=False)
+        shorthand.model(
+            "q8_0.gguf@llamacpp:n_threads=1,n_threads=2", set(), Progress(), reference=False
+        )
 
 
 def test_one_line_runs_the_dtype_of_the_checkpoint(
@@ -178,19 +222,29 @@ def test_one_line_runs_the_dtype_of_the_checkpoint(
 
 
 @needs_accelerate
-def test_an_overflow_in_float16_is_named(compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path) -> None:
+def test_an_overflow_in_float16_is_named(
+    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
+) -> None:
     """Embeddings above 65,504: bfloat16 represents them, float16 does not."""
     embeddings = load_file(toy_model / "model.safetensors")["model.embed_tokens.weight"]
-    big = changed(toy_model, tmp_path / "big", {}, **{"model.embed_tokens.weight": embeddings * 1e6})
-    ran = compare_q(f"{big}@hf", f"half={big}@hf:dtype=float16", "-d", long_text, "-r", 2, "--eval-len", 64)
+    big = changed(
+        toy_model, tmp_path / "big", {}, **{"model.embed_tokens.weight": embeddings * 1e6}
+    )
+    ran = compare_q(
+        f"{big}@hf", f"half={big}@hf:dtype=float16", "-d", long_text, "-r", 2, "--eval-len", 64
+    )
     (failure,) = [line for line in ran.out.splitlines() if line.startswith("half: failed")]
     assert "it ran in float16" in failure
     assert "bfloat16" in failure
     assert not any(line.startswith("big: failed") for line in ran.out.splitlines())
 
 
-def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    named = shorthand.models([f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True)
+def test_two_models_of_one_name_get_labels_of_their_own(
+    toy_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = shorthand.models(
+        [f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True
+    )
     assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
     assert [each.spec.is_reference for each in named] == [True, False]
     assert "this one (transformers_auto " in capfd.readouterr().err
@@ -198,10 +252,16 @@ def test_two_models_of_one_name_get_labels_of_their_own(toy_model: Path, capfd: 
 
 @needs_accelerate
 def test_one_line_gives_a_table_and_specs_that_repeat_it(
-    compare_q: Run, toy_model: Path, rounded: Path, long_text: Path, toy_text: Path, tmp_path: Path,
+    compare_q: Run,
+    toy_model: Path,
+    rounded: Path,
+    long_text: Path,
+    toy_text: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The printed command contains the environment variables that are part of the scores' key, and no others.
+) -> None:
+    """The printed command contains the environment variables that are part of the scores' key, and
+    no others.
 
     The first text has 19 windows, the second one has 3.
     """
@@ -222,7 +282,10 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
     assert again.status == 0, again.err
     refused = compare_q(*line, "--save-specs", specs)  # these specs may have been edited
-    assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (2, True)
+    assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (
+        2,
+        True,
+    )
     assert "loading" not in again.err
     numbers = []
     for name in ("first.json", "again.json"):
@@ -235,16 +298,32 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
 def test_saved_specs_repeat_every_choice_of_the_line(
     compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Options of each model, paths from here, and windows that overlap: the keys and digests of the repeat are equal.
+    """Options of each model, paths from here, and windows that overlap: the keys and digests of the
+    repeat are equal.
 
-    The text has 1,000 tokens, so 30 windows of 64 every 32: the first five begin at 0, 32, 64, 96 and 128.
+    The text has 1,000 tokens, so 30 windows of 64 every 32: the first five begin at 0, 32, 64, 96
+    and 128.
     """
     monkeypatch.chdir(toy_model.parent)
-    words = [f"ref={toy_model.name}@fake:vocab_size=500,boost=3.0", f"{toy_model.name}@fake:vocab_size=500,kernel=a b"]
+    words = [
+        f"ref={toy_model.name}@fake:vocab_size=500,boost=3.0",
+        f"{toy_model.name}@fake:vocab_size=500,kernel=a b",
+    ]
     found = {}
     for which in ("first", "spread"):
         folder, files = tmp_path / which, [tmp_path / f"{which}{number}.json" for number in (1, 2)]
-        line = ["--eval-len", 64, "--eval-stride", 32, "--sample", which, "-r", 5, "--save-specs", folder]
+        line = [
+            "--eval-len",
+            64,
+            "--eval-stride",
+            32,
+            "--sample",
+            which,
+            "-r",
+            5,
+            "--save-specs",
+            folder,
+        ]
         line += ["-lf", "a store"]
         ran = compare_q(*words, "-d", toy_text, *line, "-o", files[0])
         command = next(each for each in ran.err.splitlines() if "compare-q -d" in each)
@@ -258,10 +337,16 @@ def test_saved_specs_repeat_every_choice_of_the_line(
         assert all(model.pop("from_cache") for model in second["models"])
         assert not any(model.pop("from_cache") for model in first["models"])
         for results in (first, second):
-            for each in (*results["data"]["texts"], *results["models"]):  # the paths of the second are absolute
+            for each in (
+                *results["data"]["texts"],
+                *results["models"],
+            ):  # the paths of the second are absolute
                 del each["spec"], each["spec_sha256"]
         assert first == second
-        assert [model["label"] for model in first["models"]] == ["ref", f"{toy_model.name} vocab_size=500 kernel=a b"]
+        assert [model["label"] for model in first["models"]] == [
+            "ref",
+            f"{toy_model.name} vocab_size=500 kernel=a b",
+        ]
         found[which] = first["data"]
     assert found["first"]["windows_sha256"] != found["spread"]["windows_sha256"]
 
@@ -274,7 +359,10 @@ def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path
     for keys, saved in (
         ({"dataset": "text", "path": "a.jsonl", "eval_stride": 64}, {"path": "a.jsonl"}),
         ({"dataset": "org/data", "eval_stride": 64}, {}),
-        ({"dataset": "json", "dataset_data_files": ["*.jsonl"], "eval_stride": 64}, {"dataset_data_files": "*.jsonl"}),
+        (
+            {"dataset": "json", "dataset_data_files": ["*.jsonl"], "eval_stride": 64},
+            {"dataset_data_files": "*.jsonl"},
+        ),
     ):
         spec = spec_files.parse_data_spec({**common, **keys}, tmp_path / "given.json")
         paths = {key: str(tmp_path / name) for key, name in saved.items()}
@@ -290,14 +378,20 @@ def test_several_texts_are_called_as_the_user_calls_them(toy_model: Path, toy_te
     assert alone.label is None
 
 
-def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path) -> None:
+def test_what_is_named_wrongly_is_one_line(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path
+) -> None:
     toy = f"{toy_model}@transformers_auto"
     text = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(toy_text)}
     (tmp_path / "data.json").write_text(json.dumps({**text, "eval_len": 64, "eval_stride": 64}))
     (tmp_path / "wiki.test.raw").touch()
     (tmp_path / "models.json").write_text(json.dumps(in_transformers(toy_model)))
     for line, *parts in (
-        ([tmp_path / "modles.json"], "modles.json: no such folder or file (did you mean '", "/models.json'?)"),
+        (
+            [tmp_path / "modles.json"],
+            "modles.json: no such folder or file (did you mean '",
+            "/models.json'?)",
+        ),
         (
             [toy, "-d", tmp_path / "wiki.tset.raw"],
             "no such file (did you mean '",
@@ -311,10 +405,24 @@ def test_what_is_named_wrongly_is_one_line(compare_q: Run, toy_model: Path, toy_
         ([toy, "-d", tmp_path / "data.json", "--eval-len", "32"], "eval_len: ", "data.json"),
         (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
-        ([toy_text], "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id"),
-        (["-d", "wiki2", "-m", "x.json"], "wiki2: no such file; with -m, -d takes data specs (JSON)"),
-        (["-d", tmp_path / "data.json", "-m", toy_model], "toy-llama: cannot be read: ", "-m takes model specs (JSON)"),
-        (["-d", tmp_path / "models.json", "-m", "data.json"], "models.json: ", "model specs, which -m takes"),
+        (
+            [toy_text],
+            "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id",
+        ),
+        (
+            ["-d", "wiki2", "-m", "x.json"],
+            "wiki2: no such file; with -m, -d takes data specs (JSON)",
+        ),
+        (
+            ["-d", tmp_path / "data.json", "-m", toy_model],
+            "toy-llama: cannot be read: ",
+            "-m takes model specs (JSON)",
+        ),
+        (
+            ["-d", tmp_path / "models.json", "-m", "data.json"],
+            "models.json: ",
+            "model specs, which -m takes",
+        ),
         (["-d", toy_text, "-m", "x.json", "--save-specs", tmp_path], "--save-specs: "),
         ([toy, "-d", "lm_eval:arc_easy"], "-d: lm_eval:arc_easy: ", "compare-q flips"),
     ):
@@ -328,6 +436,8 @@ def test_a_mistyped_folder_is_not_taken_for_an_unreachable_hub(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "models" / "qwen-w4a16").mkdir(parents=True)
     line = compare_q("models/qwen-w4a61").err.splitlines()[-1]
-    assert line.startswith("error: models/qwen-w4a61: no such folder or file (did you mean 'models/qwen-w4a16'?)")
+    assert line.startswith(
+        "error: models/qwen-w4a61: no such folder or file (did you mean 'models/qwen-w4a16'?)"
+    )
     (tmp_path / "qwen3.png").touch()
     assert "did you mean" not in compare_q("qwen3").err  # a picture is no model

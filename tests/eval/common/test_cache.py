@@ -22,7 +22,11 @@ KEY = "0" * 40
 
 
 def files(root: Path) -> dict[str, bytes]:
-    return {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(root).as_posix(): file.read_bytes()
+        for file in root.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_key_follows_content_and_not_order() -> None:
@@ -31,7 +35,16 @@ def test_key_follows_content_and_not_order() -> None:
     assert len(first) == 40
     assert Cache.key("scores", {"b": {"d": None, "c": [1, 2]}, "a": 1}) == first
     changes = ({"a": 2}, {"a": "1"}, {"b": {"c": [2, 1], "d": None}}, {"b": {"c": [1, 2]}})
-    assert len({first, Cache.key("tokens", one), *(Cache.key("scores", one | change) for change in changes)}) == 6
+    assert (
+        len(
+            {
+                first,
+                Cache.key("tokens", one),
+                *(Cache.key("scores", one | change) for change in changes),
+            }
+        )
+        == 6
+    )
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
@@ -52,7 +65,9 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
         cache.clear(section, KEY)  # a missing entry is accepted
     gone = {name for name in before if KEY in name}
     assert len(gone) == 1 + 2 + 4
-    assert set(files(tmp_path)) == set(before) - gone | {f"logs/label.{key}.log" for key in (KEY, other)}
+    assert set(files(tmp_path)) == set(before) - gone | {
+        f"logs/label.{key}.log" for key in (KEY, other)
+    }
     assert not cache.path("scores", KEY, "").exists()
 
 
@@ -77,24 +92,35 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
     assert cache.path("tokens", KEY, ".npz").is_symlink()
 
 
-def test_a_cache_that_may_only_be_read_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read-only cache uses no lock files and no marks of use, because these would have to be written."""
+def test_a_cache_that_may_only_be_read_serves_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only cache uses no lock files and no marks of use, because these would have to be
+    written.
+    """
     with Cache(tmp_path).write("tokens", KEY, ".npz") as file:
         file.write_bytes(b"tokens")
     before = files(tmp_path)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)  # because root may write everywhere
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: mode == os.R_OK
+    )  # because root may write everywhere
     cache = Cache(tmp_path)
     cache.use("tokens", KEY)
     file = cache.path("tokens", KEY, ".lock")
     with cache.locked([file], lambda: None), cache.locked([file], lambda: None):
         assert cache.path("tokens", KEY, ".npz").read_bytes() == b"tokens"
-    assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
+    assert (
+        refusal(cache.check_writable)
+        == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
+    )
     assert cache.used_by_runs() == set()
     assert files(tmp_path) == before
 
 
 def test_temporary_entries_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
-    """Entries that the run found, and those that another run uses, stay; so do those of a run that still runs."""
+    """Entries that the run found, and those that another run uses, stay; so do those of a run that
+    still runs.
+    """
     found, made, shared, ours = (letter * 40 for letter in "abcd")
 
     def store(key: str) -> Path:
@@ -126,7 +152,9 @@ def test_temporary_entries_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
-    """Temporary files, locks and marks of a killed process are removed; those of a running process are kept."""
+    """Temporary files, locks and marks of a killed process are removed; those of a running process
+    are kept.
+    """
     code = (
         "import os, signal, sys, pathlib\n"
         "from compare_q.eval.common.cache import Cache\n"
@@ -140,7 +168,9 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         assert writer.stdin is not None
         assert writer.stdout.readline() == "writing\n"
@@ -157,7 +187,9 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go; a log that runs have appended too much to begins anew; those of running models stay."""
+    """The oldest go; a log that runs have appended too much to begins anew; those of running models
+    stay.
+    """
     monkeypatch.setattr(cache_module, "LARGEST_LOG", 100)
     monkeypatch.setattr(cache_module, "ALL_LOGS", 250)
     keys = [str(number) * 40 for number in range(5)]

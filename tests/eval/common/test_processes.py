@@ -1,4 +1,6 @@
-"""A function in a separate process: its result, progress and errors arrive here; its prints are discarded."""
+"""A function in a separate process: its result, progress and errors arrive here; its prints are
+discarded.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,26 @@ def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An InputError has the same text as in this process, a bug names the function; both without traceback."""
-    assert refusal(run, functions.refuse, "refusing", reason="path: x: no such file") == "path: x: no such file"
-    assert refusal(run, functions.read, "reading", file=str(tmp_path)).startswith("IsADirectoryError: [Errno 21] ")
+    """An InputError has the same text as in this process, a bug names the function; both without
+    traceback.
+    """
+    assert (
+        refusal(run, functions.refuse, "refusing", reason="path: x: no such file")
+        == "path: x: no such file"
+    )
+    assert refusal(run, functions.read, "reading", file=str(tmp_path)).startswith(
+        "IsADirectoryError: [Errno 21] "
+    )
     assert refusal(run, functions.divide, "dividing") == "ZeroDivisionError: division by zero"
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_that_dies_is_one_line() -> None:
     for number, gold in (
-        (signal.SIGKILL, "was ended by SIGKILL, as the system does when memory is full: the last words"),
+        (
+            signal.SIGKILL,
+            "was ended by SIGKILL, as the system does when memory is full: the last words",
+        ),
         (signal.SIGABRT, "was ended by SIGABRT: Fatal Python error: Aborted"),
         (0, "ended with status 7: the last words"),
     ):

@@ -24,7 +24,9 @@ from tests.support.toy import planned, refusal
 
 pytestmark = pytest.mark.engine
 CODE = Path(backends.__file__).resolve().parent
-LEAVE_A_FILE = CallCommand(function="tests.eval.common.test_worker_process:leave_a_file", arguments={})
+LEAVE_A_FILE = CallCommand(
+    function="tests.eval.common.test_worker_process:leave_a_file", arguments={}
+)
 QUESTION = InspectEngine(planned("a", "fake", "none", 1))
 
 
@@ -32,30 +34,48 @@ def copy_of_the_code(folder: Path, added: str = "") -> Path:
     """Copy ``compare_q`` as an installation has it, with ``added`` at the end of a file."""
     copied = folder / "compare_q"
     for source, target in (("compare_q", "."), ("eval", "eval"), ("backends", "backends")):
-        shutil.copytree(ROOT / source, copied / target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / source, copied / target, ignore=shutil.ignore_patterns("__pycache__")
+        )
     with (copied / "backends" / "scoring" / "statistics.py").open("a") as file:
         file.write(added)
     return copied / "backends"
 
 
-def test_each_installation_has_a_link_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_installation_has_a_link_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second installation with the same cache must not run the first one's code."""
     for name in ("first", "second", "first"):
         installed = tmp_path / name / "compare_q"
         installed.mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(processes, "compare_q", SimpleNamespace(__file__=str(installed / "__init__.py")))
+        monkeypatch.setattr(
+            processes, "compare_q", SimpleNamespace(__file__=str(installed / "__init__.py"))
+        )
         root, *others = processes.environment("/another/python")["PYTHONPATH"].split(":")
         assert str(installed.parent) not in [root, *others]  # what else is installed there
         assert (Path(root) / "compare_q").resolve() == installed
 
 
-def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link to the code for another Python, or the log, cannot be written; or the Python does not exist."""
-    monkeypatch.setattr(processes, "compare_q", SimpleNamespace(__file__=str(tmp_path / "compare_q" / "__init__.py")))
+def test_a_worker_that_cannot_be_started_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link to the code for another Python, or the log, cannot be written; or the Python does
+    not exist.
+    """
+    monkeypatch.setattr(
+        processes,
+        "compare_q",
+        SimpleNamespace(__file__=str(tmp_path / "compare_q" / "__init__.py")),
+    )
     (tmp_path / "file").touch()
     gc.collect()  # files of other tests must not be closed later
     before = set(os.listdir("/proc/self/fd"))
-    for cache, log_file, python in (("file", "log", "/other"), ("x", "file/log", "/other"), ("x", "log", "/none")):
+    for cache, log_file, python in (
+        ("file", "log", "/other"),
+        ("x", "file/log", "/other"),
+        ("x", "log", "/none"),
+    ):
         monkeypatch.setenv("COMPARE_Q_CACHE", str(tmp_path / cache))
         text = refusal(WorkerProcess, python, log_file=tmp_path / log_file)
         assert text.startswith(f"python: {python}: cannot be started: ")
@@ -64,10 +84,14 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("added", ["", "# edited\n"])
-def test_a_worker_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str) -> None:
+def test_a_worker_with_other_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str
+) -> None:
     """Code is compared by content: a copy of the same code is accepted."""
     copied = copy_of_the_code(tmp_path, added)
-    monkeypatch.setattr(processes, "environment", lambda python: {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    monkeypatch.setattr(
+        processes, "environment", lambda python: {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    )
     worker = WorkerProcess()
     try:
         if not added:
@@ -120,7 +144,9 @@ def leave_a_file(_: object) -> str:
 
 
 @pytest.mark.parametrize("end", ["kill", "kill -9", "close"])
-def test_a_worker_leaves_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_a_worker_leaves_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     """They are in a folder of its own, below the user's TMPDIR."""
     mine = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets must fit
     monkeypatch.setenv("TMPDIR", str(mine))

@@ -19,7 +19,9 @@ from tests.support.toy import refusal
 Edit = Callable[[list[Line]], Any]
 
 
-def compared(tmp_path: Path, reference: list[Line], new: list[Line], **selection: Any) -> FlipReport:
+def compared(
+    tmp_path: Path, reference: list[Line], new: list[Line], **selection: Any
+) -> FlipReport:
     """Compare the samples of two models in lm-eval's layout."""
     write(tmp_path / "ref" / "org__base", reference)
     write(tmp_path / "new" / "org__quantized", new)
@@ -33,7 +35,9 @@ def only(report: FlipReport) -> Comparison:
 
 
 def test_twelve_questions_by_hand(tmp_path: Path) -> None:
-    """The table in tests/support/samples.py: 7 and 5 of 12 right, 3 lost, 1 gained, 2 wrong answers changed."""
+    """The table in tests/support/samples.py: 7 and 5 of 12 right, 3 lost, 1 gained, 2 wrong answers
+    changed.
+    """
     report = compared(tmp_path, lines_of(REFERENCE), lines_of(NEW), margin=0.6)
     row = only(report)
     assert (report.reference, row.label, row.task, row.metric_and_filter) == (
@@ -49,7 +53,9 @@ def test_twelve_questions_by_hand(tmp_path: Path) -> None:
     assert (row.lost_documents, row.gained_documents) == ((4, 5, 6), (7,))
     assert (counts.difference, counts.mcnemar_p) == (-2 / 12, 0.625)
     assert row.equivalence
-    assert row.equivalence.outcome == "equivalent"  # a loss of 60 points is rejected even by 12 questions
+    assert (
+        row.equivalence.outcome == "equivalent"
+    )  # a loss of 60 points is rejected even by 12 questions
 
 
 def test_the_answer_per_character(tmp_path: Path) -> None:
@@ -58,7 +64,10 @@ def test_the_answer_per_character(tmp_path: Path) -> None:
     lines[0]["filtered_resps"] = [["-2.0", "False"], ["-3.0", "False"], ["-3.0", "False"]]
     lines[0] |= {"metrics": ["acc", "acc_norm"], "acc": 0.0, "acc_norm": 0.0}
     others = json.loads(json.dumps(lines))
-    others[0]["filtered_resps"][2] = ["-9.0", "False"]  # acc's answer stays "a"; acc_norm's is "bb", the right one
+    others[0]["filtered_resps"][2] = [
+        "-9.0",
+        "False",
+    ]  # acc's answer stays "a"; acc_norm's is "bb", the right one
     others[0]["acc_norm"] = 1.0
     rows = compared(tmp_path, lines, others).comparisons
     assert [(row.metric, row.flips.gained, row.flips.other_wrong) for row in rows] == [
@@ -75,7 +84,9 @@ def test_an_answer_that_contradicts_its_metric_is_not_known(tmp_path: Path) -> N
 
 
 def test_generated_texts(tmp_path: Path) -> None:
-    """Two filters of one text; another wrong text is another answer; a metric that is not 0 or 1 is left out."""
+    """Two filters of one text; another wrong text is another answer; a metric that is not 0 or 1 is
+    left out.
+    """
 
     def line(number: int, text: str, name: str, is_right: bool) -> Line:
         options = {"until": ["\n"], "do_sample": False}
@@ -84,15 +95,30 @@ def test_generated_texts(tmp_path: Path) -> None:
             "filter": name,
         }
         del made["acc"]
-        more = {"filtered_resps": [text], "metrics": ["exact_match", "f1"], "exact_match": is_right, "f1": [1, 0]}
+        more = {
+            "filtered_resps": [text],
+            "metrics": ["exact_match", "f1"],
+            "exact_match": is_right,
+            "f1": [1, 0],
+        }
         return made | more
 
-    reference = [line(0, "x", "strict", True), line(1, "y", "strict", False), line(0, "x", "loose", True),
-                 line(1, "y", "loose", True)]  # fmt: skip
-    new = [line(0, "x", "strict", True), line(1, "z", "strict", False), line(0, "w", "loose", False),
-           line(1, "y", "loose", True)]  # fmt: skip
+    reference = [
+        line(0, "x", "strict", True),
+        line(1, "y", "strict", False),
+        line(0, "x", "loose", True),
+        line(1, "y", "loose", True),
+    ]
+    new = [
+        line(0, "x", "strict", True),
+        line(1, "z", "strict", False),
+        line(0, "w", "loose", False),
+        line(1, "y", "loose", True),
+    ]
     report = compared(tmp_path, reference, new)
-    rows = [(row.metric_and_filter, row.flips.lost, row.flips.other_wrong) for row in report.comparisons]
+    rows = [
+        (row.metric_and_filter, row.flips.lost, row.flips.other_wrong) for row in report.comparisons
+    ]
     assert rows == [("exact_match, strict", 0, 1), ("exact_match, loose", 1, 0)]
     assert any("f1" in note for note in report.notes)
 
@@ -192,7 +218,7 @@ EDITS: tuple[tuple[Edit, list[str]], ...] = (
     (changed("doc_hash", 7), ["line 4", "doc_hash", "expected a text"]),
     (without("prompt_hash"), ["line 4", "'prompt_hash'", "--log_samples"]),
     (without("filter"), ["line 4", "'filter'", "--log_samples"]),
-)  # fmt: skip
+)
 """Changes of the new model's samples, and what the refusal names."""
 
 
@@ -228,19 +254,28 @@ def test_files_that_are_no_samples(tmp_path: Path, content: bytes, facts: list[s
 
 
 def test_folders_that_are_no_run(tmp_path: Path) -> None:
-    """No such place, no samples, samples of several models, another task, and words without a label or a path."""
+    """No such place, no samples, samples of several models, another task, and words without a label
+    or a path.
+    """
     write(tmp_path / "two" / "org__a", lines_of(NEW))
     write(tmp_path / "two" / "org__b", lines_of(NEW))
     (tmp_path / "empty").mkdir()
     other = write(tmp_path / "other", lines_of(NEW), task="other")
     for word, fact in (
-        (tmp_path / "nowhere", "no such file or folder"), (tmp_path / "empty", "holds no samples_*.jsonl"),
-        (tmp_path / "two", "2 models: org__a, org__b"), ("=x", "LABEL=PATH"), ("x=", "LABEL=PATH"),
-    ):  # fmt: skip
+        (tmp_path / "nowhere", "no such file or folder"),
+        (tmp_path / "empty", "holds no samples_*.jsonl"),
+        (tmp_path / "two", "2 models: org__a, org__b"),
+        ("=x", "LABEL=PATH"),
+        ("x=", "LABEL=PATH"),
+    ):
         assert fact in refusal(run_files, str(word))
     reference = run_files(str(write(tmp_path / "ref", lines_of(REFERENCE))))
-    assert "no task of ref: other, not toy" in refusal(compare, reference, [run_files(str(other))], Selection())
-    assert "did you mean 'toy'" in refusal(compare, reference, [reference], Selection(tasks=["tyo"]))
+    assert "no task of ref: other, not toy" in refusal(
+        compare, reference, [run_files(str(other))], Selection()
+    )
+    assert "did you mean 'toy'" in refusal(
+        compare, reference, [reference], Selection(tasks=["tyo"])
+    )
     assert "it has acc" in refusal(compare, reference, [reference], Selection(metrics=["acc_norm"]))
 
 

@@ -1,4 +1,6 @@
-"""The gate: its limit by hand, how often it is wrong, its verdicts, and exit statuses of the command line."""
+"""The gate: its limit by hand, how often it is wrong, its verdicts, and exit statuses of the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
-    """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is entry 0."""
+    """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is
+    entry 0.
+    """
     one, two = log_softmax(first), log_softmax(logits)
     position = np.indices(one.shape[:2])[1].ravel().astype(np.int32)
     kld, logprob = (np.exp(one) * (one - two)).sum(-1).ravel(), two[..., 0].ravel()
@@ -36,7 +40,9 @@ def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
 
 
 class Engine:
-    """A closed-form engine: its roundings are normal noise on its logits, whose size depends on the seed."""
+    """A closed-form engine: its roundings are normal noise on its logits, whose size depends on the
+    seed.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -45,16 +51,27 @@ class Engine:
 
     def scored(self, windows: int = WINDOWS, fault: float = 0.0) -> Tokens:
         """Scores with other roundings, and with ``fault`` on the first logit."""
-        logits = self.first[:windows] + self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
+        logits = (
+            self.first[:windows] + self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
+        )
         logits[..., 0] += fault
         return tokens_of(self.first[:windows], logits)
 
     def floors(self, comparisons: int = 2 * len(PASSES) * len(TEXTS)) -> dict[str, Floor]:
-        return {text: Floor([self.scored(count) for _ in range(COPIES)], comparisons) for text, count in TEXTS.items()}
+        return {
+            text: Floor([self.scored(count) for _ in range(COPIES)], comparisons)
+            for text, count in TEXTS.items()
+        }
 
     def verdict(self, fault: float = 0.0) -> Verdict:
-        """The verdict on the second of two variants, which has ``fault``, in three passes over two texts."""
-        rows = [row_of(of, text, self.scored(count, fault)) for of in PASSES for text, count in TEXTS.items()]
+        """The verdict on the second of two variants, which has ``fault``, in three passes over two
+        texts.
+        """
+        rows = [
+            row_of(of, text, self.scored(count, fault))
+            for of in PASSES
+            for text, count in TEXTS.items()
+        ]
         rows[2:4] = [row._replace(of="prefill again") for row in rows[:2]]  # deterministic
         first = [row_of(row.of, row.text, self.scored(1), "old") for row in rows]
         return verdict_of("new", rows, self.floors(), first)
@@ -62,22 +79,30 @@ class Engine:
 
 def row_of(of: str, text: str, tokens: Tokens, digest: str = "new") -> Row:
     kld = float(tokens.kld.mean())
-    model = ModelResult(label=f"new | {of}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9)
+    model = ModelResult(
+        label=f"new | {of}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9
+    )
     return Row(of, text, model, tokens)
 
 
 def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> None:
-    """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 + 1/3) = 1.1547."""
+    """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 +
+    1/3) = 1.1547.
+    """
     zero, position = np.zeros(4), np.arange(4, dtype=np.int32)
     copies = [Tokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
-    assert Floor(copies, 1).limit == pytest.approx(1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4)
+    assert Floor(copies, 1).limit == pytest.approx(
+        1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4
+    )
     reach = stats.t.ppf(1 - 0.01 / 12, 2) * math.sqrt(4 / 3)
     assert Floor(copies, 12).limit == pytest.approx(1.25 * math.exp(-7 + reach), rel=1e-9)
     assert Floor(copies, 1).change_limit == 0  # equal to the bit
 
 
 def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
-    """1,000 gates of a correct variant: at most 2 % false alarms.  20 with three times the floor: all differ."""
+    """1,000 gates of a correct variant: at most 2 % false alarms.  20 with three times the floor:
+    all differ.
+    """
     outcomes = [Engine(seed).verdict().outcome for seed in range(1000)]
     assert outcomes.count("as before") >= 980
     assert set(outcomes) <= {"as before", "differs", "not deterministic"}
@@ -85,16 +110,22 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
         engine = Engine(seed)
         p = np.exp(log_softmax(engine.first)[..., 0])
         limit = engine.floors()["full batch"].limit
-        fault = math.sqrt(2 * 3 * limit / np.mean(p * (1 - p)))  # KLD of a small shift: shift^2 p (1 - p) / 2
+        fault = math.sqrt(
+            2 * 3 * limit / np.mean(p * (1 - p))
+        )  # KLD of a small shift: shift^2 p (1 - p) / 2
         assert engine.verdict(fault).outcome == "differs"
 
 
 def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
-    """The variant's KLD from itself is 0 in both texts, but its log-probabilities of the same tokens differ."""
+    """The variant's KLD from itself is 0 in both texts, but its log-probabilities of the same
+    tokens differ.
+    """
     engine = Engine(0)
     right = tokens_of(engine.first, engine.first)
     for change, outcome in ((0.0, "as before"), (0.5, "differs")):
-        alone = Tokens(*(values[:LENGTH] for values in right))._replace(logprob=right.logprob[:LENGTH] + change)
+        alone = Tokens(*(values[:LENGTH] for values in right))._replace(
+            logprob=right.logprob[:LENGTH] + change
+        )
         rows = [row_of("prefill", "full batch", right), row_of("prefill", "batch 1", alone)]
         assert verdict_of("old", rows, engine.floors(), []).outcome == outcome
     elsewhere = alone._replace(position=alone.position + 1)  # other tokens are not compared
@@ -141,14 +172,20 @@ VARIANTS = ("--variant", "old:", "--variant")
         ((*VARIANTS, "new:engine.random=0.01"), 1, ["as before", "not deterministic"]),
         ((*VARIANTS, "new:engine.kernel=other"), 1, ["as before", "not applied"]),
         ((*VARIANTS, "new:engine.nan_windows=[0]"), 1, ["as before", "differs"]),
-        ((*VARIANTS, "new:engine.fail=1", "--variant", "b:engine.shift=0.5"), 3, ["as before", "failed", "differs"]),
+        (
+            (*VARIANTS, "new:engine.fail=1", "--variant", "b:engine.shift=0.5"),
+            3,
+            ["as before", "failed", "differs"],
+        ),
         (("--variant", "old:engine.random=0.01", "--variant", "new:"), 1, ["not deterministic"]),
         (("--variant", "old:engine.fail=1", "--variant", "new:"), 3, ["failed"]),
         (("--fail-if", "kld > 1"), 0, ["as before"]),
         (("--fail-if", "ppl > 1"), 1, ["as before"]),
     ],
 )
-def test_verdicts_and_exit_statuses(gate: Any, variants: Sequence[str], status: int, outcomes: list[str]) -> None:
+def test_verdicts_and_exit_statuses(
+    gate: Any, variants: Sequence[str], status: int, outcomes: list[str]
+) -> None:
     ran, found, _ = gate(*variants)
     assert (ran.status, list(found.values())) == (status, outcomes), ran.out + ran.err
 
@@ -188,7 +225,9 @@ def test_bad_words_are_refused_in_a_line(gate: Any, words: Sequence[str], parts:
 
 
 def test_a_baseline_of_an_older_layout_is_refused(gate: Any, tmp_path: Path) -> None:
-    """Layout 1 kept the digest of a row in another form, so comparing with it would be refused for a wrong reason."""
+    """Layout 1 kept the digest of a row in another form, so comparing with it would be refused for
+    a wrong reason.
+    """
     old = tmp_path / "old.json"
     old.write_text('{"gate": 1}')
     assert_refused(gate("--baseline", str(old))[0], "old.json", "older")
@@ -206,12 +245,19 @@ BASELINE = {"gate": 2, "text": "t", "run": "x", "floor": [], "variants": [VERDIC
         (json.dumps({**BASELINE, "variants": [{**VERDICT, "rows": []}]}), "rows"),
         (json.dumps(BASELINE)[:-1] + ', "run": "y"}', "run: stands twice"),
         (json.dumps(BASELINE)[:-1] + ', "run": NaN}', "base.json"),
-        (json.dumps({**BASELINE, "variants": "[" * 70 + "]" * 70}).replace('"[', "[").replace(']"', "]"), "deep"),
+        (
+            json.dumps({**BASELINE, "variants": "[" * 70 + "]" * 70})
+            .replace('"[', "[")
+            .replace(']"', "]"),
+            "deep",
+        ),
         ("[]", "base.json"),
         (json.dumps(BASELINE), "scores are not in the cache"),
     ],
 )
-def test_a_baseline_that_names_no_scores_is_refused(gate: Any, tmp_path: Path, content: str, part: str) -> None:
+def test_a_baseline_that_names_no_scores_is_refused(
+    gate: Any, tmp_path: Path, content: str, part: str
+) -> None:
     (tmp_path / "base.json").write_text(content)
     ran = gate(*VARIANTS, "new:", "--baseline", str(tmp_path / "base.json"))[0]
     assert (ran.status, ran.out) == (2, "")
@@ -224,7 +270,9 @@ def test_keys_of_the_gate_cannot_be_set(gate: Any) -> None:
     assert_refused(gate(phase="decode")[0], "fake", "phase")
 
 
-def test_an_engine_without_decode_is_refused(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+def test_an_engine_without_decode_is_refused(
+    compare_q: Run, toy_model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "t.txt").write_text("abc de " * 600)
     ran = compare_q("gate", f"{toy_model}@hf", "-d", tmp_path / "t.txt", "--phase", "decode")
     assert (ran.status, ran.out) == (2, "")
@@ -236,9 +284,13 @@ def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Pat
     first, _, one = gate(*VARIANTS, "new:engine.shift=0.5")
     kept = {file.name for file in (own_cache / "scores").iterdir() if file.is_dir()}
     assert all(row["scores_key"].partition("/")[0] in kept for row in one["variants"][0]["rows"])
-    assert not any(row["scores_key"].partition("/")[0] in kept for row in one["variants"][1]["rows"])
+    assert not any(
+        row["scores_key"].partition("/")[0] in kept for row in one["variants"][1]["rows"]
+    )
     (tmp_path / "gate.json").rename(tmp_path / "base.json")
-    second, _, two = gate(*VARIANTS, "new:engine.shift=0.5", "--baseline", str(tmp_path / "base.json"))
+    second, _, two = gate(
+        *VARIANTS, "new:engine.shift=0.5", "--baseline", str(tmp_path / "base.json")
+    )
     assert (first.status, second.status, one["run"]) == (1, 1, two["run"])
     assert one["variants"][1]["rows"][0]["kld"] == two["variants"][1]["rows"][0]["kld"]
     assert "loading old" not in second.out + second.err
@@ -251,22 +303,37 @@ def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("option", ["random=0.1", "nan_windows=[0]"])
-def test_a_first_variant_without_a_verdict_leaves_no_scores(gate: Any, own_cache: Path, option: str) -> None:
+def test_a_first_variant_without_a_verdict_leaves_no_scores(
+    gate: Any, own_cache: Path, option: str
+) -> None:
     """Its first pass succeeds, but no later gate can use its scores with --baseline."""
     ran, _, found = gate("--variant", f"old:engine.{option}", "--variant", "new:")
-    assert [verdict["outcome"] for verdict in found["variants"]] in (["failed"], ["not deterministic"])
+    assert [verdict["outcome"] for verdict in found["variants"]] in (
+        ["failed"],
+        ["not deterministic"],
+    )
     assert ran.status != 0
     assert not [file for file in (own_cache / "scores").glob("*") if file.is_dir()]
 
 
 def test_reports(gate: Any, tmp_path: Path) -> None:
-    """The JUnit file has a case per variant and per failed condition; the Markdown names variants and command."""
+    """The JUnit file has a case per variant and per failed condition; the Markdown names variants
+    and command.
+    """
     files = ("--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "m.md"))
-    faults = ("n<e>w:engine.shift=0.5", "--variant", "broken:engine.fail=1", "--fail-if", "kld > 0.01")
+    faults = (
+        "n<e>w:engine.shift=0.5",
+        "--variant",
+        "broken:engine.fail=1",
+        "--fail-if",
+        "kld > 0.01",
+    )
     gate(*VARIANTS, *faults, *files)
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert suite.get("errors") == "1"
-    assert suite.get("failures") == "7"  # a variant that differs, and the failed variant's six rows without a KLD
+    assert (
+        suite.get("failures") == "7"
+    )  # a variant that differs, and the failed variant's six rows without a KLD
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["old"].find("failure") is None
     assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
@@ -276,13 +343,28 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     assert all(name in text for name in ("old", "n\\<e\\>w", "broken", "```sh"))
 
 
-def test_control_characters_leave_the_junit_file_xml(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
-    """Source code has form feeds, and errors of engines have escape sequences; XML can have neither."""
+def test_control_characters_leave_the_junit_file_xml(
+    compare_q: Run, toy_model: Path, tmp_path: Path
+) -> None:
+    """Source code has form feeds, and errors of engines have escape sequences; XML can have
+    neither.
+    """
     (tmp_path / "t.txt").write_text("a\x0c\x1b[1mb\uffff " * 200)
     file = tmp_path / "j.xml"
     variants = ("--variant", "old:", "--variant", "new:engine.shift=0.5")
-    words = ("gate", f"{toy_model}@fake:vocab_size=400", "-d", tmp_path / "t.txt", "--eval-len", 100, "-r", 2)
-    ran = compare_q(*words, "--phase", "prefill", *variants, "--fail-if", "ppl > 1", "--junit", file)
+    words = (
+        "gate",
+        f"{toy_model}@fake:vocab_size=400",
+        "-d",
+        tmp_path / "t.txt",
+        "--eval-len",
+        100,
+        "-r",
+        2,
+    )
+    ran = compare_q(
+        *words, "--phase", "prefill", *variants, "--fail-if", "ppl > 1", "--junit", file
+    )
     assert ran.status == 1, ran.err
     cases = list(ET.parse(file).getroot().iter("testcase"))
     shown = cases[1].find("system-out").text or ""  # type: ignore[union-attr]
@@ -303,7 +385,9 @@ def test_control_characters_leave_the_junit_file_xml(compare_q: Run, toy_model: 
 def test_a_text_with_warm_up_tokens(
     compare_q: Run, write_specs: Specs, tmp_path: Path, keys: dict[str, int], scored: set[int]
 ) -> None:
-    """At batch 1 a part of a window is scored, and at full batch a whole one: positions of both are compared."""
+    """At batch 1 a part of a window is scored, and at full batch a whole one: positions of both are
+    compared.
+    """
     data, models = write_specs([{**FAKE, "label": "fake"}], **keys)
     file = tmp_path / "gate.json"
     ran = compare_q("gate", "-m", models, "-d", data, "-r", 1, "-o", file, *VARIANTS, "new:")
@@ -312,13 +396,20 @@ def test_a_text_with_warm_up_tokens(
     assert {row["tokens"] for row in first["rows"]} == scored
 
 
-def test_a_window_that_is_too_short_for_a_gate_names_its_spec(compare_q: Run, write_specs: Specs) -> None:
+def test_a_window_that_is_too_short_for_a_gate_names_its_spec(
+    compare_q: Run, write_specs: Specs
+) -> None:
     data, models = write_specs([{**FAKE, "label": "fake"}], eval_len=3, eval_stride=3)
-    assert_refused(compare_q("gate", "-m", models, "-d", data), "data.json: eval_len: 3 is too short for a gate")
+    assert_refused(
+        compare_q("gate", "-m", models, "-d", data),
+        "data.json: eval_len: 3 is too short for a gate",
+    )
 
 
 def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) -> None:
-    """The text has 396 tokens, too few to decide which variant is nearer; the arbiter compares on the full batch."""
+    """The text has 396 tokens, too few to decide which variant is nearer; the arbiter compares on
+    the full batch.
+    """
     _, _, found = gate(*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
     (line,) = found["nearer"]
     assert all(part in line for part in ("fake", "old | prefill 0,", "new | ", "too short"))
@@ -328,7 +419,9 @@ def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) ->
     assert not found["variants"][2]["worst_tokens"]
 
 
-def test_windows_of_a_gate_are_as_long_as_the_flag_says(compare_q: Run, toy_model: Path, tmp_path: Path) -> None:
+def test_windows_of_a_gate_are_as_long_as_the_flag_says(
+    compare_q: Run, toy_model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "t.txt").write_text("abc de " * 200)
     words = ("gate", f"{toy_model}@fake", "-d", tmp_path / "t.txt", "--phase", "prefill", "-r", 2)
     assert "2 × 600 tokens" in compare_q(*words, "--eval-len", 600).out
@@ -338,7 +431,10 @@ def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
     compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
     options: dict[str, dict[str, Any]] = {"a": {}, "b": {"shift": 0.1}, "c": {"fail": 1}}
-    specs = [{**FAKE, "label": label, "engine": engine, "reference": label == "a"} for label, engine in options.items()]
+    specs = [
+        {**FAKE, "label": label, "engine": engine, "reference": label == "a"}
+        for label, engine in options.items()
+    ]
     data, models = write_specs(specs)
     words = ("-d", data, "-m", models, "-mask", "b", "-o", tmp_path / "r.json")
     assert compare_q(*words, "--fail-if", "kld > 1", "--fail-if", "same_top < 0").status == 0

@@ -7,7 +7,15 @@ import pytest
 from compare_q.eval.plots import labels, scatter
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.plots.points import Level, Point
-from tests.support.figures import CASES, artists_of_kind, boxes_of, draw, is_within, real_run, smallest_gap
+from tests.support.figures import (
+    CASES,
+    artists_of_kind,
+    boxes_of,
+    draw,
+    is_within,
+    real_run,
+    smallest_gap,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +42,9 @@ BYTES = 100e6
 
 @pytest.mark.parametrize("sizes", [(2.9e-3, 2.9000001e-3), (0.0, 0.0), (4.0, 1e300), (1e-12, 16.0)])
 def test_memory_does_not_depend_on_the_sizes(sizes: tuple[float, float]) -> None:
-    """The level's line spans the axes, whatever their range: read as data, its 0 to 1 would be millions of pixels."""
+    """The level's line spans the axes, whatever their range: read as data, its 0 to 1 would be
+    millions of pixels.
+    """
     points = [Point("a", sizes[0], 0.1), Point("b", sizes[1], 0.2)]
     tracemalloc.start()
     try:

@@ -1,4 +1,6 @@
-"""Pictures of a run: the files, the missing pictures with their reasons, and the content of each picture."""
+"""Pictures of a run: the files, the missing pictures with their reasons, and the content of each
+picture.
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,9 @@ OTHERS = ("slices", "kld_percentiles", "loss_by_position", "kld_by_position")
 
 
 def small() -> RunResult:
-    """Four rows of the real table: reference, noise floor, a marked row, EXL3; each has one slice of all its tokens."""
+    """Four rows of the real table: reference, noise floor, a marked row, EXL3; each has one slice
+    of all its tokens.
+    """
     models = []
     for label in ("bf16 vLLM", FLOOR, MARKED, "EXL3 4.0 bpw"):
         model = next(each for each in real_run().models if each.label == label)
@@ -46,7 +50,11 @@ def test_legends_name_only_what_differs() -> None:
     drawn = pictures.pictures_of(small())
 
     def legend_of(name: str) -> list[str]:
-        return [text.get_text() for legend in drawn[name]().findobj(Legend) for text in legend.get_texts()]
+        return [
+            text.get_text()
+            for legend in drawn[name]().findobj(Legend)
+            for text in legend.get_texts()
+        ]
 
     families = ["bf16", "EXL3", "FP4"]
     assert legend_of("loss_by_position") == families
@@ -62,12 +70,22 @@ def test_without_a_reference_only_perplexity_is_drawn(
     pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
-        f"{name}.{suffix}" for name in ("ppl_bpw", "ppl_vram", "loss_by_position") for suffix in ("png", "svg")
+        f"{name}.{suffix}"
+        for name in ("ppl_bpw", "ppl_vram", "loss_by_position")
+        for suffix in ("png", "svg")
     ]
     others = [line for line in lines if not line.startswith("plot: ")]
     assert others[0] == "broken: not in the plot: PPL unknown"
-    missing = ("ppl_size", "kld_bpw", "kld_vram", "kld_size", "kld_p99.9_size", "slices", "kld_percentiles",
-               "kld_by_position")  # fmt: skip
+    missing = (
+        "ppl_size",
+        "kld_bpw",
+        "kld_vram",
+        "kld_size",
+        "kld_p99.9_size",
+        "slices",
+        "kld_percentiles",
+        "kld_by_position",
+    )
     assert [line.partition(":")[0] for line in others[1:]] == [f"no {name}" for name in missing]
 
 

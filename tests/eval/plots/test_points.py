@@ -11,7 +11,17 @@ from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
 from compare_q.eval.plots.points import Point, levels_of, pareto_front, points_of
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from tests.support.made import BASE, FAILED, QUANT, REF, replace, run_of, with_against, with_ppl, with_sums
+from tests.support.made import (
+    BASE,
+    FAILED,
+    QUANT,
+    REF,
+    replace,
+    run_of,
+    with_against,
+    with_ppl,
+    with_sums,
+)
 
 
 def shown(found: list[Point]) -> list[tuple[object, ...]]:
@@ -23,7 +33,10 @@ def shown(found: list[Point]) -> list[tuple[object, ...]]:
     [
         ([("a", 2, 5), ("b", 3, 5), ("c", 4, 1), ("d", 5, 2), ("e", 6, 0.5)], "ace"),
         ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # equally good and small: both
-        ([("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)], "b"),  # 4.5 and 4.501 are alike, 4.53 is larger
+        (
+            [("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)],
+            "b",
+        ),  # 4.5 and 4.501 are alike, 4.53 is larger
         ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # only quantized rows
         ([("bf16", 16, 0)], ""),
     ],
@@ -35,18 +48,29 @@ def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> N
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
     """The error is PPL 8 times the error of ln(ratio), 0.002."""
-    quant = with_ppl(with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)), Perplexity(8.0, -20.8, 10, 0, 0.9))
+    quant = with_ppl(
+        with_against(QUANT, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0, 0.002)),
+        Perplexity(8.0, -20.8, 10, 0, 0.9),
+    )
     run = run_of(REF, quant)
     assert error_of(run, REF, PPL) == (None, True)
     assert error_of(run, quant, PPL) == (0.016, True)
-    assert error_of(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0)), PPL) == (None, True)
+    assert error_of(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0)), PPL) == (
+        None,
+        True,
+    )
 
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
-    """The blocks' nll differ by (0, 0, 0, 4), 0.1 per token of 40, and deviate by (-1, -1, -1, 3): the error is
-    0.115487 (tests/eval/test_ranking.py), times PPL 8."""
-    server = with_sums(with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0))
-    reference = with_sums(with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0))
+    """The blocks' nll differ by (0, 0, 0, 4), 0.1 per token of 40, and deviate by (-1, -1, -1, 3):
+    the error is 0.115487 (tests/eval/test_ranking.py), times PPL 8.
+    """
+    server = with_sums(
+        with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0)
+    )
+    reference = with_sums(
+        with_ppl(REF, Perplexity(5.0, -64.0, 40, 0, 0.8)), nll=(10.0, 20.0, 30.0, 36.0)
+    )
     error, paired = error_of(run_of(reference, server), server, PPL)
     assert paired
     assert error == pytest.approx(8 * 0.115487, rel=1e-5)
@@ -62,38 +86,66 @@ def test_points_are_what_is_known() -> None:
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
     drawn, left_out = points_of(run, BPW, PPL)
     assert shown(drawn) == [
-        (0, "bf16", 4.5, 7.5, "7.500", None), (1, "W4A16", 4.5, 7.5, "7.50", 0.015), (3, "base", 4.5, 7.5, "7.500", 0.0)
-    ]  # fmt: skip
-    assert left_out == ["sizeless: not in the plot: bits per weight unknown", "broken: not in the plot: PPL unknown"]
+        (0, "bf16", 4.5, 7.5, "7.500", None),
+        (1, "W4A16", 4.5, 7.5, "7.50", 0.015),
+        (3, "base", 4.5, 7.5, "7.500", 0.0),
+    ]
+    assert left_out == [
+        "sizeless: not in the plot: bits per weight unknown",
+        "broken: not in the plot: PPL unknown",
+    ]
     drawn, left_out = points_of(run, VRAM, KLD)
     assert shown(drawn) == [
-        (0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 1.0, 0.01234567, "0.0123", 0.000452)
-    ]  # fmt: skip
-    assert left_out == ["sizeless: not in the plot: VRAM unknown", "base: not in the plot: KLD unknown",
-                        "broken: not in the plot: KLD unknown"]  # fmt: skip
+        (0, "bf16", 1.0, 0.0, "reference: 0", None),
+        (1, "W4A16", 1.0, 0.01234567, "0.0123", 0.000452),
+    ]
+    assert left_out == [
+        "sizeless: not in the plot: VRAM unknown",
+        "base: not in the plot: KLD unknown",
+        "broken: not in the plot: KLD unknown",
+    ]
 
 
 def test_points_of_file_sizes_and_percentiles() -> None:
-    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of the results by hand, shown with two digits."""
-    files = [replace(model, storage=Storage(file_bytes=size)) for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))]
+    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of the results by hand, shown with two
+    digits.
+    """
+    files = [
+        replace(model, storage=Storage(file_bytes=size))
+        for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))
+    ]
     drawn, left_out = points_of(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
-    assert shown(drawn) == [(0, "bf16", 1.0, 0.0, "reference: 0", None), (1, "W4A16", 0.3, 0.999, "1.0", None)]
+    assert shown(drawn) == [
+        (0, "bf16", 1.0, 0.0, "reference: 0", None),
+        (1, "W4A16", 0.3, 0.999, "1.0", None),
+    ]
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
     drawn, _ = points_of(run_of(*files), FILES, KLD_VALUES["median"])
     assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
-    cache = {"kv_cache_layers": [asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))]}
+    cache = {
+        "kv_cache_layers": [
+            asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))
+        ]
+    }
     drawn, left_out = points_of(run_of(replace(QUANT, provenance=cache), BASE), SIZES["kv"], PPL)
     assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
     assert left_out == ["base: not in the plot: KV cache unknown"]
-    assert points_of(run_of(QUANT), FILES, KLD) == ([], ["W4A16: not in the plot: file size unknown"])
+    assert points_of(run_of(QUANT), FILES, KLD) == (
+        [],
+        ["W4A16: not in the plot: file size unknown"],
+    )
 
 
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in levels_of(run, PPL)] == [(7.5, "reference 7.50", False)]
+    assert [(level.y, level.name, level.dotted) for level in levels_of(run, PPL)] == [
+        (7.5, "reference 7.50", False)
+    ]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in levels_of(run, KLD)] == [(0.01234567, name, True)]
+    assert [(level.y, level.name, level.dotted) for level in levels_of(run, KLD)] == [
+        (0.01234567, name, True)
+    ]
     assert [level.y for level in levels_of(run, KLD_VALUES["p99.9"])] == [0.999]
     assert levels_of(run_of(REF, QUANT), KLD) == []
     assert levels_of(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []

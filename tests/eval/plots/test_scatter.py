@@ -1,4 +1,6 @@
-"""Scatter plots: points, bars, lines and legend agree with the results, and the axes cover the relevant range."""
+"""Scatter plots: points, bars, lines and legend agree with the results, and the axes cover the
+relevant range.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
 @pytest.mark.parametrize(("measure", "size"), [(PPL, BPW), (KLD, VRAM)])
 def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size) -> None:
-    """x is the size, or the edge if unquantized; for PPL, y is the excess over the reference's 21.98 in percent."""
+    """x is the size, or the edge if unquantized; for PPL, y is the excess over the reference's
+    21.98 in percent.
+    """
     run = real_run()
     figure = scatter.scatter_figure(run, measure=measure, size=size)
     points, left_out = points_of(run, size, measure)
     sizes = [point.x for point in points if not point.unquantized]
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
     expected = sorted(
-        (edge if point.unquantized else point.x, point.y if measure.kld else 100 * (point.y / run.reference_ppl - 1))
+        (
+            edge if point.unquantized else point.x,
+            point.y if measure.kld else 100 * (point.y / run.reference_ppl - 1),
+        )
         for point in points
     )
-    found = sorted((mark.get_xdata()[0], mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point"))
+    found = sorted(
+        (mark.get_xdata()[0], mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point")
+    )
     assert (len(found), left_out) == (41, [])
     for (x, y), (gold_x, gold_y) in zip(found, expected, strict=True):
         assert x == pytest.approx(gold_x)
@@ -57,7 +66,9 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
 def test_several_texts_are_one_plot_of_all_tokens() -> None:
     """KLDs over all tokens are 0.05 and 0.03; PPL is 20 * (1 + KLD), and the reference's is 20."""
     figure = scatter.scatter_figure(three(), measure=KLD)
-    assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")][:2] == pytest.approx([0.05, 0.03])
+    assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")][:2] == pytest.approx(
+        [0.05, 0.03]
+    )
     assert artists_of_kind(figure, "level")[0].get_ydata()[0] == pytest.approx(0.002)
     figure = scatter.scatter_figure(three(), measure=PPL)
     assert figure.axes[0].get_ylabel().startswith(scatter.EXCESS_AXIS)
@@ -75,9 +86,14 @@ def test_several_texts_are_one_plot_of_all_tokens() -> None:
         ([("bf16", 2.5, None, True)], None),
     ],
 )
-def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(rows: list, near: float | None) -> None:
+def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(
+    rows: list, near: float | None
+) -> None:
     """The scale is linear (None) if values span at most a decade and a half."""
-    points = [Point(label, 4.0, y, error=error, unquantized=unquantized) for label, y, error, unquantized in rows]
+    points = [
+        Point(label, 4.0, y, error=error, unquantized=unquantized)
+        for label, y, error, unquantized in rows
+    ]
     axes = draw(points, scale="percent").axes[0]
     assert axes.get_yscale() == ("linear" if near is None else "symlog")
     assert near is None or axes.yaxis.get_transform().linthresh == pytest.approx(near)
@@ -98,19 +114,27 @@ def test_a_logarithmic_axis_shows_all_values_and_zero() -> None:
     values = (0.0, 0.0004, 0.02, 0.3, 9.0, -1e-6)
     figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], scale="log")
     axes = figure.axes[0]
-    assert sorted(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == sorted(values)
+    assert sorted(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == sorted(
+        values
+    )
     assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["0", "0.0005", "0.001"]
 
 
-BARS = [Point("EXL3 2.0", 2, 30.0, error=5.0), Point("EXL3 4.0", 4, 22.0, error=2.0), Point("GGUF Q8_0", 8, 21.0),
-        Point("W8A8", 9, 21.0, error=1e-3)]  # fmt: skip
+BARS = [
+    Point("EXL3 2.0", 2, 30.0, error=5.0),
+    Point("EXL3 4.0", 4, 22.0, error=2.0),
+    Point("GGUF Q8_0", 8, 21.0),
+    Point("W8A8", 9, 21.0, error=1e-3),
+]
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_error_bars_are_one_error_long(scale: str) -> None:
     """A point without an error has no bar."""
     figure = draw(BARS, scale=scale)
-    bars = {float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in artists_of_kind(figure, "bar")}
+    bars = {
+        float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in artists_of_kind(figure, "bar")
+    }
     assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0), 9.0: (20.999, 21.001)}
     low, high = figure.axes[0].get_ylim()
     assert low < 20

@@ -1,4 +1,6 @@
-"""Bars of the KLD by slice: their lengths and errors, which models and slices have them, and names of strangers."""
+"""Bars of the KLD by slice: their lengths and errors, which models and slices have them, and names
+of strangers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def model_of(label: str, kld: float = 0.01, **slices: float | None) -> ModelResu
     parts = {}
     for name, value in slices.items():
         parts[name] = Slice(100, 7.5, 0.5, value, None if value is None else abs(value) / 10)
-    return with_against(replace(QUANT, label=label, slices=parts), kld=Mean(kld, 0.4, 40, 0, kld / 10))
+    return with_against(
+        replace(QUANT, label=label, slices=parts), kld=Mean(kld, 0.4, 40, 0, kld / 10)
+    )
 
 
 def bars_of(run: RunResult, **keys: Any) -> dict[str, tuple[float, float]]:
@@ -37,23 +41,34 @@ def bars_of(run: RunResult, **keys: Any) -> dict[str, tuple[float, float]]:
 
 def lines_of(run: RunResult, kind: str) -> list[str]:
     """Return the first line of each text of a kind."""
-    return [text.get_text().splitlines()[0] for text in artists_of_kind(slice_bars.slice_bars(run), kind)]
+    return [
+        text.get_text().splitlines()[0]
+        for text in artists_of_kind(slice_bars.slice_bars(run), kind)
+    ]
 
 
 def test_bars_are_the_klds_of_the_slices() -> None:
-    """The two quantized rows of three texts, 2 and 3, have bars from 0; the reference and the noise floor have none."""
+    """The two quantized rows of three texts, 2 and 3, have bars from 0; the reference and the noise
+    floor have none.
+    """
     assert bars_of(three()) == {
-        "2.0": (0.0, 0.05), "2.1": (0.0, 0.02), "2.2": (0.0, 0.08),
-        "3.0": (0.0, 0.04), "3.1": (0.0, 0.04), "3.2": (0.0, 0.01),
-    }  # fmt: skip
+        "2.0": (0.0, 0.05),
+        "2.1": (0.0, 0.02),
+        "2.2": (0.0, 0.08),
+        "3.0": (0.0, 0.04),
+        "3.1": (0.0, 0.04),
+        "3.2": (0.0, 0.01),
+    }
     figure = slice_bars.slice_bars(three())
     errors = {bar.get_gid(): tuple(bar.get_xdata()) for bar in artists_of_kind(figure, "error")}
     assert errors["error-2.0"] == pytest.approx((0.045, 0.055))
     assert errors["error-3.2"] == pytest.approx((0.009, 0.011))
     assert len(errors) == 6
     assert [text.get_text() for text in artists_of_kind(figure, "slice")] == [
-        "wiki2\n50 tokens", "c4\n50 tokens", "chat\n50 tokens"
-    ]  # fmt: skip
+        "wiki2\n50 tokens",
+        "c4\n50 tokens",
+        "chat\n50 tokens",
+    ]
     legend = [text.get_text() for each in figure.findobj(Legend) for text in each.get_texts()]
     assert legend == ["GGUF Q4_K", "EXL3 4.0"]  # KLD 0.03 and 0.05
 
@@ -66,7 +81,9 @@ def test_texts_and_roles_come_before_the_slices_of_every_run() -> None:
 
 
 def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> None:
-    """There, what is not above 0 is a number and not a bar; a slice that a row does not have is n/a."""
+    """There, what is not above 0 is a number and not a bar; a slice that a row does not have is
+    n/a.
+    """
     run = run_of(REF, model_of("a", x=0.01, y=0.4, z=-1e-7), model_of("b", x=0.02, y=None))
     assert bars_of(run) == {
         "1.0": (pytest.approx(0.01 / 1.6), pytest.approx(0.01)),
@@ -79,7 +96,12 @@ def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> No
     assert missing == {"missing-1.2": "-1e-07", "missing-2.1": "n/a", "missing-2.2": "n/a"}
     linear = slice_bars.slice_bars(run_of(REF, model_of("a", x=0.01, y=0.3)))
     assert (linear.axes[0].get_xscale(), linear.axes[0].get_xlim()[0]) == ("linear", 0.0)
-    assert artists_of_kind(slice_bars.slice_bars(run_of(REF, model_of("a", x=0.0))), "bar")[0].get_width() == 0
+    assert (
+        artists_of_kind(slice_bars.slice_bars(run_of(REF, model_of("a", x=0.0))), "bar")[
+            0
+        ].get_width()
+        == 0
+    )
 
 
 def test_the_eight_models_with_the_lowest_kld_have_bars() -> None:
@@ -94,7 +116,9 @@ def test_the_eight_models_with_the_lowest_kld_have_bars() -> None:
 
 
 def test_models_of_a_family_share_a_colour_and_differ_by_their_hatches() -> None:
-    figure = slice_bars.slice_bars(run_of(REF, model_of("GGUF a", x=0.1), model_of("GGUF b", x=0.2)))
+    figure = slice_bars.slice_bars(
+        run_of(REF, model_of("GGUF a", x=0.1), model_of("GGUF b", x=0.2))
+    )
     first, second = artists_of_kind(figure, "bar")
     assert first.get_facecolor() == second.get_facecolor()
     assert first.get_hatch() != second.get_hatch()
@@ -104,12 +128,24 @@ def test_models_of_a_family_share_a_colour_and_differ_by_their_hatches() -> None
 def test_names_of_strangers_overlap_nothing(count: int) -> None:
     labels = ["_x $a$ b$", "</text><script>", "L" * 90, "m " * 60, "\u202eright", "[a]"]
     labels += [f"GGUF Q4_K_M number {number}" for number in range(6)]
-    names = ["_hidden", "$x$ \\frac", "w" * 60, "two\nlines", "<b>", "special", "sure", "begin", "rest"]
+    names = [
+        "_hidden",
+        "$x$ \\frac",
+        "w" * 60,
+        "two\nlines",
+        "<b>",
+        "special",
+        "sure",
+        "begin",
+        "rest",
+    ]
     models = [model_of(label, **dict.fromkeys(names, 0.1)) for label in labels[:count]]
     figure = slice_bars.slice_bars(run_of(REF, *models))
     figure.draw_without_rendering()
     slices = boxes_of(figure, "slice")
-    legend = [text.get_window_extent() for each in figure.findobj(Legend) for text in each.get_texts()]
+    legend = [
+        text.get_window_extent() for each in figure.findobj(Legend) for text in each.get_texts()
+    ]
     assert (len(slices), len(legend)) == (9, min(count, slice_bars.MOST))
     assert smallest_gap(slices) > 0
     assert smallest_gap(legend) > 0

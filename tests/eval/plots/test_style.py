@@ -1,4 +1,6 @@
-"""Properties of all pictures: looks of families, distinct on both papers and in grey; names; reproducible files."""
+"""Properties of all pictures: looks of families, distinct on both papers and in grey; names;
+reproducible files.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,44 @@ from compare_q.eval.results import ModelResult
 from tests.support.figures import real_run
 
 # of linear sRGB; Machado, Oliveira and Fernandes 2009, severity 1
-PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-TRITANOPIA = [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
-OKLAB_CONES = [[0.41222, 0.53633, 0.05145], [0.21190, 0.68070, 0.10740], [0.08830, 0.28172, 0.62998]]
-OKLAB_AXES = [[0.21045, 0.79362, -0.00407], [1.97800, -2.42859, 0.45059], [0.02590, 0.78277, -0.80868]]
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
+TRITANOPIA = [
+    [1.255528, -0.076749, -0.178779],
+    [-0.078411, 0.930809, 0.147602],
+    [0.004733, 0.691367, 0.303900],
+]
+OKLAB_CONES = [
+    [0.41222, 0.53633, 0.05145],
+    [0.21190, 0.68070, 0.10740],
+    [0.08830, 0.28172, 0.62998],
+]
+OKLAB_AXES = [
+    [0.21045, 0.79362, -0.00407],
+    [1.97800, -2.42859, 0.45059],
+    [0.02590, 0.78277, -0.80868],
+]
 
 
 def model(label: str, weights: str = "", **fields: object) -> ModelResult:
-    layers = [{"layers": "*", "count": 2, "weights": weights, "activations": "bfloat16", "kernel": "k", "asked": ""}]
+    layers = [
+        {
+            "layers": "*",
+            "count": 2,
+            "weights": weights,
+            "activations": "bfloat16",
+            "kernel": "k",
+            "asked": "",
+        }
+    ]
     bits = 16.0 if weights == "bfloat16" else 4.0
     provenance = {"layers": layers if weights else []}
     return ModelResult.of(label, "fake", Storage(bits, bits), provenance=provenance, **fields)
@@ -50,18 +81,29 @@ def model(label: str, weights: str = "", **fields: object) -> ModelResult:
         (model("vLLM W8A8", "int8 channel", spec={"group": "mine"}), "mine"),
     ],
 )
-def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(row: ModelResult, family: str) -> None:
+def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(
+    row: ModelResult, family: str
+) -> None:
     assert picture_style.family_of(row) == family
 
 
 def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> None:
-    found = picture_style.looks_of([model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")])
+    found = picture_style.looks_of(
+        [model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")]
+    )
     assert len({look.colour for look in found}) == 9
     assert picture_style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
-    assert {look.colour for look in picture_style.looks_of([model(f"group{i}") for i in range(30)])} == set(range(9))
+    assert {
+        look.colour for look in picture_style.looks_of([model(f"group{i}") for i in range(30)])
+    } == set(range(9))
     table = real_run().models
     markers = {(look.engine, look.marker) for look in picture_style.looks_of(table)}
-    assert len(markers) == len({marker for _, marker in markers}) == len({row.engine for row in table}) == 5
+    assert (
+        len(markers)
+        == len({marker for _, marker in markers})
+        == len({row.engine for row in table})
+        == 5
+    )
 
 
 def linear(theme: Theme) -> Any:
@@ -92,15 +134,22 @@ def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> No
         (["EXL3 4.0 [h8]", "EXL3 4.0 [h6]", "EXL3 4.0"], None),
         (["EXL3 4.0 [h8] [a]", "EXL3 4.0 [h8]", "EXL3 4.0"], None),
         ([f"{'a' * 40}{i}{'b' * 40}" for i in range(3)], None),
-        (["Llama-3.1-8B-Instruct W4A16 g128 RTN, another label"], ["Llama-3.1-8B-Instruc...TN, another label"]),
+        (
+            ["Llama-3.1-8B-Instruct W4A16 g128 RTN, another label"],
+            ["Llama-3.1-8B-Instruc...TN, another label"],
+        ),
         (["", "[a]"], ["?", "[a]"]),
     ],
 )
-def test_names_are_short_where_no_other_label_becomes_the_same(labels: list[str], names: list[str] | None) -> None:
+def test_names_are_short_where_no_other_label_becomes_the_same(
+    labels: list[str], names: list[str] | None
+) -> None:
     assert picture_style.names_of(labels) == (names or labels)
 
 
-def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_files_are_readable_and_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("a.png", "a.svg", "A.PDF")
     for folder, seconds in ("first", "1000000000"), ("second", "2000000000"):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # matplotlib uses it as the current time
@@ -113,5 +162,8 @@ def test_saved_files_are_readable_and_the_same_each_time(tmp_path: Path, monkeyp
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert sorted(file.name for file in (tmp_path / "first").iterdir()) == sorted(names)
     assert imread(tmp_path / "first" / "a.png").size > 0
-    assert ElementTree.parse(tmp_path / "first" / "a.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert (
+        ElementTree.parse(tmp_path / "first" / "a.svg").getroot().tag
+        == "{http://www.w3.org/2000/svg}svg"
+    )
     assert (tmp_path / "first" / "A.PDF").read_bytes().startswith(b"%PDF-")

@@ -17,17 +17,32 @@ from tests.support.made import FAILED, QUANT, REF, SIZE, data_of, replace, run_o
 from tests.support.several_texts import three
 from tests.support.toy import Run
 
-SPEC = {"tokenizer_dir": "/home/ann/bf16", "dataset": "wiki2", "dataset_split": "test", "eval_len": 8, "eval_stride": 8}
+SPEC = {
+    "tokenizer_dir": "/home/ann/bf16",
+    "dataset": "wiki2",
+    "dataset_split": "test",
+    "eval_len": 8,
+    "eval_stride": 8,
+}
 DATA = {"name": "wikitext2", "spec": SPEC, "windows": 2, "window_length": 8, "scored_tokens": 40}
 PLAIN = replace(
-    REF, storage=replace(SIZE, bpw_layer=16.0), spec={"load_fn": "fake", "label": "bf16", "model_dir": "owner/base"}
+    REF,
+    storage=replace(SIZE, bpw_layer=16.0),
+    spec={"load_fn": "fake", "label": "bf16", "model_dir": "owner/base"},
 )
-LOCAL = {"load_fn": "fake", "label": "/home/ann/q4", "model_dir": "/home/ann/q4", "python": "/home/ann/env",
-         "engine": {"drafts": ["~/d.gguf"], "url": "http://gpu7.lan:8000/v1"}}  # fmt: skip
+LOCAL = {
+    "load_fn": "fake",
+    "label": "/home/ann/q4",
+    "model_dir": "/home/ann/q4",
+    "python": "/home/ann/env",
+    "engine": {"drafts": ["~/d.gguf"], "url": "http://gpu7.lan:8000/v1"},
+}
 ROWS = (
-    PLAIN, replace(QUANT, label="/home/ann/q4", spec=LOCAL), replace(FAILED, error="no /home/ann/bad"),
+    PLAIN,
+    replace(QUANT, label="/home/ann/q4", spec=LOCAL),
+    replace(FAILED, error="no /home/ann/bad"),
     with_against(replace(QUANT, label="no *KLD*"), kld=Mean(None, 0.0, 0, 40), kld_percentiles={}),
-)  # fmt: skip
+)
 
 
 def card_of(compare_q: Run, tmp_path: Path, run: RunResult) -> str:
@@ -40,13 +55,24 @@ def card_of(compare_q: Run, tmp_path: Path, run: RunResult) -> str:
 def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
     """The card has every known value of each quantized row, unrounded, but none of the reference."""
     card = ModelCard(card_of(compare_q, tmp_path, run_of(*ROWS, texts=[DATA])))
-    same: dict[str, Any] = {"task_type": "text-generation", "dataset_type": "wiki2", "dataset_name": "wikitext2",
-                            "dataset_split": "test"}  # fmt: skip
+    same: dict[str, Any] = {
+        "task_type": "text-generation",
+        "dataset_type": "wiki2",
+        "dataset_name": "wikitext2",
+        "dataset_split": "test",
+    }
     kld = "KL divergence from bf16, nats per token (q4)"
     assert card.data.eval_results == [
-        EvalResult(**same, metric_type="perplexity", metric_name="Perplexity (q4)", metric_value=QUANT.ppl),
+        EvalResult(
+            **same, metric_type="perplexity", metric_name="Perplexity (q4)", metric_value=QUANT.ppl
+        ),
         EvalResult(**same, metric_type="kl_divergence", metric_name=kld, metric_value=QUANT.kld),
-        EvalResult(**same, metric_type="perplexity", metric_name="Perplexity (no *KLD*)", metric_value=QUANT.ppl),
+        EvalResult(
+            **same,
+            metric_type="perplexity",
+            metric_name="Perplexity (no *KLD*)",
+            metric_value=QUANT.ppl,
+        ),
     ]
     assert (card.data.model_name, card.data.base_model) == ("q4, no *KLD*", "owner/base")
     assert "| q4 | Linear | 4.50 |" in card.text
@@ -54,18 +80,32 @@ def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
 
 
 def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_path: Path) -> None:
-    """KLDs of three texts, whose perplexities are 20 * (1 + KLD); the specs of all texts repeat the run."""
+    """KLDs of three texts, whose perplexities are 20 * (1 + KLD); the specs of all texts repeat the
+    run.
+    """
     run = three()
     texts = []
     for number, text in enumerate(run.texts):
-        texts.append({**DATA, "name": text.name, "spec": {**SPEC, "dataset": text.name}, "windows": 3 + number})
+        texts.append(
+            {
+                **DATA,
+                "name": text.name,
+                "spec": {**SPEC, "dataset": text.name},
+                "windows": 3 + number,
+            }
+        )
     card = card_of(compare_q, tmp_path, run.updated(data=data_of(*texts)))
-    found = [(each.dataset_name, each.metric_name, each.metric_value) for each in ModelCard(card).data.eval_results]
+    found = [
+        (each.dataset_name, each.metric_name, each.metric_value)
+        for each in ModelCard(card).data.eval_results
+    ]
     kld = "KL divergence from bf16, nats per token"
     assert found[2:6] == [
-        ("wiki2", "Perplexity (GGUF Q4_K on wiki2)", 20.8), ("wiki2", f"{kld} (GGUF Q4_K on wiki2)", 0.04),
-        ("c4", "Perplexity (EXL3 4.0 on c4)", 20.4), ("c4", f"{kld} (EXL3 4.0 on c4)", 0.02),
-    ]  # fmt: skip
+        ("wiki2", "Perplexity (GGUF Q4_K on wiki2)", 20.8),
+        ("wiki2", f"{kld} (GGUF Q4_K on wiki2)", 0.04),
+        ("c4", "Perplexity (EXL3 4.0 on c4)", 20.4),
+        ("c4", f"{kld} (EXL3 4.0 on c4)", 0.02),
+    ]
     assert len(found) == 12
     data, _ = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
     assert [each["max_rows"] for each in data] == [3, 4, 5]
@@ -85,7 +125,9 @@ def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> Non
     ("data", "rows", "part"),
     [(DATA, ROWS[:1], "quantized"), ({"name": "wikitext2", "windows": 2}, ROWS, "wikitext2: ")],
 )
-def test_what_cannot_be_described(compare_q: Run, tmp_path: Path, data: Any, rows: Any, part: str) -> None:
+def test_what_cannot_be_described(
+    compare_q: Run, tmp_path: Path, data: Any, rows: Any, part: str
+) -> None:
     run_of(*rows, texts=[data]).with_origin([]).write(tmp_path / "r.json")
     ran = compare_q("show", tmp_path / "r.json", "--model-card", tmp_path / "card.md")
     (line,) = ran.err.splitlines()

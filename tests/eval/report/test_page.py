@@ -23,13 +23,27 @@ from compare_q.eval.table import tables
 from tests.support.made import FAILED, WORST, row, run_of
 from tests.support.several_texts import three
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 N = 4000
-LAYER = {"layers": "h.*", "count": 2, "weights": "int4", "activations": "float16", "kernel": "Marlin", "asked": ""}
+LAYER = {
+    "layers": "h.*",
+    "count": 2,
+    "weights": "int4",
+    "activations": "float16",
+    "kernel": "Marlin",
+    "asked": "",
+}
 SOURCE = {
     "name": "wiki2",
     "method": "exllamav3",
@@ -40,20 +54,32 @@ SOURCE = {
 }
 
 
-def measured(label: str, kld: float | None, bpw: float | None = 4.0, *, seed: int = 0, **fields: Any) -> ModelResult:
+def measured(
+    label: str, kld: float | None, bpw: float | None = 4.0, *, seed: int = 0, **fields: Any
+) -> ModelResult:
     """Return a model with random scores and this mean KLD; None: without a reference."""
     text, own = np.random.default_rng(0), np.random.default_rng(seed)
     ref = -text.exponential(3, N)
     columns = {"logprob": ref - own.normal(0.0 if kld is None else kld, 0.1, N)}
     if kld is not None:
         columns |= {
-            "kld": kld * own.lognormal(-0.5, 1, N), "same_top": own.uniform(size=N) > min(kld, 0.9),
-            "ref_logprob": ref, "ref_top1_logprob": np.log(text.uniform(0.01, 1, N)),
-        }  # fmt: skip
-    columns = {name: each if name == "same_top" else each.astype(np.float32) for name, each in columns.items()}
+            "kld": kld * own.lognormal(-0.5, 1, N),
+            "same_top": own.uniform(size=N) > min(kld, 0.9),
+            "ref_logprob": ref,
+            "ref_top1_logprob": np.log(text.uniform(0.01, 1, N)),
+        }
+    columns = {
+        name: each if name == "same_top" else each.astype(np.float32)
+        for name, each in columns.items()
+    }
     index = np.arange(N)
     found = estimates.summarize(columns, places_of(index), index % 1000 + 1, (4.0 * N, 0.8 * N))
-    size = Storage(bpw, bpw, None if bpw is None else (bpw + 4) * 2**31, "" if bpw else "a server tells nothing")
+    size = Storage(
+        bpw,
+        bpw,
+        None if bpw is None else (bpw + 4) * 2**31,
+        "" if bpw else "a server tells nothing",
+    )
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
     return row(label, found, size, windows=4, score_seconds=2.0, provenance=provenance, **fields)
 
@@ -100,7 +126,9 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
             found.on("console", lambda message: complaints.append(message.text))
             found.on("pageerror", lambda error: complaints.append(str(error)))
             found.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-            found.on("request", lambda asked: asked.url == file.as_uri() or complaints.append(asked.url))
+            found.on(
+                "request", lambda asked: asked.url == file.as_uri() or complaints.append(asked.url)
+            )
             found.goto(file.as_uri())
             return found
 
@@ -117,13 +145,18 @@ def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
     text = file.read_text()
     assert (text.count("<script"), text.count("</script>"), text.count("<img")) == (2, 2, 0)
     assert re.search(r"script-src 'sha256-[^']+'; base-uri 'none'", html.unescape(text))
-    assert not re.search(r"\bon\w+=[\"']|\bsrc=[\"']|@import|url\((?!#)", text.split('id="results"')[0])
+    assert not re.search(
+        r"\bon\w+=[\"']|\bsrc=[\"']|@import|url\((?!#)", text.split('id="results"')[0]
+    )
 
 
 def test_commands_are_for_a_shell() -> None:
     words = ["compare-q", "-t", "Newton's $HOME", "--python", "vllm=/a b/python"]
     assert shlex.split(html_page.shell_command(words)) == words
-    assert html_page.shell_command(("compare_q.py", "-d", "a.json")) == "python eval/compare_q.py -d a.json"
+    assert (
+        html_page.shell_command(("compare_q.py", "-d", "a.json"))
+        == "python eval/compare_q.py -d a.json"
+    )
 
 
 @pytest.mark.engine
@@ -138,8 +171,12 @@ class TestBrowser:
         assert opened.locator("svg text", has_text="</script>").count()
         assert opened.locator("img, b").count() == 0
 
-    def test_the_table_is_the_terminals_and_can_be_sorted(self, open_page: Callable[..., Any]) -> None:
-        """Rows are sorted by numbers or words, ascending or descending; missing values are always last."""
+    def test_the_table_is_the_terminals_and_can_be_sorted(
+        self, open_page: Callable[..., Any]
+    ) -> None:
+        """Rows are sorted by numbers or words, ascending or descending; missing values are always
+        last.
+        """
         results = results_of(*MODELS, FAILED)
         opened = open_page(results)
         found = tables.table_of(results).columns
@@ -149,16 +186,25 @@ class TestBrowser:
             shown = opened.locator(f".models tbody tr > :nth-child({at + 1})").all_inner_texts()
             cells = [cell.shown.replace("★", "★ ") + cell.marks + cell.error for cell in each.cells]
             assert [text.replace("± ", "") for text in shown] == cells
-        for name, first, last in (("KLD", "bf16 base", "GGUF Q2_K"), ("label", "bf16 base", "W4A16 g32 †")):
+        for name, first, last in (
+            ("KLD", "bf16 base", "GGUF Q2_K"),
+            ("label", "bf16 base", "W4A16 g32 †"),
+        ):
             for ends in ((first, last), (last, first)):
-                opened.locator(".models thead button").filter(has_text=re.compile(f"^{name}$")).click()
+                opened.locator(".models thead button").filter(
+                    has_text=re.compile(f"^{name}$")
+                ).click()
                 labels = opened.locator(".models tbody th").all_inner_texts()
-                known = labels if name == "label" else [label for label in labels if label != "broken"]
+                known = (
+                    labels if name == "label" else [label for label in labels if label != "broken"]
+                )
                 assert (known[0], known[-1]) == ends
                 assert name == "label" or labels[-1] == "broken"
         assert opened.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
 
-    def test_one_plot_is_shown_and_others_can_be_chosen(self, open_page: Callable[..., Any]) -> None:
+    def test_one_plot_is_shown_and_others_can_be_chosen(
+        self, open_page: Callable[..., Any]
+    ) -> None:
         opened = open_page(results_of(*MODELS))
         names = opened.locator(".tabs button").all_inner_texts()
         assert names[0] == "KLD over bits per weight"
@@ -170,21 +216,34 @@ class TestBrowser:
 
     def test_without_its_script_everything_is_shown(self, open_page: Callable[..., Any]) -> None:
         opened = open_page(results_of(*MODELS), java_script_enabled=False)
-        shown, drawn = opened.locator("figure:visible").count(), opened.locator("figure svg").count()
+        shown, drawn = (
+            opened.locator("figure:visible").count(),
+            opened.locator("figure svg").count(),
+        )
         assert shown == drawn > 4
         assert opened.locator("button").count() == 0
         assert opened.locator(".finding").inner_text()
         tokens = opened.locator("details[open] .tokens tbody tr").all_inner_texts()
-        assert [re.split(r"\s+", row)[:3] for row in tokens] == [["4.25", "50", "%"], ["3", "0.012", "%"]]
+        assert [re.split(r"\s+", row)[:3] for row in tokens] == [
+            ["4.25", "50", "%"],
+            ["3", "0.012", "%"],
+        ]
         assert "before↵ <i> after" in tokens[0]
 
     def test_slices_have_a_table_and_a_picture(self, open_page: Callable[..., Any]) -> None:
-        """The table has a column for each text; the reference has no KLD, and KLDs have their errors."""
+        """The table has a column for each text; the reference has no KLD, and KLDs have their
+        errors.
+        """
         opened = open_page(three())
         tables_shown = opened.locator(".models")
         assert tables_shown.count() == 2
         heads = tables_shown.nth(1).locator("thead th").all_inner_texts()
-        assert [head.replace("\n", " ") for head in heads] == ["label", "wiki2 KLD", "c4 KLD", "chat KLD"]
+        assert [head.replace("\n", " ") for head in heads] == [
+            "label",
+            "wiki2 KLD",
+            "c4 KLD",
+            "chat KLD",
+        ]
         rows = tables_shown.nth(1).locator("tbody tr").all_inner_texts()
         assert [re.split(r"\t", row) for row in rows[::2]] == [
             ["bf16", "ref", "ref", "ref"],
@@ -198,7 +257,10 @@ def test_slices_are_shown_by_kld_or_without_a_reference_by_ppl() -> None:
     """A run without slices, or with a reference but without any KLD, has no table of them."""
 
     def shown(run: RunResult) -> list[tuple[str, ...]]:
-        return [(each.column.title, *(cell.shown for cell in each.cells)) for each in html_page.columns_of_slices(run)]
+        return [
+            (each.column.title, *(cell.shown for cell in each.cells))
+            for each in html_page.columns_of_slices(run)
+        ]
 
     assert shown(three())[1] == ("wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000")
     assert shown(three(reference=False))[3] == ("chat PPL", "20.000", "20.060", "21.600", "20.200")

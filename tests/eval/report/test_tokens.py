@@ -32,11 +32,16 @@ def data(tmp_path: Path) -> EvalData:
     tokenizer = vocabulary.load_tokenizer(tmp_path, trust_remote_code=False)
     ids = np.asarray(tokenizer(TEXT.decode())["input_ids"], np.int32)
     starts = tuple(window * STRIDE for window in range(N_WINDOWS))
-    windows = tuple(Window.scored_from(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts))
-    spec = parse_data_spec(
-        {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 9, "eval_stride": 9}, tmp_path
+    windows = tuple(
+        Window.scored_from(i, ids[start : start + LENGTH], 1) for i, start in enumerate(starts)
     )
-    text = TextWindows("text", spec, windows, len(ids), 256, "", "", "", tmp_path, starts, len(windows), None)
+    spec = parse_data_spec(
+        {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 9, "eval_stride": 9},
+        tmp_path,
+    )
+    text = TextWindows(
+        "text", spec, windows, len(ids), 256, "", "", "", tmp_path, starts, len(windows), None
+    )
     return EvalData.joined([text])
 
 
@@ -46,16 +51,25 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[WorstToken, ...]:
-    """Return the worst tokens of a model with these scores [N] in the cache; logprob is -1 unless given."""
+    """Return the worst tokens of a model with these scores [N] in the cache; logprob is -1 unless
+    given.
+    """
     named = {"logprob": np.full(len(INDEX), -1.0), **columns}
     scored = [
-        (window, TokenScores(window.index, **{k: v[window.index == OF_WINDOW].astype(np.float32)
-                                              for k, v in named.items()}))
+        (
+            window,
+            TokenScores(
+                window.index,
+                **{k: v[window.index == OF_WINDOW].astype(np.float32) for k, v in named.items()},
+            ),
+        )
         for window in data.windows
-    ]  # fmt: skip
+    ]
     folder = cache.path("scores", "key", "")
     segments.commit(folder, TAG, scored, "s", 1.0)
-    segments.write_record(folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": {}})
+    segments.write_record(
+        folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": {}}
+    )
     run = run_of(ModelResult.of("a", "fake", scores_key=f"key/{TAG}"), ModelResult.of("b", "fake"))
     found = with_worst_tokens(run, data, cache)
     assert found.models[1] == run.models[1]  # has no scores
@@ -69,7 +83,11 @@ def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache
         kld[place == INDEX] = value
     kld[INDEX == 800] = np.inf
     worst = worst_of(cache, data, kld=kld, ref_logprob=np.full(len(INDEX), -0.5))
-    assert [(each.window, each.position, each.kld) for each in worst[:3]] == [(0, 704, 3.0), (0, 594, 2.0), (0, 4, 1.0)]
+    assert [(each.window, each.position, each.kld) for each in worst[:3]] == [
+        (0, 704, 3.0),
+        (0, 594, 2.0),
+        (0, 4, 1.0),
+    ]
     assert len(worst) == COUNT
     assert (worst[0].logprob, worst[0].ref_logprob) == (-1.0, -0.5)
     for each in worst[:3]:
@@ -91,7 +109,9 @@ def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: 
     assert (first.kld, first.ref_logprob, first.logprob) == (None, None, -9.0)
 
 
-def test_transformers_decodes_the_same(data: EvalData, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_decodes_the_same(
+    data: EvalData, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Transformers is used for a tokenizer without a tokenizer.json."""
     found = worst_of(cache, data)
     monkeypatch.setattr(vocabulary, "FILE", "none.json")
@@ -103,7 +123,10 @@ def test_tokens_that_cannot_be_decoded_are_left_out(
 ) -> None:
     """The rows do not change, so that results.json is written."""
     file = data.tokenizer / "tokenizer.json"
-    for damage in (lambda: file.write_text("{"), lambda: [each.unlink() for each in data.tokenizer.glob("*.json")]):
+    for damage in (
+        lambda: file.write_text("{"),
+        lambda: [each.unlink() for each in data.tokenizer.glob("*.json")],
+    ):
         damage()
         assert worst_of(cache, data) == ()
         assert "no worst tokens: " in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Fixtures of the tests on runs: the command line, a stub engine, a model and a noisy copy of it, runs in threads."""
+"""Fixtures of the tests on runs: the command line, a stub engine, a model and a noisy copy of it,
+runs in threads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs import spec_files
 from tests.support import stub_engine
-from tests.support.comparisons import N_WINDOWS, UNIFORM, Measured, Models, result_of, stub, write_texts
+from tests.support.comparisons import (
+    N_WINDOWS,
+    UNIFORM,
+    Measured,
+    Models,
+    result_of,
+    stub,
+    write_texts,
+)
 from tests.support.threaded import H200, Told, threaded
 from tests.support.toy import Ran
 from tests.support.two_runs import Run
@@ -25,10 +35,14 @@ from tests.support.two_runs import Run
 
 @pytest.fixture
 def measured(
-    compare_q: Callable[..., Ran], write_specs: Callable[..., tuple[Path, Path]], tmp_path: Path,
+    compare_q: Callable[..., Ran],
+    write_specs: Callable[..., tuple[Path, Path]],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Measured]:  # fmt: skip
-    """Run models with flags, by default on 3 windows of the toy text; ``data`` replaces keys of the data spec."""
+) -> Callable[..., Measured]:
+    """Run models with flags, by default on 3 windows of the toy text; ``data`` replaces keys of the
+    data spec.
+    """
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
 
     def run(models: Models, *flags: object, **data: Any) -> Measured:
@@ -65,8 +79,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.fixture
-def make(tmp_path: Path, toy_model: Path, own_cache: Path, told: Told) -> Iterator[Callable[..., Run]]:
-    """Return a function that makes a run of models on texts, by default ``prose`` of ``write_texts``."""
+def make(
+    tmp_path: Path, toy_model: Path, own_cache: Path, told: Told
+) -> Iterator[Callable[..., Run]]:
+    """Return a function that makes a run of models on texts, by default ``prose`` of
+    ``write_texts``.
+    """
     files = write_texts(tmp_path, toy_model)
     runs: list[Run] = []
 

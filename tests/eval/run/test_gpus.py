@@ -90,9 +90,13 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
         ([*H200, H100], ["4", "0"], [H100], "0"),
     ],
 )
-def test_gpus_of_a_run(found: list[Gpu], wanted: list[str] | None, gold: list[Gpu], others: str) -> None:
+def test_gpus_of_a_run(
+    found: list[Gpu], wanted: list[str] | None, gold: list[Gpu], others: str
+) -> None:
     said: list[str] = []
     assert select_gpus(found, wanted, said.append) == gold
     with pytest.raises(InputError, match=r"^--gpus: there is no GPU 7; there are: "):
         select_gpus(found, ["7"], print)
-    assert said == ([f"not used, since they are no {gold[0].name}: GPUs {others}"] if others else [])
+    assert said == (
+        [f"not used, since they are no {gold[0].name}: GPUs {others}"] if others else []
+    )

@@ -1,4 +1,6 @@
-"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits, activations."""
+"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits,
+activations.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ from compare_q.eval.run.serving_memory import memory_of
 from tests.support.checkpoints import ENDS, write_checkpoint
 from tests.support.toy import planned
 
-CONFIG = {"vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-          "num_key_value_heads": 1}  # fmt: skip
+CONFIG = {
+    "vocab_size": 10,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 STORED = Storage(16.0, 16.0, 800, file_bytes=1000)
 RAN = {"dtype": "bfloat16"}
 
@@ -31,17 +39,27 @@ def layers(weights: str, kernel: str = "Linear") -> dict[str, Any]:
     return {**RAN, "layers": groups_to_json([Layer("a", weights, "bfloat16", kernel)])}
 
 
-def of(folder: Path, provenance: dict[str, Any], storage: Storage = STORED, **config: Any) -> Memory:
+def of(
+    folder: Path, provenance: dict[str, Any], storage: Storage = STORED, **config: Any
+) -> Memory:
     """Return the memory of a model with this config."""
-    model = planned("m", "transformers", str(write_checkpoint(folder / "m", ENDS, CONFIG | config)), 100)
+    model = planned(
+        "m", "transformers", str(write_checkpoint(folder / "m", ENDS, CONFIG | config)), 100
+    )
     return memory_of(model, storage, provenance)
 
 
 def test_parts_by_the_config(tmp_path: Path) -> None:
-    """The cache has one head of two numbers in two layers; a step needs 4 x 4 and 3 x 8 numbers per token."""
+    """The cache has one head of two numbers in two layers; a step needs 4 x 4 and 3 x 8 numbers per
+    token.
+    """
     found = of(tmp_path, RAN)
     assert found == Memory(
-        weights=1000, kv=(CachePart(token_bytes=2 * 2 * 2 * 2),), kv_source="config", logits=40, step_token=80
+        weights=1000,
+        kv=(CachePart(token_bytes=2 * 2 * 2 * 2),),
+        kv_source="config",
+        logits=40,
+        step_token=80,
     )
     assert found.gigabytes(100) == pytest.approx((1000 + 16 * 100 + 40 + 80 * 100) / 1e9)
     assert found.gigabytes(8192) == pytest.approx((1000 + 16 * 8192 + 40 + 80 * 2048) / 1e9)
@@ -51,8 +69,13 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
 
 
 def test_the_cache_of_the_engine(tmp_path: Path) -> None:
-    """The engine's sizes count before the config's, in their own format; a sliding-window layer holds one window."""
-    one, two = KVCache("a", 1, "fp8", token_bytes=4.0), KVCache("b", 1, "fp8", token_bytes=4.0, window=10)
+    """The engine's sizes count before the config's, in their own format; a sliding-window layer
+    holds one window.
+    """
+    one, two = (
+        KVCache("a", 1, "fp8", token_bytes=4.0),
+        KVCache("b", 1, "fp8", token_bytes=4.0, window=10),
+    )
     found = of(tmp_path, cached(one, two), sliding_window=10)
     assert (found.kv_source, found.kv_is_upper, found.missing) == ("engine", False, None)
     assert found.gigabytes(100) == pytest.approx((1000 + 4 * 100 + 4 * 10 + 40 + 80 * 100) / 1e9)
@@ -62,16 +85,36 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
     ("provenance", "storage", "config", "part"),
     [
         (RAN, Storage(16.0), {}, "weights: no weight files"),
-        (RAN, Storage(note="quantized while loading", file_bytes=9), {}, "weights: quantized while loading"),
-        (layers("int8 channel", "torch linear (dequantized)"), STORED, {}, "weights: the engine decompresses"),
-        (layers("float32"), STORED, {}, "weights: stored with 16 bits per weight, and loaded with 32"),
+        (
+            RAN,
+            Storage(note="quantized while loading", file_bytes=9),
+            {},
+            "weights: quantized while loading",
+        ),
+        (
+            layers("int8 channel", "torch linear (dequantized)"),
+            STORED,
+            {},
+            "weights: the engine decompresses",
+        ),
+        (
+            layers("float32"),
+            STORED,
+            {},
+            "weights: stored with 16 bits per weight, and loaded with 32",
+        ),
         (cached(KVCache("a", 2, "fp8")), STORED, {}, "KV cache: "),
-        (cached(KVCache("a", 1, "fp8", token_bytes=4.0)), STORED, {}, "KV cache: "),  # reports one of two layers
+        (
+            cached(KVCache("a", 1, "fp8", token_bytes=4.0)),
+            STORED,
+            {},
+            "KV cache: ",
+        ),  # reports one of two layers
         ({**RAN, "kv_cache": "fp8"}, STORED, {}, "KV cache: "),
         (RAN, STORED, {"kv_lora_rank": 3}, "KV cache: "),
         (RAN, STORED, {"intermediate_size": None}, "activations: "),
     ],
-)  # fmt: skip
+)
 def test_a_part_that_is_not_known(
     tmp_path: Path, provenance: dict[str, Any], storage: Storage, config: dict[str, Any], part: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""The plan of a model, and the key of its scores: GPUs by its weights, steps of decode, files, bytes, noise."""
+"""The plan of a model, and the key of its scores: GPUs by its weights, steps of decode, files,
+bytes, noise.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,18 @@ def config_of(count: int = 0, mib: float = GPU_MIB, **keys: Any) -> RunConfig:
 
 
 def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> PlannedModel:
-    spec = parse_model_spec({"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json"))
+    spec = parse_model_spec(
+        {"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json")
+    )
     (model,) = plan_models(config, [spec], max_tokens)
     return model
 
 
 @pytest.fixture
 def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets how many GPUs the fake engine needs, and the bytes of its models' weights."""
+    """Return a function that sets how many GPUs the fake engine needs, and the bytes of its models'
+    weights.
+    """
 
     monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
 
@@ -72,14 +78,23 @@ def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
         (MIB, 4, False, 0.0),  # GPUs of unknown size
     ],
 )
-def test_weights_say_how_many_gpus(weights: float | None, gold: int, remote: bool, mib: float, needs: Any) -> None:
+def test_weights_say_how_many_gpus(
+    weights: float | None, gold: int, remote: bool, mib: float, needs: Any
+) -> None:
     needs(None, weights, remote=remote)
     assert model_of(config_of(4, mib)).n_gpus == gold
 
 
 @pytest.mark.parametrize(
     ("engine", "keys", "gold"),
-    [(1, {}, 1), (4, {}, 4), (1, {"gpus": 3}, 3), (None, {"gpus": 2}, 2), (4, {"gpus": 0}, 4), (0, {}, 4)],
+    [
+        (1, {}, 1),
+        (4, {}, 4),
+        (1, {"gpus": 3}, 3),
+        (None, {"gpus": 2}, 2),
+        (4, {"gpus": 0}, 4),
+        (0, {}, 4),
+    ],
 )
 def test_the_spec_and_then_the_engine_say_how_many(
     engine: int | None, keys: dict[str, int], gold: int, needs: Any
@@ -89,10 +104,15 @@ def test_the_spec_and_then_the_engine_say_how_many(
     assert (model.n_gpus, model.hardware["gpus"]) == (gold, ["NVIDIA H200"] * gold)
     assert model_of(config_of(0), **keys).n_gpus == 0
     if keys.get("gpus", 0) > 2:
-        assert refusal(model_of, config_of(2), **keys) == "m: gpus: the model needs 3 GPUs, the run has 2"
+        assert (
+            refusal(model_of, config_of(2), **keys)
+            == "m: gpus: the model needs 3 GPUs, the run has 2"
+        )
 
 
-def test_ray_does_not_place_what_an_engine_spreads_over_machines(needs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_does_not_place_what_an_engine_spreads_over_machines(
+    needs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine would wait for GPUs that the run has already reserved for it."""
     needs(0)
     monkeypatch.setattr(FakeEngine, "spread_by", classmethod(lambda cls, model: "executor"))
@@ -127,22 +147,30 @@ def flip_last_bit(file: Path) -> None:
 
 
 def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
-    """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is hashed once."""
+    """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is
+    hashed once.
+    """
     file, config = model / "model.safetensors", config_of(verify_weights=True)
     planned_model = planned("m", "transformers", str(model), 100)
     before, stat = identity(config, planned_model)["weights"], file.stat()
     assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
     flip_last_bit(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert identity(config, planned_model)["weights"] == before  # the same run does not hash the file again
+    assert (
+        identity(config, planned_model)["weights"] == before
+    )  # the same run does not hash the file again
     again = config_of(verify_weights=True)
-    assert identity(again, planned_model)["weights"] == [hashlib.sha256(file.read_bytes()).hexdigest()]
+    assert identity(again, planned_model)["weights"] == [
+        hashlib.sha256(file.read_bytes()).hexdigest()
+    ]
 
 
 def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = [planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})]
+    models = [
+        planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})
+    ]
     before = [identity(config_of(), model) for model in models]
     monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
     after = [identity(config_of(), model) for model in models]
@@ -151,7 +179,12 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
 
 @pytest.mark.parametrize(
     ("emulates", "dtype", "said"),
-    [(True, "bfloat16", True), (True, "float16", True), (True, "float32", False), (False, "bfloat16", False)],
+    [
+        (True, "bfloat16", True),
+        (True, "float16", True),
+        (True, "float32", False),
+        (False, "bfloat16", False),
+    ],
 )
 def test_a_line_says_what_float32_would_gain(
     emulates: bool, dtype: str, said: bool, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +194,9 @@ def test_a_line_says_what_float32_would_gain(
     monkeypatch.setattr(FakeEngine, "capabilities", replace(FakeEngine.capabilities, torch=True))
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
     on_cpu, on_gpu = model_of(config_of()), model_of(config_of(1)).updated(label="on a GPU")
-    of_cpus = on_gpu.updated(label="of a CPU build", info=on_gpu.info.model_copy(update={"cpu_only": True}))
+    of_cpus = on_gpu.updated(
+        label="of a CPU build", info=on_gpu.info.model_copy(update={"cpu_only": True})
+    )
     line = emulated_dtypes(config_of(), [on_cpu, on_gpu, of_cpus])
     assert (line is not None) is said
     assert line is None or line.startswith("m, of a CPU build: ")
@@ -169,15 +204,26 @@ def test_a_line_says_what_float32_would_gain(
 
 @pytest.mark.parametrize(
     ("load_fn", "options", "gold"),
-    [("vllm_score", {}, "bfloat16"), ("vllm_score", {"dtype": "float32"}, "float32"), ("transformers", {}, "float16"),
-     ("transformers", {"dtype": "auto"}, "bfloat16"), ("transformers_auto_bf16", {"dtype": "float32"}, "float32")],
-)  # fmt: skip
-def test_the_dtype_of_products(load_fn: str, options: dict[str, Any], gold: str, toy_model: Path) -> None:
-    assert backends.files_of(planned("m", load_fn, str(toy_model), 100, options)).facts().dtype == gold
+    [
+        ("vllm_score", {}, "bfloat16"),
+        ("vllm_score", {"dtype": "float32"}, "float32"),
+        ("transformers", {}, "float16"),
+        ("transformers", {"dtype": "auto"}, "bfloat16"),
+        ("transformers_auto_bf16", {"dtype": "float32"}, "float32"),
+    ],
+)
+def test_the_dtype_of_products(
+    load_fn: str, options: dict[str, Any], gold: str, toy_model: Path
+) -> None:
+    assert (
+        backends.files_of(planned("m", load_fn, str(toy_model), 100, options)).facts().dtype == gold
+    )
 
 
 @pytest.mark.parametrize("edge", [None, 100])
-def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotary_factors_of_long_contexts_are_other_scores(
+    edge: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp chooses them by its context, the run's longest window, which ``-r`` may leave out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     models = [planned("m", "fake", "none", longest) for longest in (99, 100, 101, 102)]
@@ -189,18 +235,30 @@ def test_rotary_factors_of_long_contexts_are_other_scores(edge: int | None, monk
 
 @pytest.mark.parametrize(
     ("keys", "gold"),
-    [({}, None), ({"phase": "prefill"}, None), ({"phase": "decode"}, Decode(1, 32)),
-     ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512))],
-)  # fmt: skip
+    [
+        ({}, None),
+        ({"phase": "prefill"}, None),
+        ({"phase": "decode"}, Decode(1, 32)),
+        ({"phase": "decode", "step": 4, "batch": 512}, Decode(4, 512)),
+    ],
+)
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
-    """The steps are part of the key of scores; keys of prefill are the same as before decode existed."""
+    """The steps are part of the key of scores; keys of prefill are the same as before decode
+    existed.
+    """
     model = model_of(config_of(), **keys)
     found = identity(config_of(), model)
     assert model.decode == gold
     assert found.get("decode") == (None if gold is None else asdict(gold))
     assert found.keys() - {"decode"} == {
-        "version", "model", "engine", "load_fn", "options", "versions", "hardware"
-    }  # fmt: skip
+        "version",
+        "model",
+        "engine",
+        "load_fn",
+        "options",
+        "versions",
+        "hardware",
+    }
 
 
 @pytest.mark.parametrize(
@@ -219,7 +277,9 @@ def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], rea
 
 
 def key_of(folder: Path, **options: Any) -> str:
-    """Return the key of a model's scores in Transformers on the CPU; a refusal by the engine is an error."""
+    """Return the key of a model's scores in Transformers on the CPU; a refusal by the engine is an
+    error.
+    """
     model = model_of(config_of(), load_fn="transformers", model_dir=str(folder), engine=options)
     return Cache.key("scores", identity(config_of(), model))
 
@@ -249,34 +309,58 @@ def other_processor(patch: pytest.MonkeyPatch, part: str, value: Any) -> None:
 
 
 VARIABLES = {
-    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "NVIDIA_TF32_OVERRIDE": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "OMP_WAIT_POLICY": "ACTIVE",
-}  # fmt: skip
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
+    "OMP_NUM_THREADS": "1",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2",
+    "NVIDIA_TF32_OVERRIDE": "1",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "OMP_WAIT_POLICY": "ACTIVE",
+}
 CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "config.json": lambda f, _: replaced(f / "config.json", b'"rms_norm_eps": 1e-06', b'"rms_norm_eps": 1e-05'),
-    "generation": lambda f, _: replaced(f / "generation_config.json", b"{", b'{"suppress_tokens": [1],'),
+    "config.json": lambda f, _: replaced(
+        f / "config.json", b'"rms_norm_eps": 1e-06', b'"rms_norm_eps": 1e-05'
+    ),
+    "generation": lambda f, _: replaced(
+        f / "generation_config.json", b"{", b'{"suppress_tokens": [1],'
+    ),
     "one bit of a weight": lambda f, _: flip_last_bit(f / "model.safetensors"),
     "code": lambda f, _: (f / "modeling_toy.py").write_text("1"),
-    "weights that another engine may open": lambda f, _: (f / "other.safetensors").write_bytes(bytes(8)),
-    **{package: partial(lambda name, f, patch: install(f, name, patch), package)
-       for package in ("peft", "kernels", "bitsandbytes", "flash_attn", "deep_gemm")},
-    **{name: partial(lambda name, _, patch: patch.setenv(name, VARIABLES[name]), name) for name in VARIABLES},
+    "weights that another engine may open": lambda f, _: (f / "other.safetensors").write_bytes(
+        bytes(8)
+    ),
+    **{
+        package: partial(lambda name, f, patch: install(f, name, patch), package)
+        for package in ("peft", "kernels", "bitsandbytes", "flash_attn", "deep_gemm")
+    },
+    **{
+        name: partial(lambda name, _, patch: patch.setenv(name, VARIABLES[name]), name)
+        for name in VARIABLES
+    },
     "instructions": lambda _, patch: other_processor(patch, "instructions", "avx2"),
     "cores": lambda _, patch: other_processor(patch, "cores", 99),
     "another processor": lambda _, patch: other_processor(patch, "cpu", "another"),
-}  # fmt: skip
-"""Changes that change the key of scores; ``benchmarks/stale_hits.py`` shows what real engines then compute."""
+}
+"""Changes that change the key of scores; ``benchmarks/stale_hits.py`` shows what real engines then
+compute."""
 
 
 @needs_accelerate
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_score_depends_on_is_in_its_key(model: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+def test_what_a_score_depends_on_is_in_its_key(
+    model: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     monkeypatch.delenv(change, raising=False)
     before = key_of(model)
     (model / "README.md").write_text("1")
     (model / "tokenizer_config.json").write_text("{}")
-    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_DUPLICATE_LIB_OK": "True", "TORCH_HUB_TOKEN": "x"}
+    defaults = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_DUPLICATE_LIB_OK": "True",
+        "TORCH_HUB_TOKEN": "x",
+    }
     for name, value in {"COMPARE_Q_NOTHING": "1", **defaults}.items():
         monkeypatch.setenv(name, value)
     assert key_of(model) == before
@@ -287,11 +371,17 @@ def test_what_a_score_depends_on_is_in_its_key(model: Path, monkeypatch: pytest.
 @needs_accelerate
 def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.json"
-    seen = {key_of(model), key_of(model, dtype="float32"), key_of(model, attn_implementation=str(file))}
+    seen = {
+        key_of(model),
+        key_of(model, dtype="float32"),
+        key_of(model, attn_implementation=str(file)),
+    }
     for content in "ab":
         file.write_text(content)
         seen.add(key_of(model, attn_implementation=str(file)))
     assert len(seen) == 5
-    request = planned("toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"})
+    request = planned(
+        "toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"}
+    )
     said = worker.inspect(request).problem
     assert said.startswith("engine.attn_implementation: owner/kernels is no path here")

@@ -1,4 +1,6 @@
-"""References: the models that a run loads, the location of the store, refusals, and references that fail."""
+"""References: the models that a run loads, the location of the store, refusals, and references that
+fail.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compar
     assert "ref is the reference, as the first of 2 that are marked; not: other" in ran.err
     assert ran.loaded == ["ref", "one", "two", "other"]
     assert list(ran.models) == ["one", "two", "ref", "other"]
-    assert re.findall(r"^ (one|two|ref|other) ", ran.out, re.MULTILINE) == ["one", "two", "ref", "other"]
+    assert re.findall(r"^ (one|two|ref|other) ", ran.out, re.MULTILINE) == [
+        "one",
+        "two",
+        "ref",
+        "other",
+    ]
     assert [model["reference"] for model in ran.results["models"]] == [False, False, True, False]
     assert ran.results["reference"]["label"] == "ref"
     assert all(model["kld"] is not None for model in ran.results["models"])
@@ -59,8 +66,9 @@ def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compar
 def test_a_second_run_does_not_open_the_store(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows come from the cache, even if the store is missing; with one more model, the reference is scored again
-    for its store."""
+    """All rows come from the cache, even if the store is missing; with one more model, the
+    reference is scored again for its store.
+    """
     first, store = measured(UNIFORM), store_of(own_cache)
     before = (store / MANIFEST).read_bytes()
     with monkeypatch.context() as patch:
@@ -99,8 +107,12 @@ def test_divergences_of_another_reference_are_other_scores(measured: Compare) ->
     assert renamed.models["uniform"]["kld"] == first.models["uniform"]["kld"]
 
 
-def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: Path, tmp_path: Path) -> None:
-    """The stores of two models are in this folder, under their keys; a store has the windows of every text."""
+def test_out_logits_names_the_folder_of_the_store(
+    measured: Compare, own_cache: Path, tmp_path: Path
+) -> None:
+    """The stores of two models are in this folder, under their keys; a store has the windows of
+    every text.
+    """
     folder = tmp_path / "deep" / "kept"
     models = [fake("ref", boost=3.0, out_logits=str(folder)), fake("uniform")]
     ran = measured(models)
@@ -118,15 +130,22 @@ def test_out_logits_names_the_folder_of_the_store(measured: Compare, own_cache: 
     assert len(list(folder.iterdir())) == 2
 
 
-def test_a_store_at_a_path_is_made_once_and_then_enough(measured: Compare, pair: Models, tmp_path: Path) -> None:
-    """A second run with another cache loads neither the reference nor its files, and does not delete the store."""
+def test_a_store_at_a_path_is_made_once_and_then_enough(
+    measured: Compare, pair: Models, tmp_path: Path
+) -> None:
+    """A second run with another cache loads neither the reference nor its files, and does not
+    delete the store.
+    """
     path = tmp_path / "deep" / "bf16.reference"
     first = measured(pair, "-lf", path)
     assert first.status == 0, first.err
     assert Reader(path).identity["label"] == "ref"
     assert [entry.name for entry in path.parent.iterdir()] == ["bf16.reference"]
     alone = measured(pair[1:], "-lf", path)
-    assert (alone.status, alone.loaded) == (0, [])  # a store made here and the same store given are one reference
+    assert (alone.status, alone.loaded) == (
+        0,
+        [],
+    )  # a store made here and the same store given are one reference
     for flags in (["--cache-dir", tmp_path / "other", "-kld"], ["-cc", "-kld"]):
         fresh = measured(pair[1:], "-lf", path, *flags)
         assert (fresh.status, fresh.loaded) == (0, ["noisy"]), fresh.err
@@ -154,15 +173,22 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     assert file.read_bytes() == good
     assert not any(model["from_cache"] for model in ran.results["models"])
     (store / MANIFEST).write_text("{")
-    assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (0, 2)  # no score depends on the store
-    assert_refused(measured([*UNIFORM, fake("new", boost=1.0)]), f"{store / MANIFEST}: not a reference store")
+    assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (
+        0,
+        2,
+    )  # no score depends on the store
+    assert_refused(
+        measured([*UNIFORM, fake("new", boost=1.0)]), f"{store / MANIFEST}: not a reference store"
+    )
     ran = measured(UNIFORM, "-cc")
     assert ran.status == 0, ran.err
     assert len(Reader(store).windows) == N_WINDOWS
 
 
 def assert_no_divergence(ran: Measured, reason: str) -> None:
-    """Assert that the reference failed: status 1, the reason in its row; "uniform" has PPL and a note."""
+    """Assert that the reference failed: status 1, the reason in its row; "uniform" has PPL and a
+    note.
+    """
     assert ran.status == 1, ran.out + ran.err
     assert reason in next(model for model in ran.results["models"] if model["reference"])["error"]
     model = ran.models["uniform"]
@@ -181,7 +207,9 @@ def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: P
 def test_a_reference_that_fails_the_second_time(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scores are in the cache, but its store was deleted; models that need the store have PPL, but no KLD."""
+    """Its scores are in the cache, but its store was deleted; models that need the store have PPL,
+    but no KLD.
+    """
     models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
     measured(models)
     shutil.rmtree(store_of(own_cache))
@@ -195,8 +223,12 @@ def test_a_reference_that_fails_the_second_time(
     assert left_behind(own_cache) == []
 
 
-def test_a_full_disk_loses_the_store_alone(measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference keeps its PPL, and the table shows the reason; when there is space again, the store is made."""
+def test_a_full_disk_loses_the_store_alone(
+    measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference keeps its PPL, and the table shows the reason; when there is space again, the
+    store is made.
+    """
     keep = storage.keep
     windows = list[str]()
 
@@ -216,14 +248,18 @@ def test_a_full_disk_loses_the_store_alone(measured: Compare, own_cache: Path, m
     assert ran.models["uniform"]["kld"] is None
     (note,) = ran.models["ref"]["notes"]
     assert str(own_cache / "references") in note
-    assert re.search(r"No space left on device; it takes about [\d.]+ [kM]B, and [\d.]+ \w+ are free", note)
+    assert re.search(
+        r"No space left on device; it takes about [\d.]+ [kM]B, and [\d.]+ \w+ are free", note
+    )
     assert left_behind(own_cache) == []
     again = measured(UNIFORM)
     assert (again.status, again.loaded) == (0, ["ref", "uniform"])
     assert again.tokens("ref") == ran.tokens("ref")
 
 
-def test_what_cannot_be_forgotten_ends_the_run(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_forgotten_ends_the_run(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert measured(UNIFORM).status == 0
     with monkeypatch.context() as patch:
         patch.setattr(Cache, "unwritable", "it may only be read")
@@ -262,10 +298,15 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     assert [name for name in left_behind(own_cache) if name.startswith(".")] == []
 
 
-def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measured: Compare, tmp_path: Path) -> None:
+def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(
+    measured: Compare, tmp_path: Path
+) -> None:
     """A different reference (here with other engine options) replaces an unfinished recording."""
     path = tmp_path / "kept"
-    assert measured([fake("ref", boost=3.0, fail=2, reference=True), UNIFORM[1]], "-lf", path).status == 1
+    assert (
+        measured([fake("ref", boost=3.0, fail=2, reference=True), UNIFORM[1]], "-lf", path).status
+        == 1
+    )
     assert len(list(path.glob("row.*"))) == 2
     assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds no reference")
     whole = measured(UNIFORM, "-lf", path)
@@ -278,10 +319,18 @@ def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(measu
 @pytest.mark.parametrize("damage", ["flipped", "deleted"])
 @pytest.mark.parametrize("what", ["row", "head"])
 def test_a_damaged_store_is_found_before_a_model_loads(
-    measured: Compare, own_cache: Path, pair: Models, noisy_stub: Path, tmp_path: Path, where: str, damage: str,
+    measured: Compare,
+    own_cache: Path,
+    pair: Models,
+    noisy_stub: Path,
+    tmp_path: Path,
+    where: str,
+    damage: str,
     what: str,
-) -> None:  # fmt: skip
-    """The store is in the cache, or at a path where another run made it, and the reference must be scored again too."""
+) -> None:
+    """The store is in the cache, or at a path where another run made it, and the reference must be
+    scored again too.
+    """
     flags = [] if where == "cache" else ["-lf", tmp_path / "kept"]
     new = stub(noisy_stub, "new", dtype="bfloat16")
     assert measured(pair, *flags).status == 0
@@ -312,7 +361,9 @@ OTHER_WINDOWS: dict[str, dict[str, Any]] = {
 def test_a_store_of_other_windows(
     measured: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    """The store grows by the windows of the run; without the reference's model, it is refused if it lacks some."""
+    """The store grows by the windows of the run; without the reference's model, it is refused if it
+    lacks some.
+    """
     (tmp_path / "other.txt").write_text("hgfedcba\n" * 100)
     path = tmp_path / "kept"
     first = measured(UNIFORM, "-lf", path)
@@ -348,8 +399,12 @@ def swapped(folder: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize("letters", ["abcd", "wxyz"])
-def test_a_store_of_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path, letters: str) -> None:
-    """The store is refused even if the text does not contain the exchanged tokens, so that the windows are equal."""
+def test_a_store_of_another_tokenizer(
+    measured: Compare, stub_model: Path, tmp_path: Path, letters: str
+) -> None:
+    """The store is refused even if the text does not contain the exchanged tokens, so that the
+    windows are equal.
+    """
     text, path = tmp_path / "text.txt", tmp_path / "kept"
     text.write_text(letters * 100)
     assert measured(UNIFORM, "-lf", path, path=str(text)).status == 0
@@ -359,22 +414,33 @@ def test_a_store_of_another_tokenizer(measured: Compare, stub_model: Path, tmp_p
         assert_refused(ran, f"{path}: the reference was made with another tokenizer")
 
 
-def test_a_store_of_another_model(measured: Compare, pair: Models, noisy_stub: Path, tmp_path: Path) -> None:
+def test_a_store_of_another_model(
+    measured: Compare, pair: Models, noisy_stub: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "kept"
     assert measured(pair, "-lf", path).status == 0
     for other, how in (
         (stub(noisy_stub, "ref", reference=True), "by another model"),
-        ({**pair[0], "engine": {**pair[0]["engine"], "dtype": "bfloat16"}}, "with other engine options"),
+        (
+            {**pair[0], "engine": {**pair[0]["engine"], "dtype": "bfloat16"}},
+            "with other engine options",
+        ),
         (fake("ref", vocab_size=TOY_VOCAB, reference=True), "by another"),
     ):
-        assert_refused(measured([other, pair[1]], "-lf", path), f"{path}: the reference was made {how}")
+        assert_refused(
+            measured([other, pair[1]], "-lf", path), f"{path}: the reference was made {how}"
+        )
 
 
-def test_a_model_with_another_tokenizer(measured: Compare, stub_model: Path, tmp_path: Path) -> None:
+def test_a_model_with_another_tokenizer(
+    measured: Compare, stub_model: Path, tmp_path: Path
+) -> None:
     """Tokenizers are compared by content: another formatting of the same tokenizer is accepted."""
     other = swapped(stub_model, tmp_path / "swapped")
     ran = measured([stub(stub_model, "ref", reference=True), stub(other, "bad")])
-    assert_refused(ran, "bad: tokenizer_dir: is not this model's tokenizer: token 64 is 'b' in ", str(other))
+    assert_refused(
+        ran, "bad: tokenizer_dir: is not this model's tokenizer: token 64 is 'b' in ", str(other)
+    )
     same = Path(shutil.copytree(stub_model, tmp_path / "same"))
     content = json.loads((same / "tokenizer.json").read_text())
     (same / "tokenizer.json").write_text(json.dumps(content, indent=7))
@@ -398,5 +464,7 @@ def test_a_path_that_holds_something_else(measured: Compare, tmp_path: Path, kin
     assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds ")
     if kind == "nothing":
         return
-    assert_refused(measured(UNIFORM, "-lf", path), "--logits_file", f"{path}: holds no store of this compare_q")
+    assert_refused(
+        measured(UNIFORM, "-lf", path), "--logits_file", f"{path}: holds no store of this compare_q"
+    )
     assert path.is_dir() if kind == "a folder" else path.read_bytes() == before

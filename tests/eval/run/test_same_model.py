@@ -1,4 +1,6 @@
-"""Notes on rows whose files compute another function, or cut text into other tokens, than the reference's."""
+"""Notes on rows whose files compute another function, or cut text into other tokens, than the
+reference's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.support.toy import planned
 
 
 def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
-    measured: Callable[..., Measured], compare_q: Callable[..., Any], toy_model: Path, tmp_path: Path
+    measured: Callable[..., Measured],
+    compare_q: Callable[..., Any],
+    toy_model: Path,
+    tmp_path: Path,
 ) -> None:
     """The copy's weights are the reference's; its numbers, and those of the cache, are not."""
     copy = tmp_path / "copy"
@@ -28,37 +33,59 @@ def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
     config = json.loads((copy / "config.json").read_text())
     config["rms_norm_eps"] = 0.01
     (copy / "config.json").write_text(json.dumps(config))
-    models = [toy(toy_model, "ref", reference=True), toy(copy, "copy"), toy(toy_model, "same", dtype="bfloat16")]
+    models = [
+        toy(toy_model, "ref", reference=True),
+        toy(copy, "copy"),
+        toy(toy_model, "same", dtype="bfloat16"),
+    ]
     for _ in ("scored", "from the cache"):
         ran = measured(models)
         assert ran.models["copy"]["kld"] > 1e-4
         (note,) = (note for note in ran.models["copy"]["notes"] if "differs" in note)
         assert note == "config differs from the reference's: rms_norm_eps 0.01 for 1e-06"
         assert f"copy: {note}" in ran.out
-        assert not [note for label in ("ref", "same") for note in ran.models[label]["notes"] if "differs" in note]
+        assert not [
+            note
+            for label in ("ref", "same")
+            for note in ran.models[label]["notes"]
+            if "differs" in note
+        ]
     checked = compare_q("check", "-d", tmp_path / "data.json", "-m", tmp_path / "models.json")
     assert checked.status == 1, checked.out
     assert f"copy: wrong: config.json: {note}" in checked.out
 
 
 def row(
-    bits: float, kld: float, activations: str = "unknown", weights: Sequence[str] = ("q8_0",), **fields: Any
+    bits: float,
+    kld: float,
+    activations: str = "unknown",
+    weights: Sequence[str] = ("q8_0",),
+    **fields: Any,
 ) -> ModelResult:
     layer = {"layers": "*", "count": 1, "activations": activations, "kernel": "k"}
     layers = [{**layer, "weights": each} for each in weights]
     provenance = {"layers": layers, **fields.pop("provenance", {})}
-    return ModelResult.of("row", "fake", Storage(bits, bits, 1), kld=kld, provenance=provenance, **fields)
+    return ModelResult.of(
+        "row", "fake", Storage(bits, bits, 1), kld=kld, provenance=provenance, **fields
+    )
 
 
-def notes_of(found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake", "none")) -> list[str]:
+def notes_of(
+    found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake", "none")
+) -> list[str]:
     load_fn, model_dir = model
-    return list(checkpoint_notes.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer))
+    return list(
+        checkpoint_notes.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer)
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (row(8.5, 2.2), "a KLD of 2.2 at 8.5 bits per weight is more than 8 bits can cost: wrongly converted, or "),
+        (
+            row(8.5, 2.2),
+            "a KLD of 2.2 at 8.5 bits per weight is more than 8 bits can cost: wrongly converted, or ",
+        ),
         (row(16.0, 0.5), "a KLD of 0.5 at 16 bits"),
         (row(8.0, 0.5, "int8 token"), "another model, or the loss of its activations or KV cache"),
         (row(8.5, 0.29), None),
@@ -69,7 +96,9 @@ def notes_of(found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake"
         (row(16.0, 2.2, spec={"noise_floor": True}), None),
     ],
 )
-def test_more_than_eight_bits_can_cost(found: ModelResult, said: str | None, tmp_path: Path) -> None:
+def test_more_than_eight_bits_can_cost(
+    found: ModelResult, said: str | None, tmp_path: Path
+) -> None:
     notes = notes_of(found, tmp_path)
     assert len(notes) == (said is not None)
     assert all(str(said) in note for note in notes)
@@ -92,5 +121,7 @@ def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
 
 
 def test_options_that_change_the_config_explain_a_loss(toy_model: Path) -> None:
-    changed = planned("row", "vllm_score", str(toy_model), 10, {"hf_overrides": {"rope_theta": 5.0}})
+    changed = planned(
+        "row", "vllm_score", str(toy_model), 10, {"hf_overrides": {"rope_theta": 5.0}}
+    )
     assert list(checkpoint_notes.notes(row(16.0, 0.5), changed, None, toy_model)) == []

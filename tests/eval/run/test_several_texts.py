@@ -1,4 +1,6 @@
-"""A run of several texts: each model loads once, on all GPUs, and a worker that dies fails the model's row."""
+"""A run of several texts: each model loads once, on all GPUs, and a worker that dies fails the
+model's row.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Start = Callable[[list[dict[str, Any]]], Callable[..., Measured]]
 
 @pytest.fixture
 def start(compare_q: Any, tmp_path: Path, toy_model: Path) -> Start:
-    """Return a function that runs the models, with flags, on the named texts, or on all texts if none is named."""
+    """Return a function that runs the models, with flags, on the named texts, or on all texts if
+    none is named.
+    """
     files = write_texts(tmp_path, toy_model)
     output = tmp_path / "results.json"
 
@@ -39,7 +43,9 @@ def start(compare_q: Any, tmp_path: Path, toy_model: Path) -> Start:
 
 
 @needs_accelerate
-def test_noise_does_not_depend_on_other_texts(start: Start, toy_model: Path, tmp_path: Path) -> None:
+def test_noise_does_not_depend_on_other_texts(
+    start: Start, toy_model: Path, tmp_path: Path
+) -> None:
     floor = toy(toy_model, "floor", noise_floor=True)
     floor["engine"] |= {"noise": "bf16"}
     run = start([floor])
@@ -51,7 +57,9 @@ def test_noise_does_not_depend_on_other_texts(start: Start, toy_model: Path, tmp
     assert again.models["floor"]["ppl"] == first.models["floor"]["ppl"]
 
 
-def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_loaded_is_tried_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries = []
 
     def load(engine: FakeEngine) -> None:
@@ -66,7 +74,9 @@ def test_a_model_that_cannot_be_loaded_is_tried_once(start: Start, monkeypatch: 
     assert many.models["a"]["kld"]
 
 
-def test_models_run_side_by_side_on_several_gpus(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_run_side_by_side_on_several_gpus(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = start(three())()
     told = threaded(monkeypatch, gpus=2)
     many = start([{**spec, "replicas": 2} for spec in three()])(flags=("-cc",))
@@ -77,7 +87,9 @@ def test_models_run_side_by_side_on_several_gpus(start: Start, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dies", ["ref", "a"])
-def test_a_worker_that_dies_fails_its_row(start: Start, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
+def test_a_worker_that_dies_fails_its_row(
+    start: Start, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
     """Without their reference, the other models have no KLD."""
     told = threaded(monkeypatch, gpus=1)
     told.fails = {(dies, "score"): "dies"}

@@ -1,4 +1,6 @@
-"""Token scores of a model, joined from segments; parquet; damaged segments are reported and scored again."""
+"""Token scores of a model, joined from segments; parquet; damaged segments are reported and scored
+again.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ WINDOWS = (
     Window.scored_from(1, np.array([4, 5, 6], np.int32), first=2),
 )
 FULL: dict[str, list[Any]] = {
-    "logprob": [-1.0, -2.0, -3.0], "kld": [0.0, np.inf, np.nan], "same_top": [False, True, True]
-}  # fmt: skip
+    "logprob": [-1.0, -2.0, -3.0],
+    "kld": [0.0, np.inf, np.nan],
+    "same_top": [False, True, True],
+}
 
 
 @pytest.fixture
@@ -42,7 +46,9 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
-    """Return the first two entries of each column for window 0, or the third for window 1, in the contract's types."""
+    """Return the first two entries of each column for window 0, or the third for window 1, in the
+    contract's types.
+    """
     which = slice(0, 2) if window == 0 else slice(2, 3)
     columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
     return WINDOWS[window], TokenScores(window, **columns)
@@ -60,7 +66,9 @@ def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = 
 def data(tmp_path: Path) -> EvalData:
     spec = {"tokenizer_dir": "t", "dataset": "text", "path": "a", "eval_len": 3, "eval_stride": 3}
     parsed = parse_data_spec(spec, tmp_path)
-    text = TextWindows("text", parsed, WINDOWS, 6, 9, "", "", "", tmp_path, (0, 3), len(WINDOWS), None)
+    text = TextWindows(
+        "text", parsed, WINDOWS, 6, 9, "", "", "", tmp_path, (0, 3), len(WINDOWS), None
+    )
     return EvalData.joined([text])
 
 
@@ -77,17 +85,24 @@ def test_windows_of_several_sessions(cache: Cache, data: EvalData) -> None:
     keep(cache, windows=[1], session="two")
     stored = load(cache, data)
     assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
-    assert (stored.run_record["provenance"]["engine"], stored.run_record["load_seconds"]) == ("fake", 1.5)
+    assert (stored.run_record["provenance"]["engine"], stored.run_record["load_seconds"]) == (
+        "fake",
+        1.5,
+    )
     assert (stored.sessions, stored.run_record["score_seconds"]) == (2, 5.0)
     assert stored.columns["kld"].tolist()[:2] == FULL["kld"][:2]
     cache.clear("scores", KEY)
     keep(cache, windows=[0], session="one")
     keep(cache, [name for name in FULL if name != "kld"], windows=[1], session="two")
-    with pytest.raises(ModelError, match=r"^window 1: some windows have kld and others do not; run with -cc$"):
+    with pytest.raises(
+        ModelError, match=r"^window 1: some windows have kld and others do not; run with -cc$"
+    ):
         load(cache, data)
 
 
-def test_the_file_says_which_token_each_line_is_of(cache: Cache, data: EvalData, tmp_path: Path) -> None:
+def test_the_file_says_which_token_each_line_is_of(
+    cache: Cache, data: EvalData, tmp_path: Path
+) -> None:
     keep(cache, ["logprob", "kld"])
     file, nowhere = tmp_path / "out.parquet", tmp_path / "no" / "out.parquet"
     file.write_bytes(b"old")
@@ -96,7 +111,12 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache, data: EvalData,
     names = ["window", "position", "token_id", "logprob", "kld"]
     assert table.schema.names == names
     assert table.schema.types == [pa.int32()] * 3 + [pa.float32()] * 2
-    assert [table[name].to_pylist() for name in names[:4]] == [[0, 0, 1], [1, 2, 2], [8, 9, 6], FULL["logprob"]]
+    assert [table[name].to_pylist() for name in names[:4]] == [
+        [0, 0, 1],
+        [1, 2, 2],
+        [8, 9, 6],
+        FULL["logprob"],
+    ]
     assert table["kld"].null_count == 0  # nan is nan
     said = refusal(token_scores.write_parquet, load(cache, data), data, nowhere)
     assert said.startswith(f"{nowhere}: the scores could not be written: ")
@@ -107,7 +127,9 @@ def test_the_file_says_which_token_each_line_is_of(cache: Cache, data: EvalData,
 def test_what_is_damaged_is_said_and_scored_again(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Each window is in its own segment, so that only one is scored again; a missing record is written again."""
+    """Each window is in its own segment, so that only one is scored again; a missing record is
+    written again.
+    """
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     asked = digests_asked(monkeypatch)
     first = measured([fake("one", boost=3.0)])
@@ -144,7 +166,9 @@ def test_file_names_are_safe_and_differ(labels: list[str], expected: list[str]) 
 
 
 def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
-    """The size includes files that replace tensors, and excludes files that the engine does not load."""
+    """The size includes files that replace tensors, and excludes files that the engine does not
+    load.
+    """
     folder = write_checkpoint(tmp_path / "model", {"lm_head.weight": ("BF16", 8, 4)})
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size
@@ -152,4 +176,7 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     assert file_bytes(planned("m", "transformers", str(folder), 100)) == stored
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"x" * 500)
-    assert file_bytes(planned("m", "transformers", str(folder), 100, override_tensors=(other,))) == stored + 500
+    assert (
+        file_bytes(planned("m", "transformers", str(folder), 100, override_tensors=(other,)))
+        == stored + 500
+    )

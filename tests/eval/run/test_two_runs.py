@@ -27,8 +27,10 @@ def held(cache: Cache, folder: Path, windows: Collection[str]) -> Any:
 
 def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
     """Each model scores its windows once, in one of the two runs."""
-    runs = (make([fake("a"), fake("b", boost=1.0)], "prose", "code"),
-            make([fake("b", boost=1.0), fake("a")], "code", "prose"))  # fmt: skip
+    runs = (
+        make([fake("a"), fake("b", boost=1.0)], "prose", "code"),
+        make([fake("b", boost=1.0), fake("a")], "code", "prose"),
+    )
     told.may_score = lambda: all(run.ident for run in runs)
     together(*runs)
     for run in runs:
@@ -36,8 +38,12 @@ def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
     assert len([step for _, step in told.steps if step == "score done"]) == 2
 
 
-def test_a_model_that_waits_for_another_run_has_no_gpu(make: Make, told: Told, own_cache: Path) -> None:
-    """Other models of the run score at the same time, unless they need it as a reference.  Waiting is reported once."""
+def test_a_model_that_waits_for_another_run_has_no_gpu(
+    make: Make, told: Told, own_cache: Path
+) -> None:
+    """Other models of the run score at the same time, unless they need it as a reference.  Waiting
+    is reported once.
+    """
     before, cache = make(), Cache(own_cache)
     together(before)
     folders = {label: before.scores_of(label) for label in ("ref", "uniform")}
@@ -62,13 +68,18 @@ def test_a_model_that_waits_for_another_run_has_no_gpu(make: Make, told: Told, o
 
 
 def test_complete_rows_wait_for_nobody(make: Make, told: Told, own_cache: Path) -> None:
-    """Another run may have claimed the windows for a long time, to compare the same models with another reference."""
+    """Another run may have claimed the windows for a long time, to compare the same models with
+    another reference.
+    """
     before, run = make(), make()
     together(before)
     told.steps.clear()
     cache = Cache(own_cache)
     windows = run.data.digests
-    with held(cache, before.scores_of("ref"), windows), held(cache, before.scores_of("uniform"), windows):
+    with (
+        held(cache, before.scores_of("ref"), windows),
+        held(cache, before.scores_of("uniform"), windows),
+    ):
         together(run)
     assert run.of("uniform").kld == before.of("uniform").kld
     assert run.of("ref").from_cache
@@ -84,9 +95,15 @@ def assert_right(*runs: Run) -> None:
 
 
 def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_path: Path) -> None:
-    """The second run records there after the end of the first run, which removes unfinished recordings."""
-    models = [fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")]
-    one, other = (make([model, fake("uniform")], cache=tmp_path / model["label"]) for model in models)
+    """The second run records there after the end of the first run, which removes unfinished
+    recordings.
+    """
+    models = [
+        fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")
+    ]
+    one, other = (
+        make([model, fake("uniform")], cache=tmp_path / model["label"]) for model in models
+    )
     told.may_score = lambda: other.said != []  # ``other`` waits for the windows of ``one``
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
@@ -95,7 +112,9 @@ def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_p
     assert told.before(("first", "score done"), ("second", "load"))
 
 
-def test_clearing_keeps_a_store_that_another_run_reads(make: Make, told: Told, own_cache: Path) -> None:
+def test_clearing_keeps_a_store_that_another_run_reads(
+    make: Make, told: Told, own_cache: Path
+) -> None:
     """The store is deleted when the other run has ended."""
     reader, clearing = make(), make(clear=True)
     told.first[("uniform", "score")] = ("ref", "again")
@@ -114,7 +133,9 @@ def test_clearing_keeps_a_store_that_another_run_reads(make: Make, told: Told, o
 
 @pytest.mark.parametrize("name", ["ref", "0" * 40])
 def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock does not depend on a run's cache or the spelling of the path; without write access, no lock is used."""
+    """The lock does not depend on a run's cache or the spelling of the path; without write access,
+    no lock is used.
+    """
     folder = tmp_path / "references"
     folder.mkdir()
     (tmp_path / "link").symlink_to(folder)

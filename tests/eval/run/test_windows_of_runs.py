@@ -1,4 +1,6 @@
-"""Which windows runs score: those that were never scored, no matter which text, sample or run they belong to."""
+"""Which windows runs score: those that were never scored, no matter which text, sample or run they
+belong to.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,18 @@ MODELS = ("ref", "a", "b")
 
 
 class Texts:
-    """Runs of the command line on the texts of ``write_texts``; ``asked``: (label, digest) of each scored window."""
+    """Runs of the command line on the texts of ``write_texts``; ``asked``: (label, digest) of each
+    scored window.
+    """
 
-    def __init__(self, compare_q: Callable[..., Ran], folder: Path, tokenizer: Path, cache: Path, asked: Asked) -> None:
+    def __init__(
+        self,
+        compare_q: Callable[..., Ran],
+        folder: Path,
+        tokenizer: Path,
+        cache: Path,
+        asked: Asked,
+    ) -> None:
         self.compare_q = compare_q
         self.folder = folder
         self.files = write_texts(folder, tokenizer)
@@ -71,7 +82,9 @@ class Texts:
     def digests(self, name: str, count: int | None = None) -> Digests:
         return [window.digest for window in self.windows(name, count)]
 
-    def run(self, models: Sequence[dict[str, Any]], names: Sequence[str], *flags: object) -> Measured:
+    def run(
+        self, models: Sequence[dict[str, Any]], names: Sequence[str], *flags: object
+    ) -> Measured:
         """Run the models on the texts; ``asked`` then has what this run has scored."""
         self.asked.clear()
         models_file = self.folder / "models.json"
@@ -81,10 +94,14 @@ class Texts:
         output.unlink(missing_ok=True)
         shutil.rmtree(tokens, ignore_errors=True)
         data = [self.files[name] for name in names]
-        ran = self.compare_q("-d", *data, "-m", models_file, "-o", output, "--tokens-out", tokens, *flags)
+        ran = self.compare_q(
+            "-d", *data, "-m", models_file, "-o", output, "--tokens-out", tokens, *flags
+        )
         return result_of(ran, output, tokens)
 
-    def scored(self, models: Sequence[dict[str, Any]], names: Sequence[str], *flags: object) -> Asked:
+    def scored(
+        self, models: Sequence[dict[str, Any]], names: Sequence[str], *flags: object
+    ) -> Asked:
         """Return what a run scored, which must succeed."""
         ran = self.run(models, names, *flags)
         assert ran.status == 0, ran.err
@@ -93,7 +110,11 @@ class Texts:
 
 @pytest.fixture
 def texts(
-    compare_q: Callable[..., Ran], tmp_path: Path, toy_model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    compare_q: Callable[..., Ran],
+    tmp_path: Path,
+    toy_model: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Texts:
     return Texts(compare_q, tmp_path, toy_model, own_cache, digests_asked(monkeypatch))
 
@@ -112,7 +133,9 @@ def column(ran: Measured, label: str, name: str, text: str | None = None) -> lis
 
 
 def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
-    """One text, then a second one, then more windows of both, then windows that are spread over one of them."""
+    """One text, then a second one, then more windows of both, then windows that are spread over one
+    of them.
+    """
     prose, code = texts.digests("prose"), texts.digests("code")
     assert texts.scored(three(), ["prose"], "-r", 4) == each(prose[:4])
     assert texts.scored(three(), ["prose", "code"], "-r", 4) == each(code[:4])
@@ -122,10 +145,17 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
     new = [digest for digest in spread if digest not in prose[:6]]
     assert 0 < len(new) < 6
     assert texts.scored(three(), ["spread"], "-r", 6) == each(new)
-    for names, count in ((["spread"], 6), (["prose", "code"], 6), (["code"], 2), (["spread", "code"], 5)):
+    for names, count in (
+        (["spread"], 6),
+        (["prose", "code"], 6),
+        (["code"], 2),
+        (["spread", "code"], 5),
+    ):
         rest = [digest for name in names for digest in texts.digests(name, count)]
         known = {*prose[:6], *code[:6], *spread}
-        assert texts.scored(three(), names, "-r", count) == each([each for each in rest if each not in known])
+        assert texts.scored(three(), names, "-r", count) == each(
+            [each for each in rest if each not in known]
+        )
 
 
 def test_a_new_model_needs_no_second_recording_of_windows_of_other_texts(texts: Texts) -> None:
@@ -155,9 +185,13 @@ def test_each_text_of_a_run_has_the_scores_of_its_own_run(
             own = alone.tokens(label)
             inside = np.asarray(tokens["text"]) == name
             for key in own.keys() - {"window"}:
-                assert np.array_equal(np.asarray(tokens[key])[inside], np.asarray(own[key]), equal_nan=True), key
+                assert np.array_equal(
+                    np.asarray(tokens[key])[inside], np.asarray(own[key]), equal_nan=True
+                ), key
     assert len({tuple(tokens["kld"]) for label, tokens in shared.items() if label != "ref"}) == 2
-    assert rows["noisy"]["kld"] == pytest.approx(np.mean(np.asarray(shared["noisy"]["kld"], np.float64)))
+    assert rows["noisy"]["kld"] == pytest.approx(
+        np.mean(np.asarray(shared["noisy"]["kld"], np.float64))
+    )
 
 
 def test_equal_windows_are_scored_once_and_count_each_time(texts: Texts) -> None:
@@ -177,7 +211,9 @@ def test_equal_windows_are_scored_once_and_count_each_time(texts: Texts) -> None
         assert ran.models[label]["ppl"] == pytest.approx(alone.models[label]["ppl"], rel=1e-12)
 
 
-def test_a_repeated_passage_is_scored_once_and_counts_each_time(texts: Texts, tmp_path: Path) -> None:
+def test_a_repeated_passage_is_scored_once_and_counts_each_time(
+    texts: Texts, tmp_path: Path
+) -> None:
     passage = "".join(np.random.default_rng(1).choice(list("abcdefgh"), 100))
     (tmp_path / "repeated.txt").write_text(passage * 3 + "z" * 150)
     texts.changed("prose", "repeated", path="repeated.txt")
@@ -191,7 +227,11 @@ def test_a_repeated_passage_is_scored_once_and_counts_each_time(texts: Texts, tm
     assert texts.asked == each(distinct)
     tokens = ran.tokens("b")
     by_window = [
-        [value for value, window in zip(tokens["kld"], tokens["window"], strict=True) if window == number]
+        [
+            value
+            for value, window in zip(tokens["kld"], tokens["window"], strict=True)
+            if window == number
+        ]
         for number in range(4)
     ]
     assert by_window[0] == by_window[1] == by_window[2] != by_window[3]
@@ -218,7 +258,9 @@ def test_clearing_forgets_the_windows_of_the_run_alone(texts: Texts, own_cache: 
     assert {label: row["kld"] for label, row in again.models.items()} == {
         label: row["kld"] for label, row in first.models.items()
     }
-    assert texts.scored([*three(shift=0.5), fake("new", boost=2.0)], ["code"], "-r", 3) == each(code, ["new"])
+    assert texts.scored([*three(shift=0.5), fake("new", boost=2.0)], ["code"], "-r", 3) == each(
+        code, ["new"]
+    )
 
 
 def test_without_the_store_nothing_is_scored_but_new_windows(texts: Texts, own_cache: Path) -> None:
@@ -231,8 +273,9 @@ def test_without_the_store_nothing_is_scored_but_new_windows(texts: Texts, own_c
     assert texts.scored(three(), ["prose"], "-r", 5) == each(prose[3:])
     assert Reader(store_of(own_cache)).windows.keys() == set(prose[3:])
     assert texts.scored([*three(), fake("new", boost=2.0)], ["prose"], "-r", 5) == [
-        *each(prose[:3], ["ref"]), *each(prose, ["new"])
-    ]  # fmt: skip
+        *each(prose[:3], ["ref"]),
+        *each(prose, ["new"]),
+    ]
 
 
 def replace_numbers(folder: Path, window: str) -> None:
@@ -251,7 +294,9 @@ def assert_one_recording(ran: Measured, *labels: str) -> None:
         assert column(ran, label, "ref_logprob") == first
 
 
-def test_other_numbers_of_a_window_are_other_scores_of_this_window(texts: Texts, own_cache: Path) -> None:
+def test_other_numbers_of_a_window_are_other_scores_of_this_window(
+    texts: Texts, own_cache: Path
+) -> None:
     digests = texts.digests("prose", 3)
     first = texts.run(three(), ["prose"], "-r", 3)
     before = column(first, "a", "kld")
@@ -261,27 +306,35 @@ def test_other_numbers_of_a_window_are_other_scores_of_this_window(texts: Texts,
     assert_one_recording(second, "a", "b")
     after = column(second, "a", "kld")
     changed = {
-        window for window, old, new in zip(column(second, "a", "window"), before, after, strict=True) if old != new
+        window
+        for window, old, new in zip(column(second, "a", "window"), before, after, strict=True)
+        if old != new
     }
     assert changed == {1}
     assert texts.scored(three(), ["prose"], "-r", 3) == []
 
 
 def test_models_that_were_compared_with_different_recordings(texts: Texts, own_cache: Path) -> None:
-    """The reference's numbers differ each time; a run compares all its models with the same numbers."""
+    """The reference's numbers differ each time; a run compares all its models with the same
+    numbers.
+    """
     ref, a, b = three()
     ref["engine"]["random"] = 0.5
     digests = texts.digests("prose", 3)
     assert texts.scored([ref, a], ["prose"], "-r", 3) == each(digests, ["ref", "a"])
     shutil.rmtree(store_of(own_cache))
     assert texts.scored([ref, b], ["prose"], "-r", 3) == each(digests, ["ref", "b"])
-    both = texts.run([ref, a, b], ["prose"], "-r", 3)  # the store has the numbers that b was compared with
+    both = texts.run(
+        [ref, a, b], ["prose"], "-r", 3
+    )  # the store has the numbers that b was compared with
     assert texts.asked == each(digests, ["a"])
     assert_one_recording(both, "a", "b")
     shutil.rmtree(store_of(own_cache))
     assert texts.scored([ref, a, b], ["prose"], "-r", 3) == []
     new = fake("new", boost=2.0)
-    more = texts.run([ref, a, b, new], ["prose"], "-r", 3)  # a and b are scored again, against the new numbers
+    more = texts.run(
+        [ref, a, b, new], ["prose"], "-r", 3
+    )  # a and b are scored again, against the new numbers
     assert texts.asked == each(digests, ["ref", "a", "b", "new"])
     assert_one_recording(more, "a", "b", "new")
 
@@ -291,7 +344,9 @@ def test_without_a_store_two_recordings_are_not_mixed(texts: Texts, own_cache: P
     ref["engine"]["random"] = 0.5
     digests = texts.digests("prose", 3)
     for model in (a, b):
-        assert texts.scored([ref, model], ["prose"], "-r", 3) == each(digests, ["ref", model["label"]])
+        assert texts.scored([ref, model], ["prose"], "-r", 3) == each(
+            digests, ["ref", model["label"]]
+        )
         shutil.rmtree(store_of(own_cache))
     both = texts.run([ref, a, b], ["prose"], "-r", 3)
     assert_one_recording(both, "a", "b")
@@ -301,7 +356,9 @@ def test_without_a_store_two_recordings_are_not_mixed(texts: Texts, own_cache: P
 def test_a_lost_machine_loses_no_window_of_another_recording(
     texts: Texts, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing is found again after a loss: scores that were compared with other numbers are missing too."""
+    """What is missing is found again after a loss: scores that were compared with other numbers are
+    missing too.
+    """
     from tests.support.threaded import threaded
 
     digests = texts.digests("prose", 3)
@@ -314,7 +371,9 @@ def test_a_lost_machine_loses_no_window_of_another_recording(
     assert texts.asked == each(digests[1:2], ["a", "b"])
 
 
-def test_texts_with_different_tokenizers_are_refused(texts: Texts, toy_model: Path, tmp_path: Path) -> None:
+def test_texts_with_different_tokenizers_are_refused(
+    texts: Texts, toy_model: Path, tmp_path: Path
+) -> None:
     other = Path(shutil.copytree(toy_model, tmp_path / "other"))
     swap_letters(other)
     texts.changed("code", "swapped", tokenizer_dir=str(other))
@@ -337,18 +396,30 @@ def test_a_store_that_lacks_windows_is_refused(texts: Texts, tmp_path: Path) -> 
     path = tmp_path / "kept"
     prose, code = texts.digests("prose", 5), texts.digests("code", 5)
     texts.scored(three(), ["prose"], "-r", 3, "-lf", path)
-    assert_refused(texts.run(three()[1:], ["prose"], "-r", 5, "-lf", path), f"{path}: holds 3 of the run's 5 windows")
     assert_refused(
-        texts.run(three()[1:], ["prose", "code"], "-r", 3, "-lf", path), f"{path}: holds 3 of the run's 6 windows"
+        texts.run(three()[1:], ["prose"], "-r", 5, "-lf", path),
+        f"{path}: holds 3 of the run's 5 windows",
     )
-    assert_refused(texts.run(three()[1:], ["code"], "-r", 3, "-lf", path), f"{path}: holds none of the ")
+    assert_refused(
+        texts.run(three()[1:], ["prose", "code"], "-r", 3, "-lf", path),
+        f"{path}: holds 3 of the run's 6 windows",
+    )
+    assert_refused(
+        texts.run(three()[1:], ["code"], "-r", 3, "-lf", path), f"{path}: holds none of the "
+    )
     assert texts.asked == []
-    assert texts.scored(three(), ["prose", "code"], "-r", 5, "-lf", path) == each([*prose[3:], *code])
+    assert texts.scored(three(), ["prose", "code"], "-r", 5, "-lf", path) == each(
+        [*prose[3:], *code]
+    )
     assert Reader(path).windows.keys() == {*prose, *code}
-    assert texts.scored([fake("new", boost=2.0)], ["code"], "-r", 5, "-lf", path) == each(code, ["new"])
+    assert texts.scored([fake("new", boost=2.0)], ["code"], "-r", 5, "-lf", path) == each(
+        code, ["new"]
+    )
 
 
-def test_other_rotary_factors_are_other_scores(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_rotary_factors_are_other_scores(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows of 61 tokens; a line is printed when they are scored again."""
     edge = 100
     digests = texts.digests("code", 2)
@@ -368,11 +439,17 @@ def test_other_rotary_factors_are_other_scores(texts: Texts, monkeypatch: pytest
         ran = texts.run(three(), ["code"], "-r", 2)
         assert (texts.asked, said in ran.err) == ([], False)
     edge = 80
-    assert_refused(texts.run(three(), ["code", "prose"]), "a: eval_len: the model has other rotary factors")
+    assert_refused(
+        texts.run(three(), ["code", "prose"]), "a: eval_len: the model has other rotary factors"
+    )
 
 
-def test_scores_without_their_record_are_made_usable_by_one_window(texts: Texts, own_cache: Path) -> None:
-    """The record says what ran; without any, one window is scored again, and all scores can be used."""
+def test_scores_without_their_record_are_made_usable_by_one_window(
+    texts: Texts, own_cache: Path
+) -> None:
+    """The record says what ran; without any, one window is scored again, and all scores can be
+    used.
+    """
     digests = texts.digests("prose", 3)
     texts.scored([fake("one", boost=3.0)], ["prose"], "-r", 3)
     (record,) = (own_cache / "scores").glob("*/record.*")
@@ -383,8 +460,12 @@ def test_scores_without_their_record_are_made_usable_by_one_window(texts: Texts,
     assert texts.scored([fake("one", boost=3.0)], ["prose"], "-r", 3) == []
 
 
-def test_two_runs_on_two_texts_do_not_wait_for_each_other(make: Make, told: Told, own_cache: Path) -> None:
-    """Both models of both runs are being scored at the same time, and both references grow the same store."""
+def test_two_runs_on_two_texts_do_not_wait_for_each_other(
+    make: Make, told: Told, own_cache: Path
+) -> None:
+    """Both models of both runs are being scored at the same time, and both references grow the same
+    store.
+    """
     runs = (make(UNIFORM, "prose"), make(UNIFORM, "code"))
     both_score = threading.Barrier(2)
     told.may_score = lambda: both_score.wait(TOGETHER_S) >= 0
@@ -405,7 +486,9 @@ def test_two_runs_on_two_texts_do_not_wait_for_each_other(make: Make, told: Told
 def test_two_runs_on_the_same_windows_share_the_work(
     make: Make, told: Told, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run waits for the first one, and scores only the windows that the first one did not need."""
+    """The second run waits for the first one, and scores only the windows that the first one did
+    not need.
+    """
     asked = digests_asked(monkeypatch)
     few, many = make(UNIFORM, "prose", n_windows=3), make(UNIFORM, "prose", "code", n_windows=5)
     told.may_score = lambda: many.said != []
@@ -421,9 +504,14 @@ def test_two_runs_on_the_same_windows_share_the_work(
     opened.verify()
 
 
-def test_two_caches_extend_one_store_at_the_same_time(make: Make, told: Told, tmp_path: Path) -> None:
+def test_two_caches_extend_one_store_at_the_same_time(
+    make: Make, told: Told, tmp_path: Path
+) -> None:
     models = [fake("ref", boost=3.0, out_logits=str(tmp_path / "refs")), fake("uniform")]
-    runs = (make(models, "prose", cache=tmp_path / "one"), make(models, "code", cache=tmp_path / "two"))
+    runs = (
+        make(models, "prose", cache=tmp_path / "one"),
+        make(models, "code", cache=tmp_path / "two"),
+    )
     told.may_score = lambda: told.of("ref").count("score") == 2
     together(*runs)
     for run in runs:
@@ -432,7 +520,9 @@ def test_two_caches_extend_one_store_at_the_same_time(make: Make, told: Told, tm
     assert Reader(folder).windows.keys() == runs[0].data.digests | runs[1].data.digests
 
 
-def test_a_run_that_fails_leaves_the_store_to_the_run_that_records(make: Make, told: Told, own_cache: Path) -> None:
+def test_a_run_that_fails_leaves_the_store_to_the_run_that_records(
+    make: Make, told: Told, own_cache: Path
+) -> None:
     """The store has no window yet when the reference of the other run cannot be loaded."""
     good = make([fake("good", boost=3.0, reference=True), fake("uniform")], "prose")
     bad = make([fake("bad", boost=3.0, reference=True)], "code", record_all=True)
@@ -451,7 +541,9 @@ def test_another_reference_at_the_same_path_waits_for_nobody_and_destroys_nothin
 ) -> None:
     path = tmp_path / "kept"
     one = make([fake("one", boost=3.0, reference=True), fake("uniform")], "prose", logits_file=path)
-    other = make([fake("other", boost=2.0, reference=True), fake("uniform")], "code", logits_file=path)
+    other = make(
+        [fake("other", boost=2.0, reference=True), fake("uniform")], "code", logits_file=path
+    )
     told.first[("one", "score done")] = ("uniform", "load")  # the other run's
     one.start()
     wait_until(lambda: ("one", "score") in told.steps, TOGETHER_S)
@@ -489,7 +581,9 @@ def test_a_damaged_segment_is_found_while_another_run_has_claimed_windows(
         run = make()
         with claimed(Cache(own_cache), folder, claims, lambda: None):
             run.start()
-            wait_until(lambda run=run: not run.is_alive() or "another run" in str(run.said), TOGETHER_S)
+            wait_until(
+                lambda run=run: not run.is_alive() or "another run" in str(run.said), TOGETHER_S
+            )
             assert run.is_alive() == waits
         run.join(TOGETHER_S)
         assert asked == each([digests[needed]], ["uniform"])
@@ -506,7 +600,9 @@ def test_a_killed_worker_loses_what_is_not_committed(
 
     def committed() -> set[str]:
         folders = [folder for folder in (own_cache / "scores").glob("*") if folder.is_dir()]
-        return {window for folder in folders for window in segments.committed(folder, segments.ALONE)}
+        return {
+            window for folder in folders for window in segments.committed(folder, segments.ALONE)
+        }
 
     def kill() -> None:
         wait_until(committed, TOGETHER_S)
@@ -535,7 +631,9 @@ def test_two_models_with_one_key(texts: Texts) -> None:
     assert ran.models["twin"]["kld"] == ran.models["uniform"]["kld"]
 
 
-def test_a_model_that_fails_keeps_its_committed_windows(texts: Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_keeps_its_committed_windows(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     prose, code = texts.digests("prose", 3), texts.digests("code", 3)
     score = FakeEngine.pieces
@@ -552,5 +650,7 @@ def test_a_model_that_fails_keeps_its_committed_windows(texts: Texts, monkeypatc
     assert ran.models["a"]["error"]
     assert ran.models["b"]["kld"]
     fails = False
-    assert texts.scored(three(), ["prose"], "-r", 3) == each(prose[2:], ["a"])  # nothing says yet what ran
+    assert texts.scored(three(), ["prose"], "-r", 3) == each(
+        prose[2:], ["a"]
+    )  # nothing says yet what ran
     assert texts.scored(three(), ["prose", "code"], "-r", 3) == each(code[1:], ["a"])

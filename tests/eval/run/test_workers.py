@@ -1,4 +1,6 @@
-"""The workers of a model: when they start, what happens if they die, and that scores do not depend on them."""
+"""The workers of a model: when they start, what happens if they die, and that scores do not depend
+on them.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,23 @@ def numbers(ran: Any) -> dict[str, tuple[float, float]]:
     return {label: (model["ppl"], model["kld"]) for label, model in ran.models.items()}
 
 
-def test_without_gpus_one_model_follows_the_other(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gpus_one_model_follows_the_other(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = measured(models_of())
     told = threaded(monkeypatch)
     ran = measured(models_of(), "-cc")
     assert ran.status == 0, ran.err
     assert numbers(ran) == numbers(alone)
-    assert told.steps == [(label, step) for label in "abc" for step in ("load", "load done", "score", "score done")]
+    assert told.steps == [
+        (label, step) for label in "abc" for step in ("load", "load done", "score", "score done")
+    ]
     seconds = {label: model["seconds"] for label, model in ran.models.items()}
     assert all(set(each) == {"load", "first_step", "scoring", "close"} for each in seconds.values())
     again = measured(models_of())
-    assert {label: model["seconds"] for label, model in again.models.items()} == seconds  # of the run that scored
+    assert {
+        label: model["seconds"] for label, model in again.models.items()
+    } == seconds  # of the run that scored
     assert "an earlier run measured their speed (*)" in again.out
 
 
@@ -54,7 +62,9 @@ def test_a_worker_that_is_lost_with_its_machine_is_replaced_three_times(
     assert ("its machine was lost, as 3 workers of this model before" in ran.err) == bool(status)
 
 
-def test_no_model_loads_before_the_reference_is_there(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_model_loads_before_the_reference_is_there(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models = [fake("a", boost=3.0, reference=True), fake("b", boost=1.0)]
     alone = measured(models)
     told = threaded(monkeypatch, gpus=2)
@@ -74,10 +84,16 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
     """After the text is tokenized, an engine is imported only if a model must be scored."""
     told = threaded(monkeypatch)
     monkeypatch.setattr(
-        Workers, "import_ahead", lambda self, model, verbose: told.steps.append((model.label, "import"))
+        Workers,
+        "import_ahead",
+        lambda self, model, verbose: told.steps.append((model.label, "import")),
     )
     models = [fake("a"), fake("b", boost=1.0, reference=True)]
-    for flags, imports in (((), ["b"]), ((), []), (("-cc",), ["b"])):  # the last one also deletes the tokens
+    for flags, imports in (
+        ((), ["b"]),
+        ((), []),
+        (("-cc",), ["b"]),
+    ):  # the last one also deletes the tokens
         told.steps.clear()
         assert measured(models, *flags).status == 0
         assert [label for label, step in told.steps if step == "import"] == imports
@@ -86,11 +102,21 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
 
 @pytest.mark.parametrize("engine", ["stub", "transformers"])
 def test_replicas_give_the_numbers_of_one_worker(
-    measured: Compare, pair: Models, toy_model: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    measured: Compare,
+    pair: Models,
+    toy_model: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
 ) -> None:
-    """This also holds for a reference: each replica records its share of the windows, and one head is kept."""
-    models = pair if engine == "stub" else [toy(toy_model, "ref", reference=True),
-                                            toy(toy_model, "noisy", dtype="bfloat16")]  # fmt: skip
+    """This also holds for a reference: each replica records its share of the windows, and one head
+    is kept.
+    """
+    models = (
+        pair
+        if engine == "stub"
+        else [toy(toy_model, "ref", reference=True), toy(toy_model, "noisy", dtype="bfloat16")]
+    )
 
     def files() -> Any:
         return json.loads(next(store_of(own_cache).glob("*.json")).read_text())["files"]
@@ -100,23 +126,38 @@ def test_replicas_give_the_numbers_of_one_worker(
     told = threaded(monkeypatch)
     ran = measured([{**model, "replicas": 2} for model in models], "-cc")
     assert ran.status == 0, ran.err
-    assert [ran.tokens(label) for label in ("ref", "noisy")] == [alone.tokens(label) for label in ("ref", "noisy")]
+    assert [ran.tokens(label) for label in ("ref", "noisy")] == [
+        alone.tokens(label) for label in ("ref", "noisy")
+    ]
     assert files() == gold
     assert told.of("noisy")[-2:] == ["score", "score"]
     assert [model["notes"][0] for model in ran.models.values()] == ["scored by 2 replicas"] * 2
     assert "scored in" not in ran.out
 
 
-def test_replicas_share_the_gpus_and_cores(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_share_the_gpus_and_cores(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = threaded(monkeypatch, gpus=2)
-    ran = measured([{**fake("a"), "replicas": 3}, {**fake("b", boost=1.0), "replicas": 2, "gpus": 2}])
+    ran = measured(
+        [{**fake("a"), "replicas": 3}, {**fake("b", boost=1.0), "replicas": 2, "gpus": 2}]
+    )
     assert ran.status == 0, ran.err
-    assert sorted(job.devices for job in told.jobs if isinstance(job, LoadCommand)) == [("0",), ("0", "1"), ("1",)]
+    assert sorted(job.devices for job in told.jobs if isinstance(job, LoadCommand)) == [
+        ("0",),
+        ("0", "1"),
+        ("1",),
+    ]
     fewer = "scored by 2 replicas, not by 3: there were no more GPUs, or no more windows"
-    assert [model["notes"][0] for model in ran.models.values()] == [fewer, fewer.replace("2", "1").replace("3", "2")]
+    assert [model["notes"][0] for model in ran.models.values()] == [
+        fewer,
+        fewer.replace("2", "1").replace("3", "2"),
+    ]
 
 
-def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_speed_where_another_process_uses_the_gpu(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threaded(monkeypatch, gpus=1)
     others = {"a": "other (process 7, 61.0 GB)", "b": ""}
     monkeypatch.setattr(machine, "gpu_users", lambda devices: next(iter(others.values())))
@@ -124,16 +165,23 @@ def test_no_speed_where_another_process_uses_the_gpu(measured: Compare, monkeypa
     others.pop("a")
     for ran in (first, measured(models_of("ab"))):
         assert ran.models["a"]["tokens_per_second"] is None
-        assert "a: tok/s n/a: while it was scored the GPU was also used by other (process 7, 61.0 GB)" in ran.out
+        assert (
+            "a: tok/s n/a: while it was scored the GPU was also used by other (process 7, 61.0 GB)"
+            in ran.out
+        )
     assert ran.models["b"]["tokens_per_second"] > 0
 
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Install Python's default signal handlers, even for ignored signals; restore the old handlers afterwards."""
+    """Install Python's default signal handlers, even for ignored signals; restore the old handlers
+    afterwards.
+    """
     before = {number: signal.getsignal(number) for number in ENDING}
     for number in ENDING:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -1,5 +1,6 @@
-"""Spec files: wildcards, several files, unique labels, masks, the reference, one spec with a ``sweep`` for several
-models, and errors of one line."""
+"""Spec files: wildcards, several files, unique labels, masks, the reference, one spec with a
+``sweep`` for several models, and errors of one line.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from compare_q.backends.common.errors import InputError
 from compare_q.eval.run import plan
 from compare_q.eval.run.run_config import local_config
 from compare_q.eval.specs import spec_files
-from compare_q.eval.specs.spec_files import apply_mask, load_data_specs, load_model_specs, parse_model_spec, specs_in
+from compare_q.eval.specs.spec_files import (
+    apply_mask,
+    load_data_specs,
+    load_model_specs,
+    parse_model_spec,
+    specs_in,
+)
 from compare_q.eval.specs.spec_types import ModelSpec
 from tests.support.toy import refusal
 
@@ -32,11 +39,17 @@ def models(*labels: str, **keys: Any) -> list[ModelSpec]:
 @pytest.mark.parametrize(
     ("entries", "gold"),
     [
-        ([MODEL, {**MODEL, "label": "EXL3 4.0", "bits": 4}], "model 2 (EXL3 4.0): bits: unknown key"),
+        (
+            [MODEL, {**MODEL, "label": "EXL3 4.0", "bits": 4}],
+            "model 2 (EXL3 4.0): bits: unknown key",
+        ),
         ([MODEL, [MODEL]], "model 2: "),
         ([{**MODEL, "label": "two\nlines", "bits": 4}], "model 1"),
         ([], "holds no model"),
-        ({"models": [MODEL]}, "model 1: models: unknown key (did you mean 'model_dir'?); it holds no key of a model"),
+        (
+            {"models": [MODEL]},
+            "model 1: models: unknown key (did you mean 'model_dir'?); it holds no key of a model",
+        ),
         ("[null]", "model 1: must be a JSON object"),
         ([{**MODEL, "model_dir": 1}], "model 1: model_dir: input"),
         ('{\n  "a": 1,\n  "b": x\n}', "line 3, column 8: not valid JSON"),
@@ -48,14 +61,21 @@ def test_refusals_name_file_number_and_label(tmp_path: Path, entries: Any, gold:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    assert refusal(load_data_specs, [tmp_path / "none.json"]) == f"{tmp_path / 'none.json'}: no such file"
+    assert (
+        refusal(load_data_specs, [tmp_path / "none.json"])
+        == f"{tmp_path / 'none.json'}: no such file"
+    )
     assert refusal(load_data_specs, [tmp_path]).startswith(f"{tmp_path}: cannot be read")
     (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
-    assert refusal(load_data_specs, [tmp_path / "latin.json"]).startswith(f"{tmp_path / 'latin.json'}: cannot be read")
+    assert refusal(load_data_specs, [tmp_path / "latin.json"]).startswith(
+        f"{tmp_path / 'latin.json'}: cannot be read"
+    )
 
 
 def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
-    """Two files often contain the same label.  A numbered label that a spec already has is not assigned again."""
+    """Two files often contain the same label.  A numbered label that a spec already has is not
+    assigned again.
+    """
     same = {**MODEL, "label": "same"}
     one = write(tmp_path / "a.json", [same, {**MODEL, "label": "same (2)"}])
     two = write(tmp_path / "b.json", [{**same, "model_dir": str(tmp_path)}, same])
@@ -63,21 +83,32 @@ def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
     found = load_model_specs([one, single, two])
     assert [spec.name for spec in found] == ["same", "same (2)", "one", "same (3)", "same (4)"]
     assert [spec.located for spec in found] == ["m", "m", "m", str(tmp_path), "m"]
-    unlabelled, said = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]), list[str]()
+    unlabelled, said = (
+        write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]),
+        list[str](),
+    )
     assert [spec.name for spec in load_model_specs([unlabelled], say=said.append)] == ["m", "m (2)"]
-    assert said == ["label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"]
+    assert said == [
+        "label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"
+    ]
 
 
-@pytest.mark.parametrize(("mask", "gold"), [(None, "012"), ("", "012"), ("gguf;EXL2", "12"), (" gguf ; ", "1")])
+@pytest.mark.parametrize(
+    ("mask", "gold"), [(None, "012"), ("", "012"), ("gguf;EXL2", "12"), (" gguf ; ", "1")]
+)
 def test_mask(mask: str | None, gold: str) -> None:
     """An empty word matches nothing; otherwise "gguf;" would choose every model."""
     labels = ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]
-    assert [spec.name for spec in apply_mask(models(*labels), mask)] == [labels[int(each)] for each in gold]
+    assert [spec.name for spec in apply_mask(models(*labels), mask)] == [
+        labels[int(each)] for each in gold
+    ]
 
 
 @pytest.mark.parametrize("chosen", ["mine.json", "", None])
 def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine's Python, read from the file that the environment names or from the user's configuration folder."""
+    """Each engine's Python, read from the file that the environment names or from the user's
+    configuration folder.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv(spec_files.SETTINGS, raising=False)
     if chosen is not None:
@@ -90,7 +121,13 @@ def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 FILE = Path("m.json")
-SWEPT = {"load_fn": "fake", "model_dir": "m", "label": "W4A16", "engine": {"dtype": "bfloat16"}, "gpus": 1}
+SWEPT = {
+    "load_fn": "fake",
+    "model_dir": "m",
+    "label": "W4A16",
+    "engine": {"dtype": "bfloat16"},
+    "gpus": 1,
+}
 
 
 def rows(sweep: Any, **keys: Any) -> list[ModelSpec]:
@@ -100,10 +137,22 @@ def rows(sweep: Any, **keys: Any) -> list[ModelSpec]:
 def test_lists_are_multiplied_and_the_last_one_changes_fastest() -> None:
     found = rows({"engine.type_k": ["f16", "q8_0"], "engine.flash_attn": [True, None]})
     assert [(spec.name, spec.engine) for spec in found] == [
-        ("W4A16 type_k=f16 flash_attn=true", {"dtype": "bfloat16", "type_k": "f16", "flash_attn": True}),
-        ("W4A16 type_k=f16 flash_attn=null", {"dtype": "bfloat16", "type_k": "f16", "flash_attn": None}),
-        ("W4A16 type_k=q8_0 flash_attn=true", {"dtype": "bfloat16", "type_k": "q8_0", "flash_attn": True}),
-        ("W4A16 type_k=q8_0 flash_attn=null", {"dtype": "bfloat16", "type_k": "q8_0", "flash_attn": None}),
+        (
+            "W4A16 type_k=f16 flash_attn=true",
+            {"dtype": "bfloat16", "type_k": "f16", "flash_attn": True},
+        ),
+        (
+            "W4A16 type_k=f16 flash_attn=null",
+            {"dtype": "bfloat16", "type_k": "f16", "flash_attn": None},
+        ),
+        (
+            "W4A16 type_k=q8_0 flash_attn=true",
+            {"dtype": "bfloat16", "type_k": "q8_0", "flash_attn": True},
+        ),
+        (
+            "W4A16 type_k=q8_0 flash_attn=null",
+            {"dtype": "bfloat16", "type_k": "q8_0", "flash_attn": None},
+        ),
     ]
     assert {type(spec) for spec in found} == {ModelSpec}
 
@@ -111,21 +160,32 @@ def test_lists_are_multiplied_and_the_last_one_changes_fastest() -> None:
 def test_a_row_is_the_spec_that_would_have_been_written_without_a_sweep() -> None:
     """Even the digest, which is part of the results, is the same."""
     (_, swept) = rows({"engine.kv_cache_dtype": ["auto", "fp8"]}, group="g")
-    written = {**SWEPT, "group": "g", "label": swept.name, "engine": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}}
+    written = {
+        **SWEPT,
+        "group": "g",
+        "label": swept.name,
+        "engine": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+    }
     (alone,) = specs_in(ModelSpec, written, FILE)
     assert swept.model_dump() == alone.model_dump()
     assert swept.digest() == alone.digest()
     assert json.loads(swept.model_dump_json(exclude_unset=True)) == written
 
 
-def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(tmp_path: Path) -> None:
+def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "m.json"
     bare = {"load_fn": "fake", "model_dir": "m"}
-    file.write_text(json.dumps([{**bare, "sweep": {"revision": ["a", "b"]}}, {**bare, "label": "m revision=a"}]))
+    file.write_text(
+        json.dumps([{**bare, "sweep": {"revision": ["a", "b"]}}, {**bare, "label": "m revision=a"}])
+    )
     found = load_model_specs([file])
     assert [(spec.name, spec.revision) for spec in found] == [
-        ("m revision=a", "a"), ("m revision=b", "b"), ("m revision=a (2)", None)
-    ]  # fmt: skip
+        ("m revision=a", "a"),
+        ("m revision=b", "b"),
+        ("m revision=a (2)", None),
+    ]
     assert found[0]._folder == tmp_path
 
 
@@ -137,14 +197,26 @@ def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(tm
         ({"engine.x": [1, 2, 1]}, "sweep.engine.x[2]: 1 "),
         ({"engine.x": [True, 1]}, ""),
         ({"engine.dtype": ["float16"]}, "sweep.engine.dtype: "),
-        ({"resources": [{}, {"h200": 0}]}, "sweep.resources[1].h200: input should be greater than 0"),
-        ({"replica": [1]}, "sweep.replica: this key cannot have several values (did you mean 'replicas'?)"),
+        (
+            {"resources": [{}, {"h200": 0}]},
+            "sweep.resources[1].h200: input should be greater than 0",
+        ),
+        (
+            {"replica": [1]},
+            "sweep.replica: this key cannot have several values (did you mean 'replicas'?)",
+        ),
         (
             {"streaming": [True]},
             "sweep.streaming: this key cannot have several values; an option of the engine is written",
         ),
-        ({"engine": [{}]}, 'sweep.engine: this key cannot have several values; name an option ("engine.NAME"), or'),
-        ({"engine.x": list(range(17)), "engine.y": list(range(17))}, "sweep: gives 289 models; at most 256"),
+        (
+            {"engine": [{}]},
+            'sweep.engine: this key cannot have several values; name an option ("engine.NAME"), or',
+        ),
+        (
+            {"engine.x": list(range(17)), "engine.y": list(range(17))},
+            "sweep: gives 289 models; at most 256",
+        ),
     ],
 )
 def test_what_cannot_be_swept_is_one_line_with_the_key(sweep: Any, gold: str) -> None:
@@ -161,8 +233,9 @@ def problems_of(specs: list[ModelSpec]) -> list[str]:
 
 
 def test_what_an_engine_refuses_is_said_once_with_file_and_key() -> None:
-    """Each value of an unknown option is reported once, even if two rows have it; an option outside of the sweep is
-    reported for each row."""
+    """Each value of an unknown option is reported once, even if two rows have it; an option outside
+    of the sweep is reported for each row.
+    """
     axes = {"engine.y": [4, 8], "engine.z": ["a", "b"]}
     specs = rows({"engine.x": [1, 2]}, engine={}) + rows(axes, engine={})
     problems = problems_of(specs)

@@ -11,17 +11,34 @@ from compare_q.eval.stats.uncertainty import Places, mean_with_errors, places_of
 
 
 def test_percentiles() -> None:
-    """Percentile p of the numbers 0 to 10 is p / 10, interpolated linearly; the order does not matter."""
+    """Percentile p of the numbers 0 to 10 is p / 10, interpolated linearly; the order does not
+    matter.
+    """
     found = percentiles_of(np.arange(10, -1, -1, dtype=np.float32))
     assert found == pytest.approx(
-        {"min": 0, "0.1": 0.01, "1": 0.1, "5": 0.5, "10": 1, "25": 2.5, "50": 5, "75": 7.5, "90": 9, "95": 9.5,
-         "99": 9.9, "99.9": 9.99, "max": 10}
-    )  # fmt: skip
+        {
+            "min": 0,
+            "0.1": 0.01,
+            "1": 0.1,
+            "5": 0.5,
+            "10": 1,
+            "25": 2.5,
+            "50": 5,
+            "75": 7.5,
+            "90": 9,
+            "95": 9.5,
+            "99": 9.9,
+            "99.9": 9.99,
+            "max": 10,
+        }
+    )
 
 
 def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Positions 1 to 7 in two bins: p + 1 runs from 2 to 9, whose geometric middle is 4.2, so that the bins are 1 to 2
-    and 3 to 7.  Non-finite entries do not count; a bin without finite entries is unknown."""
+    """Positions 1 to 7 in two bins: p + 1 runs from 2 to 9, whose geometric middle is 4.2, so that
+    the bins are 1 to 2 and 3 to 7.  Non-finite entries do not count; a bin without finite entries
+    is unknown.
+    """
     monkeypatch.setattr(estimates, "CURVE_BINS", 2)
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
@@ -32,8 +49,12 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert curve_over_position(position, nll, None, places).kld is None
 
 
-def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six windows of 100 tokens; the last two have no KLD.  An error needs five blocks of the text in a bin."""
+def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six windows of 100 tokens; the last two have no KLD.  An error needs five blocks of the text
+    in a bin.
+    """
     monkeypatch.setattr(estimates, "CURVE_BINS", 3)
     position, index = np.tile(np.arange(1, 101), 6), np.arange(600)
     nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
@@ -42,7 +63,9 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(monkeypatch:
     assert places.block.max() == 5
     found = curve_over_position(position, nll, kld, places)
     assert found.nll_stderr is not None
-    for low, high, mean, error in zip(found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True):
+    for low, high, mean, error in zip(
+        found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True
+    ):
         inside = (low <= position) & (position < high)
         expected = mean_with_errors(nll[inside], None, Places(places.block[inside], places.length))
         assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))

@@ -1,5 +1,7 @@
-"""Estimates of a model alone and compared with its reference, computed by hand for four tokens; estimates from missing,
-non-finite, constant or too few scores; sums over blocks, and the paired differences of two models."""
+"""Estimates of a model alone and compared with its reference, computed by hand for four tokens;
+estimates from missing, non-finite, constant or too few scores; sums over blocks, and the paired
+differences of two models.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,19 @@ from compare_q.eval.stats.uncertainty import Mean, Value, places_of
 
 LN2 = math.log(2)
 QUARTERS = np.arange(1, 5)
-"""Positions of four tokens in the text.  They form three blocks, {1, 2}, {3}, {4}, and therefore two cosines.
+"""Positions of four tokens in the text.  They form three blocks, {1, 2}, {3}, {4}, and therefore
+two cosines.
 
-If the blocks' sums deviate from their mean by u, v, w, the first cosine is cos 30° (u - w), and the second is
-u / 2 - v + w / 2 = -3/2 v.  With 0.6 = 12,000 / 20,000, their weights are 1 + 0.6 and 1 + 0.6 * 4:
-error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2 = (1.2 (u - w)^2 + 7.65 v^2) / 16."""
+If the blocks' sums deviate from their mean by u, v, w, the first cosine is cos 30° (u - w), and the
+second is u / 2 - v + w / 2 = -3/2 v.  With 0.6 = 12,000 / 20,000, their weights are 1 + 0.6 and 1 +
+0.6 * 4: error^2 = 1/2 (2 * 3/4 (u - w)^2 * 1.6 + 2 * 9/4 v^2 * 3.4) / 4^2 = (1.2 (u - w)^2 + 7.65
+v^2) / 16."""
 
 
 def four_tokens() -> dict[str, np.ndarray]:
-    """Probabilities 1/2, 1/4, 1/8, 1/4 of the model and 1/2, 1/2, 1/4, 1/8 of the reference: in units of ln 2, losses
-    1, 2, 3, 2 (mean 2) and 1, 1, 2, 3 (mean 7/4)."""
+    """Probabilities 1/2, 1/4, 1/8, 1/4 of the model and 1/2, 1/2, 1/4, 1/8 of the reference: in
+    units of ln 2, losses 1, 2, 3, 2 (mean 2) and 1, 1, 2, 3 (mean 7/4).
+    """
     return {
         "logprob": np.log(np.array([1 / 2, 1 / 4, 1 / 8, 1 / 4])).astype(np.float32),
         "entropy": np.array([0.5, 1.0, 1.5, 1.0], np.float32),
@@ -37,7 +42,9 @@ def four_tokens() -> dict[str, np.ndarray]:
     }
 
 
-def near(found: Mean | Value | Any, value: float, stderr: float | None, independent: float | None) -> bool:
+def near(
+    found: Mean | Value | Any, value: float, stderr: float | None, independent: float | None
+) -> bool:
     """True if an estimate and both errors have these values, to the seven digits of float32."""
     pairs = ((found.value, value), (found.stderr, stderr), (found.stderr_independent, independent))
     return all(a == b if b is None else a == pytest.approx(b, rel=1e-6, abs=1e-7) for a, b in pairs)
@@ -50,17 +57,20 @@ def four() -> Estimates:
 
 
 def test_perplexity(four: Estimates) -> None:
-    """2 ** 2.  The losses deviate from their mean by -1, 0, 1, 0: the independent error is root(2 / 4 / 3).  The
-    blocks' sums 3, 3, 2 deviate by -1, 1, 0: the error is root(1.2 + 7.65) / 4.  Both are multiplied by 4 ln 2."""
+    """2 ** 2.  The losses deviate from their mean by -1, 0, 1, 0: the independent error is root(2 /
+    4 / 3).  The blocks' sums 3, 3, 2 deviate by -1, 1, 0: the error is root(1.2 + 7.65) / 4.  Both
+    are multiplied by 4 ln 2.
+    """
     assert near(four.ppl, 4, math.sqrt(8.85) * LN2, 4 * LN2 / math.sqrt(6))
     assert (four.ppl.tokens, four.ppl.non_finite) == (4, 0)
     assert four.ppl.logprob_sum == pytest.approx(-8 * LN2)
 
 
 def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
-    """root(SE(a)^2 + SE(b)^2 - 2 Cov), Cov = (mean ab - mean a mean b) / (n - 1) = (15/4 - 7/2) / 3 ln2^2; the
-    correlation is Cov / (SE(a) SE(b)) = (1/12) / root(1/6 * 2.75/12).  The error of PPL(Q) - PPL(ref) has the same
-    formula with PPL * SE."""
+    """root(SE(a)^2 + SE(b)^2 - 2 Cov), Cov = (mean ab - mean a mean b) / (n - 1) = (15/4 - 7/2) / 3
+    ln2^2; the correlation is Cov / (SE(a) SE(b)) = (1/12) / root(1/6 * 2.75/12).  The error of
+    PPL(Q) - PPL(ref) has the same formula with PPL * SE.
+    """
     se_a, se_b, covariance = math.sqrt(1 / 6) * LN2, math.sqrt(2.75 / 12) * LN2, LN2**2 / 12
     paired = math.sqrt(se_a**2 + se_b**2 - 2 * covariance)
     assert four.against.ln_ppl_ratio.stderr_independent == pytest.approx(paired, rel=1e-6)
@@ -72,21 +82,36 @@ def test_paired_error_is_llamacpp_s(four: Estimates) -> None:
 
 
 def test_kld(four: Estimates) -> None:
-    """The values deviate from their mean 1/2 by -1/4, 0, 1/2, -1/4: the independent error is root(.375 / 4 / 3).  The
-    blocks' sums .75, 1, .25 deviate by -1/4, 1/2, -1/4: the error is root(7.65 / 4) / 4.  In sorted order (1/4,
-    1/4, 1/2, 1), the quantile p has the index 3 p."""
+    """The values deviate from their mean 1/2 by -1/4, 0, 1/2, -1/4: the independent error is
+    root(.375 / 4 / 3).  The blocks' sums .75, 1, .25 deviate by -1/4, 1/2, -1/4: the error is
+    root(7.65 / 4) / 4.  In sorted order (1/4, 1/4, 1/2, 1), the quantile p has the index 3 p.
+    """
     assert near(four.against.kld, 0.5, math.sqrt(1.9125) / 4, math.sqrt(0.03125))
     assert four.against.kld_percentiles == pytest.approx(
-        {"min": 0.25, "0.1": 0.25, "1": 0.25, "5": 0.25, "10": 0.25, "25": 0.25, "50": 0.375, "75": 0.625, "90": 0.85,
-         "95": 0.925, "99": 0.985, "99.9": 0.9985, "max": 1.0}
-    )  # fmt: skip
+        {
+            "min": 0.25,
+            "0.1": 0.25,
+            "1": 0.25,
+            "5": 0.25,
+            "10": 0.25,
+            "25": 0.25,
+            "50": 0.375,
+            "75": 0.625,
+            "90": 0.85,
+            "95": 0.925,
+            "99": 0.985,
+            "99.9": 0.9985,
+            "max": 1.0,
+        }
+    )
 
 
 def test_difference_of_two_models() -> None:
-    """Blocks of 2 and 3 entries have the KLD sums 2, 6 in one model and 1, 2 in the other.  The sums differ by 1 and 4,
-    the mean difference is 1, and the deviations are 1 - 2 and 4 - 3.  The only cosine is cos 45° * (-1 - 1); its
-    square is 2, so that the error is root(2 * 2 * 1.6) / 5.  If the models are exchanged, the difference has the other
-    sign."""
+    """Blocks of 2 and 3 entries have the KLD sums 2, 6 in one model and 1, 2 in the other.  The
+    sums differ by 1 and 4, the mean difference is 1, and the deviations are 1 - 2 and 4 - 3.  The
+    only cosine is cos 45° * (-1 - 1); its square is 2, so that the error is root(2 * 2 * 1.6) / 5.
+    If the models are exchanged, the difference has the other sign.
+    """
     a = BlockSums((2, 3), (0.0, 0.0), kld=(2.0, 6.0), whole=("nll", "kld"))
     b = BlockSums((2, 3), (0.0, 0.0), kld=(1.0, 2.0), whole=("nll", "kld"))
     error = pytest.approx(math.sqrt(6.4) / 5)
@@ -104,16 +129,22 @@ def test_difference_of_two_models() -> None:
         (27_324, "4 tokens of a text of 27,324", "score more windows (-r, max_rows)"),
     ],
 )
-def test_short_texts_have_a_caution(four: Estimates, text: int | None, part: str, advice: str) -> None:
-    longer = summarize({"logprob": np.full(2, -1, np.float32)}, places_of(np.array([1, 20_000])), np.array([1, 2]))
+def test_short_texts_have_a_caution(
+    four: Estimates, text: int | None, part: str, advice: str
+) -> None:
+    longer = summarize(
+        {"logprob": np.full(2, -1, np.float32)}, places_of(np.array([1, 20_000])), np.array([1, 2])
+    )
     assert estimates.short_text_cautions([four.blocks, longer.blocks, four.blocks], text) == [
         f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; {advice}"
     ]
 
 
 def test_non_finite_scores() -> None:
-    """Positions 0, 1 and 4 have both log-probabilities.  KLD and entropy are means of their finite values.  ref_ppl and
-    the ratio use the same three positions, so that ref_ppl equals PPL(Q) / ratio and PPL(Q) - difference."""
+    """Positions 0, 1 and 4 have both log-probabilities.  KLD and entropy are means of their finite
+    values.  ref_ppl and the ratio use the same three positions, so that ref_ppl equals PPL(Q) /
+    ratio and PPL(Q) - difference.
+    """
     columns = {
         "logprob": np.array([-1.0, -2.0, -np.inf, np.nan, -3.0], np.float32),
         "entropy": np.array([0.5, 1.0, 1.5, np.nan, 2.0], np.float32),
@@ -126,21 +157,33 @@ def test_non_finite_scores() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = summarize(columns, places_of(np.arange(5)), np.arange(1, 6))
-    assert (found.ppl.value, found.ppl.tokens, found.ppl.non_finite) == (pytest.approx(math.exp(2)), 3, 2)
+    assert (found.ppl.value, found.ppl.tokens, found.ppl.non_finite) == (
+        pytest.approx(math.exp(2)),
+        3,
+        2,
+    )
     for of, value, tokens, left in (
-        (found.against.kld, 0.25, 3, 2), (found.entropy, 1.25, 4, 1), (found.top1, 2 / 3, 3, 2),
+        (found.against.kld, 0.25, 3, 2),
+        (found.entropy, 1.25, 4, 1),
+        (found.top1, 2 / 3, 3, 2),
         (found.against.same_top, 1 / 3, 3, 2),
-    ):  # fmt: skip
+    ):
         assert (of.value, of.tokens, of.non_finite) == (pytest.approx(value), tokens, left)
     ref_ppl, ratio = found.against.ref_ppl, found.against.ln_ppl_ratio
-    assert (ref_ppl.value, ref_ppl.tokens, ref_ppl.non_finite) == (pytest.approx(math.exp(1.5)), 3, 2)
+    assert (ref_ppl.value, ref_ppl.tokens, ref_ppl.non_finite) == (
+        pytest.approx(math.exp(1.5)),
+        3,
+        2,
+    )
     assert (ratio.value, ratio.tokens, ratio.non_finite) == (pytest.approx(0.5), 3, 2)
     assert found.against.ppl_difference.value == pytest.approx(math.exp(2) - math.exp(1.5))
     assert found.against.kld_percentiles["max"] == 0.5
 
 
 def test_same_top_needs_both_models() -> None:
-    """If the reference is NaN, its most probable token is not known; top1 does not need the reference."""
+    """If the reference is NaN, its most probable token is not known; top1 does not need the
+    reference.
+    """
     columns = four_tokens()
     columns["ref_logprob"][0] = np.nan
     found = summarize(columns, places_of(QUARTERS), QUARTERS)
@@ -150,9 +193,10 @@ def test_same_top_needs_both_models() -> None:
 
 
 def test_what_windows_say_of_the_text() -> None:
-    """3 of a text's 4 windows are scored, with 2 tokens each, and not in text order.  In text order their sums are 2,
-    6, 4.  Neighbours (lag 1, the largest for 3 windows) differ by 4 and 2, so that the squared error is
-    3 * 10 / 2 * 1/4, divided by 6^2."""
+    """3 of a text's 4 windows are scored, with 2 tokens each, and not in text order.  In text order
+    their sums are 2, 6, 4.  Neighbours (lag 1, the largest for 3 windows) differ by 4 and 2, so
+    that the squared error is 3 * 10 / 2 * 1/4, divided by 6^2.
+    """
     window, starts = np.array([0, 0, 1, 1, 2, 2]), (0, 20, 10)
     kld = np.array([1.0, 1, 2, 2, 3, 3], np.float32)
     found = estimates.sampled({"logprob": -kld, "kld": kld}, window, starts, 4)

@@ -1,4 +1,6 @@
-"""McNemar's test by hand, Tango's statistic by brute force, and the errors of the test of equivalence at the margin."""
+"""McNemar's test by hand, Tango's statistic by brute force, and the errors of the test of
+equivalence at the margin.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,27 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compare_q.eval.stats.flip_statistics import accuracy, equivalence, flips, interval, mcnemar_p, p_below, score
+from compare_q.eval.stats.flip_statistics import (
+    accuracy,
+    equivalence,
+    flips,
+    interval,
+    mcnemar_p,
+    p_below,
+    score,
+)
 
 LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 20_001)))))
 
 
 def answers(both: int, lost: int, gained: int, neither: int) -> tuple[list[bool], list[bool]]:
     """Return right and wrong answers of the reference and of a new model, with these counts."""
-    pairs = [(True, True)] * both + [(True, False)] * lost + [(False, True)] * gained + [(False, False)] * neither
+    pairs = (
+        [(True, True)] * both
+        + [(True, False)] * lost
+        + [(False, True)] * gained
+        + [(False, False)] * neither
+    )
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
@@ -46,7 +61,9 @@ def test_accuracy_and_counts_by_hand() -> None:
 
 
 def test_no_flips_by_hand() -> None:
-    """Without flips the statistic is (n m - 1/2) / sqrt(n m (1 - m)): 1.7678 for 200 questions, 1.0714 for 100."""
+    """Without flips the statistic is (n m - 1/2) / sqrt(n m (1 - m)): 1.7678 for 200 questions,
+    1.0714 for 100.
+    """
     assert score(0, 0, 200, 0.02) == pytest.approx(3.5 / math.sqrt(3.92))
     assert score(0, 0, 100, 0.02) == pytest.approx(1.5 / math.sqrt(1.96))
     for count, outcome in ((200, "equivalent"), (100, "undecided")):
@@ -59,10 +76,14 @@ def test_no_flips_by_hand() -> None:
 def test_the_variance_is_that_of_the_best_fit_at_the_margin(
     lost: int, gained: int, questions: int, loss: float
 ) -> None:
-    """The most probable share of gained answers, with a loss of exactly the margin, is searched among 200,000."""
+    """The most probable share of gained answers, with a loss of exactly the margin, is searched
+    among 200,000.
+    """
     share = np.linspace(1e-7, (1 - loss) / 2 - 1e-7, 200_001)
     rest = questions - lost - gained
-    likelihood = lost * np.log(share + loss) + gained * np.log(share) + rest * np.log(1 - 2 * share - loss)
+    likelihood = (
+        lost * np.log(share + loss) + gained * np.log(share) + rest * np.log(1 - 2 * share - loss)
+    )
     best = float(share[likelihood.argmax()])
     variance = questions * (2 * best + loss - loss**2)
     gold = (questions * loss - (lost - gained) - 0.5) / math.sqrt(variance)
@@ -75,7 +96,10 @@ def test_the_interval_is_what_the_tests_do_not_reject() -> None:
     assert p_below(12, 5, 200, -low) == pytest.approx(0.05)
     assert p_below(5, 12, 200, high) == pytest.approx(0.05)
     assert interval(5, 12, 200) == pytest.approx((-high, -low))
-    widths = [interval(6 * k, 3 * k, 100 * k)[1] - interval(6 * k, 3 * k, 100 * k)[0] for k in (1, 2, 4, 8)]
+    widths = [
+        interval(6 * k, 3 * k, 100 * k)[1] - interval(6 * k, 3 * k, 100 * k)[0]
+        for k in (1, 2, 4, 8)
+    ]
     assert all(wide > narrow for wide, narrow in pairwise(widths))
     assert interval(0, 0, 1) == pytest.approx((-interval(0, 0, 1)[1], interval(0, 0, 1)[1]))
 
@@ -83,9 +107,13 @@ def test_the_interval_is_what_the_tests_do_not_reject() -> None:
 def test_outcomes() -> None:
     """Lost and gained answers of 1,000; a margin of 1 or 3 points."""
     for lost, gained, margin, outcome in (
-        (5, 5, 0.01, "equivalent"), (5, 5, 0.005, "undecided"), (20, 0, 0.01, "different"), (0, 20, 0.01, "different"),
-        (10, 0, 0.01, "undecided"), (20, 0, 0.03, "equivalent"),
-    ):  # fmt: skip
+        (5, 5, 0.01, "equivalent"),
+        (5, 5, 0.005, "undecided"),
+        (20, 0, 0.01, "different"),
+        (0, 20, 0.01, "different"),
+        (10, 0, 0.01, "undecided"),
+        (20, 0, 0.03, "equivalent"),
+    ):
         reference, new = answers(500, lost, gained, 500 - lost - gained)
         assert equivalence(flips(reference, new), margin).outcome == outcome, (lost, gained, margin)
 
@@ -98,7 +126,10 @@ def error_at_margin(questions: int, margin: float, gained: float) -> float:
 
     def counts(share: float) -> np.ndarray:
         mean, deviation = questions * share, math.sqrt(questions * share * (1 - share))
-        return np.arange(max(0, int(mean - 8 * deviation - 5)), min(questions, int(mean + 8 * deviation + 20)) + 1)
+        return np.arange(
+            max(0, int(mean - 8 * deviation - 5)),
+            min(questions, int(mean + 8 * deviation + 20)) + 1,
+        )
 
     lost_share, total = gained + margin, 0.0
     for lost in counts(lost_share).tolist():
@@ -107,7 +138,12 @@ def error_at_margin(questions: int, margin: float, gained: float) -> float:
             if rest < 0 or p_below(lost, won, questions, margin) > 0.05:
                 continue
             ways = LOG_FACTORIAL[[questions, lost, won, rest]]
-            log_p = ways[0] - ways[1:].sum() + lost * math.log(lost_share) + rest * math.log(1 - lost_share - gained)
+            log_p = (
+                ways[0]
+                - ways[1:].sum()
+                + lost * math.log(lost_share)
+                + rest * math.log(1 - lost_share - gained)
+            )
             total += math.exp(log_p + (won * math.log(gained) if won else 0.0))
     return total
 
@@ -131,8 +167,11 @@ def test_exact_error_at_the_margin(questions: int, margin: float) -> None:
     ],
 )
 @pytest.mark.parametrize("is_better", [False, True])
-def test_simulated_error_at_the_margin(questions: int, lost: float, gained: float, is_better: bool) -> None:
-    """2,000 simulations of two models that differ by exactly the margin: at most 5 % are called equivalent.
+def test_simulated_error_at_the_margin(
+    questions: int, lost: float, gained: float, is_better: bool
+) -> None:
+    """2,000 simulations of two models that differ by exactly the margin: at most 5 % are called
+    equivalent.
 
     Two standard errors of the simulated rate are allowed.
     """
@@ -148,9 +187,13 @@ def test_simulated_error_at_the_margin(questions: int, lost: float, gained: floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("questions", "share", "margin"), [(2000, 0.00125, 0.01), (5000, 0.005, 0.01)])
+@pytest.mark.parametrize(
+    ("questions", "share", "margin"), [(2000, 0.00125, 0.01), (5000, 0.005, 0.01)]
+)
 def test_equal_models_are_found(questions: int, share: float, margin: float) -> None:
-    """Of models without a true difference, of which 5 or 50 questions change, at least 90 % are called equivalent."""
+    """Of models without a true difference, of which 5 or 50 questions change, at least 90 % are
+    called equivalent.
+    """
     drawn = np.random.default_rng(8).multinomial(questions, [share, share, 1 - 2 * share], 500)
     outcomes = [
         equivalence(flips(*answers(questions - one - other, one, other, 0)), margin).outcome

@@ -1,4 +1,6 @@
-"""All estimates, compared with plain Python loops over entries that share no code with the code under test."""
+"""All estimates, compared with plain Python loops over entries that share no code with the code
+under test.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, floa
     off = [math.fsum(v - mean for v, g in kept if g == group) for group in groups]
     count, squares = min(4, len(groups) - 1), 0.0
     for j in range(1, count + 1):
-        part = math.fsum(o * math.cos(math.pi * j * (g + 0.5) / len(groups)) for g, o in enumerate(off))
+        part = math.fsum(
+            o * math.cos(math.pi * j * (g + 0.5) / len(groups)) for g, o in enumerate(off)
+        )
         squares += 2 * part**2 * (1 + 0.6 * j**2) / count  # 12,000 / 20,000
     return mean, math.sqrt(squares) / n, independent
 
@@ -54,13 +58,16 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
             if draw.random() < 0.02:
                 column[i] = draw.choice([math.nan, math.inf, -math.inf])
     shares = {
-        name: np.array([draw.random() < share for _ in range(n)]) for name, share in (("top1", 0.4), ("same_top", 0.9))
+        name: np.array([draw.random() < share for _ in range(n)])
+        for name, share in (("top1", 0.4), ("same_top", 0.9))
     }
     return {name: np.array(column, np.float32) for name, column in values.items()} | shares
 
 
 def test_everything_against_plain_loops() -> None:
-    """20 windows of 100 tokens start every 30 tokens, from token 7 on; the blocks are sixths of 669 tokens."""
+    """20 windows of 100 tokens start every 30 tokens, from token 7 on; the blocks are sixths of 669
+    tokens.
+    """
     tokens = [(7 + 30 * row + p, p) for row in range(20) for p in range(1, 100)]
     n = len(tokens)
     columns = noisy_columns(n)
@@ -75,7 +82,12 @@ def test_everything_against_plain_loops() -> None:
     def paired(function: Callable[[float, float], float]) -> list[float]:
         return [function(x, y) if ok else math.nan for x, y, ok in zip(a, b, both, strict=True)]
 
-    def same(estimate: Any, values: list[float], of: Callable[[float], float] = lambda m: m, slope: float = 1) -> None:
+    def same(
+        estimate: Any,
+        values: list[float],
+        of: Callable[[float], float] = lambda m: m,
+        slope: float = 1,
+    ) -> None:
         mean, clustered, independent = loop_mean(values, block)
         assert estimate.value == pytest.approx(of(mean), rel=1e-9)
         assert estimate.stderr == pytest.approx(slope * clustered, rel=1e-7)
@@ -84,7 +96,9 @@ def test_everything_against_plain_loops() -> None:
     against = found.against
     ppl = math.exp(loop_mean(a, block)[0])
     same(found.ppl, a, math.exp, ppl)
-    q, r = (math.exp(loop_mean(paired(pick), block)[0]) for pick in (lambda x, y: x, lambda x, y: y))
+    q, r = (
+        math.exp(loop_mean(paired(pick), block)[0]) for pick in (lambda x, y: x, lambda x, y: y)
+    )
     same(against.ref_ppl, paired(lambda x, y: y), math.exp, r)
     same(against.ln_ppl_ratio, paired(lambda x, y: x - y))
     same(against.ppl_ratio, paired(lambda x, y: x - y), math.exp, q / r)
@@ -93,25 +107,40 @@ def test_everything_against_plain_loops() -> None:
     same(against.delta_p, paired(lambda x, y: math.exp(-x) - math.exp(-y)))
     squares = paired(lambda x, y: (math.exp(-x) - math.exp(-y)) ** 2)
     same(against.delta_p_rms, squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, block)[0]))
-    same(against.same_top, [v if ok else math.nan for v, ok in zip(given["same_top"], both, strict=True)])
-    same(found.top1, [v if math.isfinite(x) else math.nan for v, x in zip(given["top1"], a, strict=True)])
+    same(
+        against.same_top,
+        [v if ok else math.nan for v, ok in zip(given["same_top"], both, strict=True)],
+    )
+    same(
+        found.top1,
+        [v if math.isfinite(x) else math.nan for v, x in zip(given["top1"], a, strict=True)],
+    )
     same(found.entropy, given["entropy"])
     kept = [(x, y) for x, y, ok in zip(a, b, both, strict=True) if ok]
     ma, mb = (math.fsum(pair[i] for pair in kept) / len(kept) for i in (0, 1))
     vaa, vbb, vab = (
-        math.fsum((x[i] - (ma, mb)[i]) * (x[j] - (ma, mb)[j]) for x in kept) for i, j in ((0, 0), (1, 1), (0, 1))
+        math.fsum((x[i] - (ma, mb)[i]) * (x[j] - (ma, mb)[j]) for x in kept)
+        for i, j in ((0, 0), (1, 1), (0, 1))
     )
     assert against.correlation == pytest.approx(vab / math.sqrt(vaa * vbb), rel=1e-9)
     for percents, values in (
         (against.kld_percentiles, [v for v in given["kld"] if math.isfinite(v)]),
-        (against.delta_p_percentiles, [v for v in paired(lambda x, y: math.exp(-x) - math.exp(-y)) if v == v]),
+        (
+            against.delta_p_percentiles,
+            [v for v in paired(lambda x, y: math.exp(-x) - math.exp(-y)) if v == v],
+        ),
     ):
         for name, percentile in percents.items():
-            percent = {"min": 0.0, "max": 100.0}.get(name) if name in ("min", "max") else float(name)
-            assert percentile == pytest.approx(loop_percentile(values, percent), rel=1e-9, abs=1e-15), name
+            percent = (
+                {"min": 0.0, "max": 100.0}.get(name) if name in ("min", "max") else float(name)
+            )
+            assert percentile == pytest.approx(
+                loop_percentile(values, percent), rel=1e-9, abs=1e-15
+            ), name
     for name, values in (("nll", a), ("kld", given["kld"]), ("same_top", given["same_top"])):
         sums = [
-            math.fsum(v for v, g in zip(values, block, strict=True) if g == i and math.isfinite(v)) for i in range(6)
+            math.fsum(v for v, g in zip(values, block, strict=True) if g == i and math.isfinite(v))
+            for i in range(6)
         ]
         assert getattr(found.blocks, name) == pytest.approx(sums)
     assert found.blocks.whole == ()

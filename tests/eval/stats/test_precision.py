@@ -10,7 +10,12 @@ from compare_q.eval.stats.windows_needed import seconds_needed, windows_needed
 @pytest.mark.parametrize(
     ("error", "scored", "available", "needed"),
     [
-        (0.03, 32, 10**9, 72),  # in an endless text the square of the error is proportional to 1 / n: 32 * 9 / 4
+        (
+            0.03,
+            32,
+            10**9,
+            72,
+        ),  # in an endless text the square of the error is proportional to 1 / n: 32 * 9 / 4
         (0.03, 16, 100, 30),  # 9 = c (1/16 - 1/100) and 4 = c (1/n - 1/100)
         (0.03, 32, 100, 52),  # 51.4
         (0.02, 32, 100, 32),

@@ -22,15 +22,21 @@ LN2 = math.log(2)
 def test_a_small_case_by_hand() -> None:
     """Eight tokens in five blocks; a ninth and a tenth are not in the slice.
 
-    The sums of KLD over the blocks, less 2 per token, are 1, -1, 0, -1, 1.  Only the cosines 2 and 4 of 5 blocks see
-    this: each sum is root(5), so that p_2 = p_4 = 2 * 5.  The factors are 1 + 0.6 * 2 ** 2 and 1 + 0.6 * 4 ** 2, hence
-    the variance is (10 * 3.4 + 10 * 10.6) / 4 / 8 ** 2 = 35 / 64.
+    The sums of KLD over the blocks, less 2 per token, are 1, -1, 0, -1, 1.  Only the cosines 2 and
+    4 of 5 blocks see this: each sum is root(5), so that p_2 = p_4 = 2 * 5.  The factors are 1 + 0.6
+    * 2 ** 2 and 1 + 0.6 * 4 ** 2, hence the variance is (10 * 3.4 + 10 * 10.6) / 4 / 8 ** 2 = 35 /
+    64.
     """
     kld = np.array([1, 4, 1, 2, 2, 0, 3, 3, 50, math.nan])
     block = np.array([0, 0, 1, 2, 2, 3, 3, 4, 0, 4])
     mask = np.array([True] * 8 + [False] * 2)
     same_top = np.array([True, False, True, True, False, True, True, True, False, False])
-    columns = {"logprob": -kld * LN2, "ref_logprob": np.full(10, -1.0), "kld": kld, "same_top": same_top}
+    columns = {
+        "logprob": -kld * LN2,
+        "ref_logprob": np.full(10, -1.0),
+        "kld": kld,
+        "same_top": same_top,
+    }
     found = slices.summarize(columns, mask, Places(block, 1000))
     assert found.tokens == 8
     assert found.ppl == pytest.approx(4)  # the mean loss is 2 ln 2
@@ -63,16 +69,25 @@ def test_an_error_needs_five_blocks_with_tokens_of_the_slice(n_blocks: int) -> N
 
 
 def test_empty_slices_one_token_and_no_reference() -> None:
-    columns: dict[str, Any] = {"logprob": np.log(np.array([0.5, 0.25, 1])), "top1_logprob": np.log([0.5, 0.9, 1])}
+    columns: dict[str, Any] = {
+        "logprob": np.log(np.array([0.5, 0.25, 1])),
+        "top1_logprob": np.log([0.5, 0.9, 1]),
+    }
     places = Places(np.array([0, 1, 2]), 3)
     nothing = np.zeros(3, bool)
     one = np.array([False, True, False])
     assert slices.summarize(columns, nothing, places) == Slice(0)
     assert slices.summarize(columns, one, places) == Slice(1, pytest.approx(4))
     assert slices.by_confidence(columns) == {}
-    columns |= {"ref_logprob": columns["logprob"], "kld": np.array([0.5, 0.125, math.inf]), "same_top": one}
+    columns |= {
+        "ref_logprob": columns["logprob"],
+        "kld": np.array([0.5, 0.125, math.inf]),
+        "same_top": one,
+    }
     assert slices.summarize(columns, nothing, places) == Slice(0)
-    assert slices.summarize(columns, one, places) == Slice(1, pytest.approx(4), kld=0.125, same_top=1)
+    assert slices.summarize(columns, one, places) == Slice(
+        1, pytest.approx(4), kld=0.125, same_top=1
+    )
     last = np.array([False, False, True])
     assert slices.summarize(columns, last, places) == Slice(1, 1.0, same_top=0)
     columns["logprob"][2] = -math.inf
@@ -110,12 +125,16 @@ def test_begin_is_256_tokens() -> None:
 
 
 def random_columns(draw: random.Random, n: int) -> dict[str, np.ndarray]:
-    """Return scores of which 3 % are not finite, and highest probabilities of which a fifth are at a threshold."""
+    """Return scores of which 3 % are not finite, and highest probabilities of which a fifth are at
+    a threshold.
+    """
     values: dict[str, list[float]] = {
         "logprob": [-draw.expovariate(0.4) for _ in range(n)],
         "ref_logprob": [-draw.expovariate(0.4) for _ in range(n)],
         "kld": [draw.lognormvariate(-3, 1.5) for _ in range(n)],
-        "ref_top1_logprob": [math.log(draw.choice([0.9, 0.5, *(draw.random() for _ in range(8))])) for _ in range(n)],
+        "ref_top1_logprob": [
+            math.log(draw.choice([0.9, 0.5, *(draw.random() for _ in range(8))])) for _ in range(n)
+        ],
     }
     for column in values.values():
         for i in range(n):
@@ -154,7 +173,9 @@ def test_every_slice_against_a_plain_loop(seed: int) -> None:
         if rare[i]:
             expected["rare"].append(i)
     assert masks.keys() == expected.keys()
-    at_threshold = sum(row["ref_top1_logprob"] in (float32(math.log(0.9)), float32(math.log(0.5))) for row in rows)
+    at_threshold = sum(
+        row["ref_top1_logprob"] in (float32(math.log(0.9)), float32(math.log(0.5))) for row in rows
+    )
     assert at_threshold > 100
 
     for name, entries in expected.items():

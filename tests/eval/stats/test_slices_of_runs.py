@@ -1,7 +1,9 @@
-"""The slices of a run, in results.json, against loops in plain Python and float64 over the scores of its tokens.
+"""The slices of a run, in results.json, against loops in plain Python and float64 over the scores
+of its tokens.
 
-The run has a text of words, conversations with two scored roles, and a second text; the tokenizer has added special
-tokens.  Which slice a token is in follows from the tokens of its window alone, without the masks under test.
+The run has a text of words, conversations with two scored roles, and a second text; the tokenizer
+has added special tokens.  Which slice a token is in follows from the tokens of its window alone,
+without the masks under test.
 """
 
 from __future__ import annotations
@@ -49,14 +51,28 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     for _ in range(12):
         turns = []
         for role in ("user", "assistant", "user", "assistant"):
-            turns.append({"role": role, "content": "".join(draw.choice(list("xyz ."), draw.integers(5, 40)))})
+            turns.append(
+                {"role": role, "content": "".join(draw.choice(list("xyz ."), draw.integers(5, 40)))}
+            )
         talks.append({"messages": turns})
     write_lines(folder / "talks.jsonl", *talks)
     shared = {"tokenizer_dir": str(model)}
     texts = [
-        {**shared, "dataset": "text", "path": str(folder / "words.txt"), "eval_len": 400, "eval_stride": 400},
+        {
+            **shared,
+            "dataset": "text",
+            "path": str(folder / "words.txt"),
+            "eval_len": 400,
+            "eval_stride": 400,
+        },
         {**shared, "dataset": "chat", "path": str(folder / "talks.jsonl"), "eval_len": 500},
-        {**shared, "dataset": "text", "path": str(folder / "digits.txt"), "eval_len": 100, "eval_stride": 100},
+        {
+            **shared,
+            "dataset": "text",
+            "path": str(folder / "digits.txt"),
+            "eval_len": 100,
+            "eval_stride": 100,
+        },
     ]
     texts[1] |= {"score_roles": sorted(ROLES)}
     for name, text in zip(("words", "talks", "digits"), texts, strict=True):
@@ -140,13 +156,17 @@ def mean_of(values: list[float], block: list[int]) -> tuple[float, float]:
     return mean, error
 
 
-def test_texts_are_all_tokens_and_roles_are_all_of_the_conversations(found: Comparison, tmp_path: Path) -> None:
+def test_texts_are_all_tokens_and_roles_are_all_of_the_conversations(
+    found: Comparison, tmp_path: Path
+) -> None:
     model = row_of(found, "bfloat16")
     tokens = {name: part.tokens for name, part in model.slices.items()}
     assert sum(tokens[name] for name in NAMES) == tokens["begin"] + tokens["rest"] == model.tokens
     assert sum(tokens[role] for role in ROLES) == tokens["talks"]
     klds = [model.slices[name].kld for name in ("words", "talks", "digits")]
     weights = [tokens[name] for name in ("words", "talks", "digits")]
-    assert np.average(np.array(klds, np.float64), weights=weights) == pytest.approx(model.kld, rel=1e-12)
+    assert np.average(np.array(klds, np.float64), weights=weights) == pytest.approx(
+        model.kld, rel=1e-12
+    )
     found.save(tmp_path / "r.json")
     assert RunResult.read(tmp_path / "r.json").models[1].slices == model.slices

@@ -1,4 +1,6 @@
-"""The temperature of one model's scores as another's: closed forms, a wide vocabulary, and noise of quantization."""
+"""The temperature of one model's scores as another's: closed forms, a wide vocabulary, and noise of
+quantization.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def of_targets(logits: Logits, targets: NDArray[Any]) -> Logits:
 def scores_of(logits: Logits, targets: NDArray[Any]) -> dict[str, Logits]:
     every = log_softmax(logits)
     entropy = -(np.exp(every) * every).sum(1)
-    return {"logprob": of_targets(logits, targets), "entropy": entropy, "top1_logprob": every.max(1)}
+    return {
+        "logprob": of_targets(logits, targets),
+        "entropy": entropy,
+        "top1_logprob": every.max(1),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,9 @@ def test_the_same_model_at_another_temperature(
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3, 1.0, 3.0])
 def test_noise_is_no_temperature(model: tuple[Logits, NDArray[Any]], noise: float) -> None:
-    """Noise of 0.05 is rounding, of 0.3 eight bits, of 1 a KLD of 0.5, of 3 a model that has lost nearly everything."""
+    """Noise of 0.05 is rounding, of 0.3 eight bits, of 1 a KLD of 0.5, of 3 a model that has lost
+    nearly everything.
+    """
     logits, targets = model
     other = logits + np.random.default_rng(1).normal(0, noise, logits.shape)
     assert scale_note(scores_of(logits, targets), of_targets(other, targets)) == ""

@@ -27,7 +27,9 @@ def at(*blocks: int) -> Places:
 
 
 def test_a_conversation_is_in_one_block() -> None:
-    """Conversations begin at 0, 4 and 5 of 12 tokens; the first two are not scored: blocks have 3.3 tokens."""
+    """Conversations begin at 0, 4 and 5 of 12 tokens; the first two are not scored: blocks have 3.3
+    tokens.
+    """
     places = places_of(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
     assert places.block.tolist() == [0, 0, 0, 0, 0, 0]
     assert places.length == 10
@@ -44,30 +46,47 @@ def test_no_block_spans_two_texts() -> None:
 
 
 def test_texts_share_the_blocks_by_their_lengths() -> None:
-    """10 blocks of 7, 2 and 1 tokens: 7, 2, 1; of 5, 3 and 3: 4.5, 2.7, 2.7, so the remainders .7 and .7 get two."""
+    """10 blocks of 7, 2 and 1 tokens: 7, 2, 1; of 5, 3 and 3: 4.5, 2.7, 2.7, so the remainders .7
+    and .7 get two.
+    """
     assert shares_of([7, 2, 1], 10) == [7, 2, 1]
     assert shares_of([5, 3, 3], 10) == [4, 3, 3]
     assert shares_of([1000, 1], 10) == [9, 1]
 
 
 def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
-    """Two windows score tokens 1 to 7 and 5 to 11, 11 tokens in all; blocks begin at 1, 5 (4 * 3 // 11 = 1) and 9."""
+    """Two windows score tokens 1 to 7 and 5 to 11, 11 tokens in all; blocks begin at 1, 5 (4 * 3 //
+    11 = 1) and 9.
+    """
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])
     assert places_of(index).block.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize(("length", "count"), [
-    (1, 1), (2, 2), (3, 3), (399, 3), (400, 4), (2999, 29), (3000, 30), (40_000_000, 30),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "count"),
+    [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (399, 3),
+        (400, 4),
+        (2999, 29),
+        (3000, 30),
+        (40_000_000, 30),
+    ],
+)
 def test_number_of_blocks(length: int, count: int) -> None:
-    """One block per 100 tokens, 3 to 30 blocks, and at most one per token; the last token is in the last block."""
+    """One block per 100 tokens, 3 to 30 blocks, and at most one per token; the last token is in the
+    last block.
+    """
     assert places_of(np.array([7, 7 + length - 1])).block.tolist() == [0, count - 1]
 
 
 def test_error_of_two_blocks() -> None:
-    """Sums 2 and 10 of 2 and 3 entries have the mean 2.4 and deviate by 2 - 4.8 = -2.8 and 10 - 7.2 = 2.8.  The only
-    cosine is cos 45° * -5.6, and twice its square is 5.6^2.  This is multiplied by 1 + 0.1 for 120,000 tokens, and by
-    1 + 0.6 for 20,000 or fewer."""
+    """Sums 2 and 10 of 2 and 3 entries have the mean 2.4 and deviate by 2 - 4.8 = -2.8 and 10 - 7.2
+    = 2.8.  The only cosine is cos 45° * -5.6, and twice its square is 5.6^2.  This is multiplied by
+    1 + 0.1 for 120,000 tokens, and by 1 + 0.6 for 20,000 or fewer.
+    """
     sums, counts = np.array([2.0, 10.0]), np.array([2, 3])
     assert clustered_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
     assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
@@ -77,7 +96,17 @@ def test_error_of_two_blocks() -> None:
 
 def test_student() -> None:
     """The published quantiles, and other quantiles by integration of the density."""
-    published = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 14: 2.145, 20: 2.086, 29: 2.045}
+    published = {
+        1: 12.706,
+        2: 4.303,
+        3: 3.182,
+        4: 2.776,
+        7: 2.365,
+        10: 2.228,
+        14: 2.145,
+        20: 2.086,
+        29: 2.045,
+    }
     assert {df: round(student_t(df), 3) for df in published} == published
     assert [round(student_t(df, 0.005), 3) for df in (1, 2, 4, 15)] == [63.657, 9.925, 4.604, 2.947]
     for df in range(1, 31):
@@ -90,8 +119,10 @@ def test_student() -> None:
 
 
 def test_mean_and_its_errors() -> None:
-    """1, 2, 6 have the mean 3 and the mean squared deviation 14 / 3: the independent error is root(14 / 3 / 2).  The
-    blocks {1, 2} and {6} deviate by -3 and 3: the error is root(2 * 18) / 3 = 2."""
+    """1, 2, 6 have the mean 3 and the mean squared deviation 14 / 3: the independent error is
+    root(14 / 3 / 2).  The blocks {1, 2} and {6} deviate by -3 and 3: the error is root(2 * 18) / 3
+    = 2.
+    """
     found = mean_with_errors(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
     assert (found.value, found.total, found.tokens, found.non_finite) == (3, 9, 3, 0)
     assert found.stderr == pytest.approx(2, rel=1e-12)
@@ -99,7 +130,9 @@ def test_mean_and_its_errors() -> None:
 
 
 def test_error_of_a_sample_of_windows() -> None:
-    """Sums 1, 3, 2, 6 of 2 tokens each: neighbours differ by 2, 1, 4, with a mean square of 7, and 4 * 7 / 2 = 14."""
+    """Sums 1, 3, 2, 6 of 2 tokens each: neighbours differ by 2, 1, 4, with a mean square of 7, and
+    4 * 7 / 2 = 14.
+    """
     sums, tokens = np.array([1, 3, 2, 6]), np.full(4, 2)
     assert sampling_error(sums, tokens, 10**9) == pytest.approx(math.sqrt(14) / 8)
     assert sampling_error(sums, tokens, 8) == pytest.approx(math.sqrt(14 / 2) / 8)
@@ -108,13 +141,17 @@ def test_error_of_a_sample_of_windows() -> None:
 
 
 def test_windows_that_were_left_out_are_the_sparse_sample() -> None:
-    """2 of 6 windows are left out, as far apart as every second of the 4 scored windows, which differ by 1 and 3."""
+    """2 of 6 windows are left out, as far apart as every second of the 4 scored windows, which
+    differ by 1 and 3.
+    """
     found = sampling_error(np.array([1, 3, 2, 6]), np.full(4, 2), 6)
     assert found == pytest.approx(math.sqrt(4 * 5 / 2 * (1 - 4 / 6)) / 8)
 
 
 def test_what_changes_slowly_is_in_every_spread_sample() -> None:
-    """Every tenth of 160 windows with a trend is scored; independent windows would have 6 times the error."""
+    """Every tenth of 160 windows with a trend is scored; independent windows would have 6 times the
+    error.
+    """
     trend = np.arange(0.0, 160, 10)
     found = sampling_error(trend, np.ones(16), 160)
     assert found == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)

@@ -28,8 +28,14 @@ from tests.support.several_texts import three
 
 FLOOR = replace(QUANT, label="noise", spec={"noise_floor": True})
 YARN = {"rope": {"type": "yarn", "factor": 4.0, "original_context": 1024}}
-DEVIATING = {"layers": "h.*.q", "count": 2, "weights": "nvfp4 g16", "activations": "bfloat16",
-             "kernel": "MarlinNvFp4LinearKernel", "asked": "nvfp4 g16"}  # fmt: skip
+DEVIATING = {
+    "layers": "h.*.q",
+    "count": 2,
+    "weights": "nvfp4 g16",
+    "activations": "bfloat16",
+    "kernel": "MarlinNvFp4LinearKernel",
+    "asked": "nvfp4 g16",
+}
 
 
 def notes_of(run: RunResult, names: tuple[str, ...] | None = None) -> list[str]:
@@ -39,11 +45,15 @@ def notes_of(run: RunResult, names: tuple[str, ...] | None = None) -> list[str]:
 
 
 def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> ModelResult:
-    return replace(QUANT, label=label, provenance=provenance or {"layers": [DEVIATING | {"asked": ""}]}, **keys)
+    return replace(
+        QUANT, label=label, provenance=provenance or {"layers": [DEVIATING | {"asked": ""}]}, **keys
+    )
 
 
 def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
-    """Return two rows with equal scores at every token; the second row has these options, or another model."""
+    """Return two rows with equal scores at every token; the second row has these options, or
+    another model.
+    """
     ran = {"layers": [DEVIATING | {"asked": ""}], "dtype": "bfloat16"}
     specs = {"a": {"model_dir": "m"}, "b": {"model_dir": model_dir, "engine": options}}
     return [row(label, ran, spec=spec, scores_digest="a") for label, spec in specs.items()]
@@ -55,23 +65,50 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, QUANT), ["2 windows, 40 scored"]),
         (run_of(REF, QUANT, texts=[{**TEXT, "method": "gptq"}]), ["method gptq: 2 windows"]),
         (run_of(REF, with_sums(QUANT, length=1000)), ["1,000 tokens"]),
-        (run_of(REF, with_sums(QUANT, length=1000), texts=[{**TEXT, "text_tokens": 27_324}]), ["27,324", "-r"]),
+        (
+            run_of(REF, with_sums(QUANT, length=1000), texts=[{**TEXT, "text_tokens": 27_324}]),
+            ["27,324", "-r"],
+        ),
         (run_of(with_sums(BASE, tokens=(10,), nll=(5.0,)), reference=None), ["errors n/a"]),
         (run_of(QUANT), ["the reference, bf16, has a PPL of 7.2500"]),
         (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
         (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
-        (run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")), ["no ★: ", "510 tokens"]),
+        (
+            run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")),
+            ["no ★: ", "510 tokens"],
+        ),
         (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
-        (run_of(REF, *equal({"seed": 1})), ["b: same scores at every token as a: was engine.seed applied?"]),
-        (run_of(REF, *equal({"seed": 1}, model_dir=["m", {"x": 1}])), ["as a: was engine.seed and engine.x applied?"]),
+        (
+            run_of(REF, *equal({"seed": 1})),
+            ["b: same scores at every token as a: was engine.seed applied?"],
+        ),
+        (
+            run_of(REF, *equal({"seed": 1}, model_dir=["m", {"x": 1}])),
+            ["as a: was engine.seed and engine.x applied?"],
+        ),
         (run_of(REF, QUANT), ["bf16: the reference is quantized itself"]),
         (run_of(REF, *equal({})), ["b: same scores at every token as a\n"]),
-        (run_of(REF, *equal({"dtype": "bfloat16", "tensor_parallel_size": 2})), ["b: same scores at every token as a"]),
-        (run_of(REF, *equal({"seed": 1}, model_dir="other")), ["b: same scores at every token as a\n"]),
-        (run_of(*equal({}), replace(REF, scores_digest="a")), ["a, b: same scores at every token as bf16\n"]),
+        (
+            run_of(REF, *equal({"dtype": "bfloat16", "tensor_parallel_size": 2})),
+            ["b: same scores at every token as a"],
+        ),
+        (
+            run_of(REF, *equal({"seed": 1}, model_dir="other")),
+            ["b: same scores at every token as a\n"],
+        ),
+        (
+            run_of(*equal({}), replace(REF, scores_digest="a")),
+            ["a, b: same scores at every token as bf16\n"],
+        ),
         (run_of(REF, replace(QUANT, from_cache=True)), ["1 of 2 rows come from the cache"]),
-        (run_of(REF, row("a", {"layers": [DEVIATING], "gpus": ["H200"]})), ["† a: ", "MarlinNvFp4", "on H200"]),
-        (run_of(row("a", {"gpus": ["H200"]}), row("b", {"cpu": "Xeon"})), ["where A: H200", "where B: Xeon"]),
+        (
+            run_of(REF, row("a", {"layers": [DEVIATING], "gpus": ["H200"]})),
+            ["† a: ", "MarlinNvFp4", "on H200"],
+        ),
+        (
+            run_of(row("a", {"gpus": ["H200"]}), row("b", {"cpu": "Xeon"})),
+            ["where A: H200", "where B: Xeon"],
+        ),
         (run_of(REF, FAILED), ["broken: failed: told to fail"]),
         (run_of(REF, replace(BASE, notes=("KLD n/a: x",))), ["base: KLD n/a: x"]),
         (run_of(REF, replace(BASE, provenance={})), ["base: kernel n/a", "base: KLD n/a"]),
@@ -79,11 +116,14 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, with_against(QUANT, kld=Mean(0.5, 4.0, 38, 2))), ["W4A16: 2 positions"]),
         (run_of(REF, row("a", {"phase": "decode 1x32"})), ["\ndecode SxB"]),
         (run_of(row("a", {"phase": "decode 1x32"}), FAILED), ["all rows: decode 1x32; decode SxB"]),
-        (run_of(row("a", YARN), row("b", YARN), data={"window_length": 2048}), ["a, b: ", "2,048", "1,024"]),
+        (
+            run_of(row("a", YARN), row("b", YARN), data={"window_length": 2048}),
+            ["a, b: ", "2,048", "1,024"],
+        ),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
     ],
-)  # fmt: skip
+)
 def test_each_fact_has_a_note_and_only_then(run: RunResult, facts: list[str]) -> None:
     """The plain run of the first case has none of the notes of the others."""
     notes = "\n".join(["", *notes_of(run)])
@@ -94,11 +134,23 @@ def test_each_fact_has_a_note_and_only_then(run: RunResult, facts: list[str]) ->
 
 
 def test_sizes_of_kv_caches() -> None:
-    """Notes on caches that hold only the last tokens, and on rows without a size; only if the column is shown."""
-    windowed = row("a", {"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=4096.0, window=4096))]})
-    text = run_of(windowed, row("HF", {"no_kv_cache": "none is used"}), replace(QUANT, from_cache=True))
+    """Notes on caches that hold only the last tokens, and on rows without a size; only if the
+    column is shown.
+    """
+    windowed = row(
+        "a", {"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=4096.0, window=4096))]}
+    )
+    text = run_of(
+        windowed, row("HF", {"no_kv_cache": "none is used"}), replace(QUANT, from_cache=True)
+    )
     notes = "\n".join(notes_of(text, ("label", "kv_mb")))
-    for fact in ("a: 32 of 32 layers", "4,096", "HF: KV MB n/a: none is used", "W4A16: KV MB n/a", "-cc"):
+    for fact in (
+        "a: 32 of 32 layers",
+        "4,096",
+        "HF: KV MB n/a: none is used",
+        "W4A16: KV MB n/a",
+        "-cc",
+    ):
         assert fact in notes
     assert "KV MB" not in "\n".join(notes_of(text))
 
@@ -110,7 +162,9 @@ def test_spread_windows() -> None:
         return replace(model, ln_ppl_stderr_of_text=ppl, kld_stderr_of_text=kld)
 
     texts = [{"name": "text", "windows": 2, "windows_of_the_text": 12, "method": "gptq"}]
-    first, second = notes_of(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006), texts=texts))[:2]
+    first, second = notes_of(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006), texts=texts))[
+        :2
+    ]
     assert "2 windows of 12" in first
     facts = ("12 windows", "PPL within 2 %")
     assert [fact for fact in facts if fact not in second] == []
@@ -123,8 +177,12 @@ def test_notes_of_several_texts() -> None:
     run = three(failed={"EXL3 4.0": "out of memory"})
     facts = run.data["texts"]
     spread = {**facts[1], "windows_of_the_text": 12, "notes": ["a note"], "method": "gptq"}
-    rows = [replace(model, ln_ppl_stderr_of_text=None if model.error else 0.02) for model in run.models]
-    table = table_of(run.updated(data={**run.data, "texts": [facts[0], spread, facts[2]]}, models=tuple(rows)))
+    rows = [
+        replace(model, ln_ppl_stderr_of_text=None if model.error else 0.02) for model in run.models
+    ]
+    table = table_of(
+        run.updated(data={**run.data, "texts": [facts[0], spread, facts[2]]}, models=tuple(rows))
+    )
     notes = [*table.notes, *table.legend]
     assert len(notes) == len(set(notes))
     assert {
@@ -133,5 +191,8 @@ def test_notes_of_several_texts() -> None:
         "c4: a note",
         "EXL3 4.0: failed: out of memory",
     } <= {*notes}
-    assert any(note.startswith("what all 16 windows of the texts would give: PPL within 2 %") for note in notes)
+    assert any(
+        note.startswith("what all 16 windows of the texts would give: PPL within 2 %")
+        for note in notes
+    )
     assert sum(note.startswith("±: ") for note in notes) == 1

@@ -21,7 +21,9 @@ def lines_of(first: ModelResult, second: ModelResult) -> list[str]:
 
 
 def test_the_better_one_is_named() -> None:
-    """PPL: exp(-0.5) = 0.60653, 39.347 +- 7.0046 % less.  KLD: (-1 - 1 - 1 - 2) / 40 = -0.125 +- 0.02887."""
+    """PPL: exp(-0.5) = 0.60653, 39.347 +- 7.0046 % less.  KLD: (-1 - 1 - 1 - 2) / 40 = -0.125 +-
+    0.02887.
+    """
     assert lines_of(A, B) == [
         "  PPL: a is better: 0.50 ± 0.12 nats",
         "       ln(PPL ratio) -0.50, 95 %: -0.87 to -0.13; PPL -39.3 ± 7.0 %",
@@ -35,7 +37,9 @@ def test_the_better_one_is_named() -> None:
 
 
 def test_no_difference_and_no_error() -> None:
-    """exp(-0.2) = 0.81873, and its error is 0.81873 * 0.32161 = 0.263; also a model compared with itself."""
+    """exp(-0.2) = 0.81873, and its error is 0.81873 * 0.32161 = 0.263; also a model compared with
+    itself.
+    """
     assert lines_of(A, C) == [
         "  PPL: no difference to be seen: -0.20 ± 0.32 nats",
         "       ln(PPL ratio) -0.20, 95 %: -1.22 to +0.82; PPL -18 ± 26 %",
@@ -51,15 +55,23 @@ def test_no_difference_and_no_error() -> None:
 
 def test_what_is_not_known_has_its_reason() -> None:
     assert "bf16 is the reference" in lines_of(REF, A)[-1]
-    assert [line[:10] for line in lines_of(A, with_sums(B, whole=()))] == ["  PPL: n/a", "  KLD: n/a"]
+    assert [line[:10] for line in lines_of(A, with_sums(B, whole=()))] == [
+        "  PPL: n/a",
+        "  KLD: n/a",
+    ]
 
 
 def test_which_pairs() -> None:
-    """By default, neighbouring rows with scores are pairs; other pairs are chosen by labels, which must exist."""
+    """By default, neighbouring rows with scores are pairs; other pairs are chosen by labels, which
+    must exist.
+    """
     run = run_of(C, FAILED, A, B)
     assert [(a.label, b.label) for a, b in pairs.neighbours(run)] == [("c", "a"), ("a", "b")]
     assert [(a.label, b.label) for a, b in pairs.pairs_by_label(run, [["b", "c"]])] == [("b", "c")]
-    assert refusal(pairs.check_labels, [["a", "x"]], ["a", "b"]) == "--pair: no model is called 'x'; there are: a, b"
+    assert (
+        refusal(pairs.check_labels, [["a", "x"]], ["a", "b"])
+        == "--pair: no model is called 'x'; there are: a, b"
+    )
 
 
 def test_a_short_text_has_a_caution() -> None:

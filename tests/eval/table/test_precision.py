@@ -17,10 +17,14 @@ BASE = replace(REF, windows=32, load_seconds=10.0, score_seconds=16.0)
 
 
 def row(label: str, kld: float, error: float | None, **keys: Any) -> ModelResult:
-    """A row with this KLD and its error as an estimate of the whole text's KLD: 20 s of loading, 2 s per window."""
+    """A row with this KLD and its error as an estimate of the whole text's KLD: 20 s of loading, 2
+    s per window.
+    """
     non_finite = keys.pop("non_finite", 0)
     keys = {"windows": 32, "load_seconds": 20.0, "score_seconds": 64.0, **keys}
-    model = with_against(replace(QUANT, label=label, **keys), kld=Mean(kld, 40 * kld, 40, non_finite, 0.01))
+    model = with_against(
+        replace(QUANT, label=label, **keys), kld=Mean(kld, 40 * kld, 40, non_finite, 0.01)
+    )
     return replace(model, kld_stderr_of_text=error)
 
 
@@ -58,7 +62,9 @@ def test_each_row_has_its_precision() -> None:
         (row("again", -1e-9, 0.001), "rounding"),
     ],
 )
-def test_a_row_without_an_error_has_a_reason_and_decides_nothing(model: ModelResult, reason: str) -> None:
+def test_a_row_without_an_error_has_a_reason_and_decides_nothing(
+    model: ModelResult, reason: str
+) -> None:
     words = said(BASE, model, W4)
     assert "3 % (W4)" in words
     assert "n/a" in words
@@ -69,7 +75,8 @@ def test_a_row_without_an_error_has_a_reason_and_decides_nothing(model: ModelRes
 
 
 def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
-    """3 % with 32 of 100 windows takes 52: 20 more.  The reference takes 10 + 20 / 2 s, each of two rows 20 + 20 * 2 s.
+    """3 % with 32 of 100 windows takes 52: 20 more.  The reference takes 10 + 20 / 2 s, each of two
+    rows 20 + 20 * 2 s.
 
     The row that failed has no times.
     """
@@ -83,13 +90,20 @@ def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
 
 def test_a_finished_reference_limits_the_windows() -> None:
     assert "-r 52," in typed(BASE, W4, windows=60)
-    assert ["-r 40," in typed(BASE, W4, windows=40), "52" in typed(BASE, W4, windows=40)] == [True, True]
-    assert ["-r" in typed(BASE, W4, windows=32), "52" in typed(BASE, W4, windows=32)] == [False, True]
+    assert ["-r 40," in typed(BASE, W4, windows=40), "52" in typed(BASE, W4, windows=40)] == [
+        True,
+        True,
+    ]
+    assert ["-r" in typed(BASE, W4, windows=32), "52" in typed(BASE, W4, windows=32)] == [
+        False,
+        True,
+    ]
 
 
 def test_klds_of_roundings_decide_nothing() -> None:
-    """Rows up to 0.001, or up to twice the noise floor's 0.004, are nearly lossless.  Unquantized rows count only if
-    there are no others."""
+    """Rows up to 0.001, or up to twice the noise floor's 0.004, are nearly lossless.  Unquantized
+    rows count only if there are no others.
+    """
     near = row("near", 0.006, 0.001)
     floor = row("floor", 0.004, 0.001, spec={"noise_floor": True})
     unquantized = row("in another engine", 0.002, 0.0005, storage=Storage(16.0, 16.0, 2.0**30))
@@ -120,7 +134,11 @@ def test_windows_of_several_texts_count_for_each(available: tuple[int, int], fla
     """3 % with 32 of 100 windows takes 52 windows together; the second text has few."""
     texts = [
         {"name": "long", "windows": 22, "windows_of_the_text": available[0]},
-        {"name": "short", "windows": 10, "windows_of_the_text": None if available[1] == 10 else available[1]},
+        {
+            "name": "short",
+            "windows": 10,
+            "windows_of_the_text": None if available[1] == 10 else available[1],
+        },
     ]
     run = run_of(BASE, W4, texts=texts)
     (sentence,) = sentences(run)

@@ -1,7 +1,9 @@
-"""The closing sentence: the rows that it names as better, worse, equal or unknown, their numbers, and its certainty.
+"""The closing sentence: the rows that it names as better, worse, equal or unknown, their numbers,
+and its certainty.
 
-Each case is computed by hand with four blocks of ten tokens.  KLDs are equal in every block, so that differences have
-no error, except where noted; the reference's losses are 10, 20, 30 and 40.  Intervals are +- 3.182 errors.
+Each case is computed by hand with four blocks of ten tokens.  KLDs are equal in every block, so
+that differences have no error, except where noted; the reference's losses are 10, 20, 30 and 40.
+Intervals are +- 3.182 errors.
 """
 
 from __future__ import annotations
@@ -22,24 +24,36 @@ from tests.support import made
 from tests.support.made import BASE, FAILED, REF, replace, run_of, with_against, with_ppl, with_sums
 
 HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
-"""0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences without an error."""
+"""0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences
+without an error."""
 SWAYING = (16.0, 18.0, 36.0, 38.0)
 """Losses that are higher by 6, -2, 6 and -2: 0.2 nats per token, with an error of 0.32."""
 
 
-def row(label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any) -> ModelResult:
+def row(
+    label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any
+) -> ModelResult:
     """A quantized row with this KLD in every block."""
     blocks = {"nll": nll, "kld": (10 * kld,) * 4, **keys.pop("blocks", {})}
     model = with_sums(replace(made.QUANT, label=label, **keys), **blocks)
-    return with_against(model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=Mean(top, 40 * top, 40, 0, 0.01))
+    return with_against(
+        model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=Mean(top, 40 * top, 40, 0, 0.01)
+    )
 
 
 def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
     """A row without a reference."""
-    return with_ppl(with_sums(replace(BASE, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852))
+    return with_ppl(
+        with_sums(replace(BASE, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852)
+    )
 
 
-FP8, Q4, Q8, Q3 = row("FP8", 0.008, 0.989, nll=SWAYING), row("Q4_K_M", 0.0328), row("Q8_0", 0.01), row("Q3", 0.08)
+FP8, Q4, Q8, Q3 = (
+    row("FP8", 0.008, 0.989, nll=SWAYING),
+    row("Q4_K_M", 0.0328),
+    row("Q8_0", 0.01),
+    row("Q3", 0.08),
+)
 NOISE, UNSURE = (row("noise", kld, spec={"noise_floor": True}) for kld in (0.005, 0.0))
 UNSURE = with_against(UNSURE, kld=Mean(0.0, 0.0, 40, 0, 0.01))
 SWAYED = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in (0.6, -0.2, 0.6, -0.2))})
@@ -56,53 +70,147 @@ def said(*models: ModelResult, **keys: Any) -> str:
 @pytest.mark.parametrize(
     ("models", "facts", "others"),
     [
-        # the best row, its share of top tokens and KLD, and how many times as large the KLD of the others is
-        ([REF, FP8, Q4], ["FP8 keeps 98.9 %", "KLD 0.0080 ± 0.0010", f"Q4_K_M loses more{CERTAIN}: 4.1 times"], []),
-        ([REF, FP8, Q4], ["FP8 cannot be told apart from bf16's.", f"Q4_K_M is higher than bf16's{CERTAIN}."],
-         ["not known"]),
-        ([REF, row("odd", 0.0328, nll=LOWER)], [f"odd is lower than bf16's{CERTAIN}."], ["loses more"]),
+        # the best row, its share of top tokens and KLD, and how many times as large the KLD of the
+        # others is
+        (
+            [REF, FP8, Q4],
+            ["FP8 keeps 98.9 %", "KLD 0.0080 ± 0.0010", f"Q4_K_M loses more{CERTAIN}: 4.1 times"],
+            [],
+        ),
+        (
+            [REF, FP8, Q4],
+            ["FP8 cannot be told apart from bf16's.", f"Q4_K_M is higher than bf16's{CERTAIN}."],
+            ["not known"],
+        ),
+        (
+            [REF, row("odd", 0.0328, nll=LOWER)],
+            [f"odd is lower than bf16's{CERTAIN}."],
+            ["loses more"],
+        ),
         ([FP8, Q4], ["FP8 keeps", "Q4_K_M"], ["PPL"]),
         ([FP8, Q4, Q3], [f"Q4_K_M and Q3 lose more{CERTAIN}: 4.1 times and 10 times"], []),
-        ([REF, FP8, Q8, Q4, Q3, FAILED],
-         ["the 3 others", "1.2 times (Q8_0) to 10 times (Q3)", "Failed: broken."], ["The PPL"]),
+        (
+            [REF, FP8, Q8, Q4, Q3, FAILED],
+            ["the 3 others", "1.2 times (Q8_0) to 10 times (Q3)", "Failed: broken."],
+            ["The PPL"],
+        ),
         ([REF, row("copy", 0.0, 1.0), Q4], ["copy keeps 100.0 %", "a KLD of 0.03280"], ["times"]),
-        # rows without a significant difference, and rows within the noise floor (up to twice its 0.005)
+        # rows without a significant difference, and rows within the noise floor (up to twice its
+        # 0.005)
         ([REF, FP8, SWAYED], ["cannot be told apart from Q5."], ["loses more"]),
-        ([REF, NOISE, FP8, Q8, Q3], ["KLD cannot rank it beside Q8_0", f"Q3 loses more{CERTAIN}: 10 times"], []),
+        (
+            [REF, NOISE, FP8, Q8, Q3],
+            ["KLD cannot rank it beside Q8_0", f"Q3 loses more{CERTAIN}: 10 times"],
+            [],
+        ),
         ([REF, NOISE], ["bf16 has a PPL of 7.50 ± 0.85"], ["noise has"]),
-        ([with_sums(m, length=1999) for m in (REF, NOISE, FP8, Q8, Q3)], ["rank it beside Q8_0;", "Whether Q3 "], []),
-        ([REF, UNSURE, FP8, Q8], ["the upper end of the noise floor's interval", "beside Q8_0"], ["twice"]),
-        ([REF, NOISE, FP8, Q8, SWAYED], ["rank it beside Q8_0; it cannot be told apart from Q5."], ["more"]),
+        (
+            [with_sums(m, length=1999) for m in (REF, NOISE, FP8, Q8, Q3)],
+            ["rank it beside Q8_0;", "Whether Q3 "],
+            [],
+        ),
+        (
+            [REF, UNSURE, FP8, Q8],
+            ["the upper end of the noise floor's interval", "beside Q8_0"],
+            ["twice"],
+        ),
+        (
+            [REF, NOISE, FP8, Q8, SWAYED],
+            ["rank it beside Q8_0; it cannot be told apart from Q5."],
+            ["more"],
+        ),
         # unquantized rows are compared only if there are no others
-        ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), row("exllama", 0.002, storage=Storage(16.0))],
-         ["llama.cpp keeps", "exllama loses more"], []),
-        ([REF, row("llama.cpp", 0.001, storage=Storage(16.0)), FP8, Q4], ["FP8 keeps"], ["llama.cpp"]),
+        (
+            [
+                REF,
+                row("llama.cpp", 0.001, storage=Storage(16.0)),
+                row("exllama", 0.002, storage=Storage(16.0)),
+            ],
+            ["llama.cpp keeps", "exllama loses more"],
+            [],
+        ),
+        (
+            [REF, row("llama.cpp", 0.001, storage=Storage(16.0)), FP8, Q4],
+            ["FP8 keeps"],
+            ["llama.cpp"],
+        ),
         # equal scores at every token, also on a short text, and in several rows
-        ([REF, FP8, replace(FP8, label="copy", scores_digest="b")], ["cannot be told apart from copy"], ["same score"]),
+        (
+            [REF, FP8, replace(FP8, label="copy", scores_digest="b")],
+            ["cannot be told apart from copy"],
+            ["same score"],
+        ),
         ([REF, *EQUAL], ["copy has the same scores"], ["more", "told apart from copy"]),
-        ([with_sums(m, length=1999) for m in EQUAL], ["copy has the same scores"], ["more", "not known"]),
-        ([replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")], ["Q4_K_M is bf16's, with"], ["told apart"]),
+        (
+            [with_sums(m, length=1999) for m in EQUAL],
+            ["copy has the same scores"],
+            ["more", "not known"],
+        ),
+        (
+            [replace(REF, scores_digest="a"), replace(Q4, scores_digest="a")],
+            ["Q4_K_M is bf16's, with"],
+            ["told apart"],
+        ),
         ([REF, row("noise-like", -1.4e-9)], ["KLD 0 within rounding"], ["-0.0"]),
         ([REF, row("low", -2e-5), row("next", -1e-5)], ["KLD 0 within rounding"], ["-0.0"]),
         # KLDs that are almost equal, or tiny
-        ([REF, row("a", 0.0328), row("b", 0.03281)], [f"b loses more{CERTAIN}: a KLD of 0.03281"], ["1 times"]),
-        ([REF, row("a", 0.00033), row("b", 0.00038)], ["no noise floor was", "cannot rank it beside b"], ["more"]),
+        (
+            [REF, row("a", 0.0328), row("b", 0.03281)],
+            [f"b loses more{CERTAIN}: a KLD of 0.03281"],
+            ["1 times"],
+        ),
+        (
+            [REF, row("a", 0.00033), row("b", 0.00038)],
+            ["no noise floor was", "cannot rank it beside b"],
+            ["more"],
+        ),
         ([REF, row("a", 0.0), row("b", 4.5e-6)], ["cannot rank it beside b"], ["0.00000"]),
         # short texts, texts without errors, and missing scores
-        ([with_sums(m, length=8191) for m in (REF, FP8, Q4)], ["Q4_K_M loses more: 4.1", "8,191 tokens"],
-         [CERTAIN + ":"]),
-        ([with_sums(m, length=1999) for m in (REF, FP8, Q4)], ["Whether Q4_K_M", "not known", "1,999"],
-         [CERTAIN + ":"]),
-        ([with_sums(m, tokens=(10,), nll=(5.0,), kld=(0.08,), same_top=(9.0,)) for m in (REF, FP8, Q4)],
-         ["Whether Q4_K_M", "no errors are known"], [CERTAIN + ":"]),
-        ([REF, row("FP8", 0.008, **HOLES), Q4], ["Whether Q4_K_M", "FP8 has positions without"], []),
-        ([REF, FP8, Q4, row("Q3", 0.08, **HOLES)], [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"], []),
-        ([REF, FP8, *(row(f"{end}{i}", 0.08, **keys) for end, keys in (("a", {}), ("b", HOLES)) for i in range(3))],
-         [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 really"], ["others"]),
+        (
+            [with_sums(m, length=8191) for m in (REF, FP8, Q4)],
+            ["Q4_K_M loses more: 4.1", "8,191 tokens"],
+            [CERTAIN + ":"],
+        ),
+        (
+            [with_sums(m, length=1999) for m in (REF, FP8, Q4)],
+            ["Whether Q4_K_M", "not known", "1,999"],
+            [CERTAIN + ":"],
+        ),
+        (
+            [
+                with_sums(m, tokens=(10,), nll=(5.0,), kld=(0.08,), same_top=(9.0,))
+                for m in (REF, FP8, Q4)
+            ],
+            ["Whether Q4_K_M", "no errors are known"],
+            [CERTAIN + ":"],
+        ),
+        (
+            [REF, row("FP8", 0.008, **HOLES), Q4],
+            ["Whether Q4_K_M", "FP8 has positions without"],
+            [],
+        ),
+        (
+            [REF, FP8, Q4, row("Q3", 0.08, **HOLES)],
+            [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"],
+            [],
+        ),
+        (
+            [
+                REF,
+                FP8,
+                *(
+                    row(f"{end}{i}", 0.08, **keys)
+                    for end, keys in (("a", {}), ("b", HOLES))
+                    for i in range(3)
+                ),
+            ],
+            [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 really"],
+            ["others"],
+        ),
         ([REF, Q4, replace(BASE, label="server")], ["No KLD: server."], []),
         ([FAILED], ["Failed: broken."], ["PPL"]),
     ],
-)  # fmt: skip
+)
 def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others: list[str]) -> None:
     text = said(*models)
     assert [fact for fact in facts if fact not in text] == [], text
@@ -110,50 +218,87 @@ def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others:
 
 
 def random_rows(seed: int) -> list[ModelResult]:
-    """A reference, perhaps a noise floor, and one to seven rows: KLDs tied, tiny or below 0, large errors, short texts
-    and missing scores."""
+    """A reference, perhaps a noise floor, and one to seven rows: KLDs tied, tiny or below 0, large
+    errors, short texts and missing scores.
+    """
     rng = np.random.default_rng(seed)
     size, length = rng.choice([-1e-8, 1e-7, 4e-4, 0.01, 0.5]), int(rng.choice([150, 2500, 100_000]))
     floor = row("floor", float(rng.choice([-1e-9, 2e-4, 0.01])), spec={"noise_floor": True})
     rows = [REF, *([floor] if rng.random() < 0.5 else [])]
     for label in "ABCDEFG"[: rng.integers(1, 8)]:
-        sums = 10 * size * (rng.choice([1, 1.0005, 1.1, 3, 50]) + rng.choice([0, 0.01, 0.5]) * rng.standard_normal(4))
+        sums = (
+            10
+            * size
+            * (
+                rng.choice([1, 1.0005, 1.1, 3, 50])
+                + rng.choice([0, 0.01, 0.5]) * rng.standard_normal(4)
+            )
+        )
         nll = 10 * rng.integers(1, 5) + rng.choice([0, 2, -2]) * rng.random(4)
         whole = {"whole": ("nll", "same_top")} if rng.random() < 0.1 else {}
-        rows.append(row(label, sums.mean() / 10, nll=tuple(nll), blocks={"kld": tuple(sums), **whole}))
+        rows.append(
+            row(label, sums.mean() / 10, nll=tuple(nll), blocks={"kld": tuple(sums), **whole})
+        )
     return [with_sums(each, length=length) for each in rows]
 
 
 def test_no_statement_contradicts_pairs_or_noise_floor() -> None:
-    """What is called worse is worse in ``--pairs`` too, and what KLD cannot rank is not called worse.
+    """What is called worse is worse in ``--pairs`` too, and what KLD cannot rank is not called
+    worse.
 
-    "cannot be told apart" may be a difference in ``--pairs``, where an interval is of one pair and not of all rows.
+    "cannot be told apart" may be a difference in ``--pairs``, where an interval is of one pair and
+    not of all rows.
     """
     for models in map(random_rows, range(60)):
-        rows, near, text = {model.label: model for model in models}, near_lossless(models), said(*models)
+        rows, near, text = (
+            {model.label: model for model in models},
+            near_lossless(models),
+            said(*models),
+        )
         (best, *_), (_, *clauses) = text.split(), re.split("; |[.] ", text)
         assert f"{CERTAIN}:" not in text or "nothing of this is certain" not in text
         for clause in clauses:
-            kind, names = ("PPL" if clause.startswith("The PPL") else "KLD"), clause.removeprefix("Whether ")
-            names = names.partition(" really ")[0] if names != clause else clause.partition(" it ")[2] or clause
+            kind, names = (
+                ("PPL" if clause.startswith("The PPL") else "KLD"),
+                clause.removeprefix("Whether "),
+            )
+            names = (
+                names.partition(" really ")[0]
+                if names != clause
+                else clause.partition(" it ")[2] or clause
+            )
             for label in re.findall(r"\b[A-G]\b", names):
                 pair = (rows[label], rows["bf16"]) if kind == "PPL" else (rows[best], rows[label])
                 lines = pair_lines([pair], run_of(*models))
                 shown = next(line for line in lines if line.startswith(f"  {kind}: "))[7:]
-                unknown = clause.startswith("Whether") or f"Whether {clause.partition(' lose')[0]} really" in text
+                unknown = (
+                    clause.startswith("Whether")
+                    or f"Whether {clause.partition(' lose')[0]} really" in text
+                )
                 unranked = {best, label} <= near
                 fits = {
-                    " is higher than bf16's": shown.startswith("bf16 is"), "KLD cannot rank": unranked,
-                    " is lower than bf16's": shown.startswith(f"{label} is"), "it cannot be told": not unranked,
+                    " is higher than bf16's": shown.startswith("bf16 is"),
+                    "KLD cannot rank": unranked,
+                    " is lower than bf16's": shown.startswith(f"{label} is"),
+                    "it cannot be told": not unranked,
                     " cannot be told apart from bf16's": shown.startswith("no difference"),
-                }  # fmt: skip
+                }
                 worse = not unranked and unknown != shown.startswith(f"{best} is better")
-                assert next((fit for begin, fit in fits.items() if begin in clause), worse), (text, shown)
+                assert next((fit for begin, fit in fits.items() if begin in clause), worse), (
+                    text,
+                    shown,
+                )
 
 
 def test_one_text_without_a_reference() -> None:
-    """Rows are ranked by PPL: 7.5, 7.8 (4 % higher), and a row whose difference is within its error."""
-    low, high, near = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)), plain("b", 7.8, HIGHER), plain("c", 7.6, SWAYING)
+    """Rows are ranked by PPL: 7.5, 7.8 (4 % higher), and a row whose difference is within its
+    error.
+    """
+    low, high, near = (
+        plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)),
+        plain("b", 7.8, HIGHER),
+        plain("c", 7.6, SWAYING),
+    )
     lowest = f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
     assert said(low, high, reference=None).startswith(lowest)
     assert "cannot be told apart from c" in said(low, near, reference=None)
@@ -165,7 +310,12 @@ def test_words() -> None:
     lists = ["a", "a and b", "a, b, c and d", "a, b, c and 2 more"]
     assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == lists
     assert [percent(share) for share in (1.0, 0.99999, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
-    assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == ["1.04", "4.1", "170", "1,200"]
+    assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == [
+        "1.04",
+        "4.1",
+        "170",
+        "1,200",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +334,9 @@ def test_loss_is_weighed_against_size(
 ) -> None:
     rows = []
     for label, size, kld in zip(("Q8_0", "Q4_1"), sizes, klds, strict=True):
-        storage = Storage(4.5, 16.0, 8 * 2.0**30, file_bytes=None if size is None else int(size * 1e9))
+        storage = Storage(
+            4.5, 16.0, 8 * 2.0**30, file_bytes=None if size is None else int(size * 1e9)
+        )
         rows.append(row(label, kld, storage=storage))
     said = verdict(run_of(REF, *rows))
     found = re.search(r"Q4_1 [^.]*(1\.6) times smaller than Q8_0[^.]* 12 times", said)

@@ -1,5 +1,6 @@
-"""Conversations: rows, and one line per malformed row; the scored tokens, compared with lists written by hand and with
-Transformers' own mask."""
+"""Conversations: rows, and one line per malformed row; the scored tokens, compared with lists
+written by hand and with Transformers' own mask.
+"""
 
 from __future__ import annotations
 
@@ -64,26 +65,44 @@ def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
 
 
 def built(folder: Path, **keys: Any) -> TextWindows:
-    return text_windows.build(spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True))
+    return text_windows.build(
+        spec(folder, **keys), None, Cache(folder / "cache"), Progress(quiet=True)
+    )
 
 
 def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> None:
     """Parquet adds every key to every message; a null key counts as absent."""
     lines = write_lines(tmp_path / "a.jsonl", WEATHER, {"messages": [ASK]})
     table = tmp_path / "a.parquet"
-    columns = {"messages": [WEATHER["messages"], [ASK]], "tools": [json.dumps(WEATHER["tools"]), None], "id": [1, 2]}
+    columns = {
+        "messages": [WEATHER["messages"], [ASK]],
+        "tools": [json.dumps(WEATHER["tools"]), None],
+        "id": [1, 2],
+    }
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
     one, other = rows_of(lines), rows_of(table)
-    assert [(each.messages, each.tools) for each in one] == [(each.messages, each.tools) for each in other]
-    assert one[0].messages[1] == {"role": "assistant", "tool_calls": [CALL]}  # its arguments were JSON in a string
+    assert [(each.messages, each.tools) for each in one] == [
+        (each.messages, each.tools) for each in other
+    ]
+    assert one[0].messages[1] == {
+        "role": "assistant",
+        "tool_calls": [CALL],
+    }  # its arguments were JSON in a string
     assert one[0].tools == tuple(WEATHER["tools"])
     assert one[1] == Conversation((ASK,), (), f"path: {lines}: line 2")
     assert other[1].where == f"path: {table}: row 2"
 
 
 def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
-    talk = [{"from": "human", "value": "Hello", "weight": None}, {"from": "gpt", "value": "Hi", "weight": 1}]
-    file = write_lines(tmp_path / "a.jsonl", {"conversations": talk, "talk": [ASK]}, {"conversations": [], "talk": []})
+    talk = [
+        {"from": "human", "value": "Hello", "weight": None},
+        {"from": "gpt", "value": "Hi", "weight": 1},
+    ]
+    file = write_lines(
+        tmp_path / "a.jsonl",
+        {"conversations": talk, "talk": [ASK]},
+        {"conversations": [], "talk": []},
+    )
     assert rows_of(file)[0].messages == (ASK, {"role": "assistant", "content": "Hi", "weight": 1})
     assert [each.messages for each in rows_of(file, text_column="talk")] == [(ASK,), ()]
     assert len(rows_of(file, max_text_rows=1)) == 1
@@ -94,9 +113,18 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     ("row", "gold"),
     [
         ("{", "column 2: not valid JSON"),
-        ({"text": "a"}, "no key messages or conversations; there are: text; name it in text_column"),
-        ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role: must be a name such as user"),
-        ({"messages": [{"from": "bot", "value": "a"}]}, "messages[0].from: 'bot': unknown speaker; there are"),
+        (
+            {"text": "a"},
+            "no key messages or conversations; there are: text; name it in text_column",
+        ),
+        (
+            {"messages": [{"role": 1, "content": "a"}]},
+            "messages[0].role: must be a name such as user",
+        ),
+        (
+            {"messages": [{"from": "bot", "value": "a"}]},
+            "messages[0].from: 'bot': unknown speaker; there are",
+        ),
     ],
 )
 def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
@@ -109,20 +137,28 @@ def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
 
 
 SCORED = [
-    '<call>{"name": "weather", "arguments": {"town": "Bern"}}</call><|im_end|>', "No, it is dry ☀<|im_end|>",
-    "4<|im_end|>", "It is 6.<|im_end|>",
-]  # fmt: skip
+    '<call>{"name": "weather", "arguments": {"town": "Bern"}}</call><|im_end|>',
+    "No, it is dry ☀<|im_end|>",
+    "4<|im_end|>",
+    "It is 6.<|im_end|>",
+]
 
 
 def scored_texts(folder: Path, found: Tokens) -> list[str]:
-    """Return each run of scored tokens as text, across documents (no document here begins with a scored token)."""
+    """Return each run of scored tokens as text, across documents (no document here begins with a
+    scored token).
+    """
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int)))
+    edges = np.flatnonzero(
+        np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int))
+    )
     return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
 
 
 def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
-    """Scored: the assistant's content, calls and ends of turns.  Not scored: headers, other roles, a turn's newline."""
+    """Scored: the assistant's content, calls and ends of turns.  Not scored: headers, other roles,
+    a turn's newline.
+    """
     marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
     assert (marked.chat.found_by, marked.chat.across) == ("generation mask", 0)
     assert (unmarked.chat.found_by, unmarked.chat.across) == ("rendered prefixes", 0)
@@ -134,7 +170,10 @@ def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
     mask, ids = [], []
     for talk in conversations.read(spec(tmp_path / "a"), Progress(quiet=True)):
         own = tokenizer.apply_chat_template(
-            list(talk.messages), tools=list(talk.tools) or None, return_dict=True, return_assistant_tokens_mask=True
+            list(talk.messages),
+            tools=list(talk.tools) or None,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         if any(own["assistant_masks"]):  # without an answer, no token is scored
             mask += own["assistant_masks"]
@@ -151,7 +190,9 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
     assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
     longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
-    np.testing.assert_array_equal(tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]])
+    np.testing.assert_array_equal(
+        tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]]
+    )
 
 
 def texts_by_role(folder: Path, found: Tokens) -> list[tuple[str, str]]:
@@ -193,9 +234,13 @@ def test_a_token_of_two_turns_belongs_to_the_first() -> None:
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
     message = refusal(tokenized, tmp_path, THINKING, SUMS)
-    assert message.startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template renders")
+    assert message.startswith(
+        f"path: {tmp_path / 'a.jsonl'}: line 1: message 3 (assistant): the chat template renders"
+    )
     assert 'use "score_turns": "last", or chat_template_kwargs such as' in message
-    reasoned = {"messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]}
+    reasoned = {
+        "messages": [*SUMS["messages"][:-1], {**SUMS["messages"][-1], "reasoning_content": "3+3"}]
+    }
     last = tokenized(tmp_path, THINKING, reasoned, score_turns="last")
     assert scored_texts(tmp_path, last) == ["<think>3+3</think>It is 6.<|im_end|>"]
 
@@ -203,18 +248,35 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("template", "row", "gold"),
     [
-        (UNMARKED, {"messages": SUMS["messages"][2:]}, "message 1 (assistant): an assistant who speaks first"),
-        ("{{ raise_exception('no\nsystem') }}", SUMS, "the chat template refuses these messages: no"),
-        (MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"), SUMS, "message 3: the chat template does"),
+        (
+            UNMARKED,
+            {"messages": SUMS["messages"][2:]},
+            "message 1 (assistant): an assistant who speaks first",
+        ),
+        (
+            "{{ raise_exception('no\nsystem') }}",
+            SUMS,
+            "the chat template refuses these messages: no",
+        ),
+        (
+            MARKED.replace("== 'assistant'", "== 'assistant' and loop.last"),
+            SUMS,
+            "message 3: the chat template does",
+        ),
     ],
 )
 def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any, gold: str) -> None:
-    assert refusal(tokenized, tmp_path, template, row).startswith(f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}")
+    assert refusal(tokenized, tmp_path, template, row).startswith(
+        f"path: {tmp_path / 'a.jsonl'}: line 1: {gold}"
+    )
 
 
 def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
     endless = "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3
-    folder, talk = save_chat_tokenizer(tmp_path / "tokenizer", endless), conversations.Conversation((), (), "row 1")
+    folder, talk = (
+        save_chat_tokenizer(tmp_path / "tokenizer", endless),
+        conversations.Conversation((), (), "row 1"),
+    )
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
     for render in (
         lambda: text_tokens.chat_prefix(tokenizer, 0.2),
@@ -230,29 +292,52 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     data = built(tmp_path)
     again = built(tmp_path)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
-    assert (again.digest, again.series, again.documents) == (data.digest, data.series, data.documents)
-    plain = vocabulary.plain_tokens(vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False))
+    assert (again.digest, again.series, again.documents) == (
+        data.digest,
+        data.series,
+        data.documents,
+    )
+    plain = vocabulary.plain_tokens(
+        vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
+    )
     assert data.vocabulary == vocabulary.digest(plain)  # as of a text without conversations
     assert {257, 258} <= data.seen < {*range(259)}
     assert data.starts == data.documents.begins == (0, 220)
-    template = hashlib.sha256("\0".join((MARKED, MARKED)).encode()).hexdigest()  # without tools, and with
-    assert [window.spans for window in data.windows] == [((114, 178), (201, 219)), ((42, 44), (72, 81))]
+    template = hashlib.sha256(
+        "\0".join((MARKED, MARKED)).encode()
+    ).hexdigest()  # without tools, and with
+    assert [window.spans for window in data.windows] == [
+        ((114, 178), (201, 219)),
+        ((42, 44), (72, 81)),
+    ]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
     assert text_windows.subtitle(data) == subtitle
     assert data.text_size[0] == sum(len(each.encode()) for each in SCORED)
     assert text_windows.data_json(data)["method"] == "chat"
     assert text_windows.data_json(data)["conversations"] == {
-        "conversations": 3, "scored": 2, "without_scored_tokens": 1, "longer_than_eval_len": 0,
-        "turns_told_by": "generation mask", "tokens_across_edges": 0, "chat_template_sha256": template,
-    }  # fmt: skip
+        "conversations": 3,
+        "scored": 2,
+        "without_scored_tokens": 1,
+        "longer_than_eval_len": 0,
+        "turns_told_by": "generation mask",
+        "tokens_across_edges": 0,
+        "chat_template_sha256": template,
+    }
 
 
 def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
     folder, digests = save_chat_tokenizer(tmp_path / "tokenizer", MARKED), set()
-    for keys in ({}, {"score_roles": ["user"]}, {"score_turns": "last"}, {"chat_template_kwargs": {"bos_token": "b"}}):
+    for keys in (
+        {},
+        {"score_roles": ["user"]},
+        {"score_turns": "last"},
+        {"chat_template_kwargs": {"bos_token": "b"}},
+    ):
         digests.add(built(tmp_path, **keys).digest)
-    assert len(digests) == 3  # a variable that the template does not use changes the key, and no token
+    assert (
+        len(digests) == 3
+    )  # a variable that the template does not use changes the key, and no token
     (folder / "chat_template.jinja").write_text(UNMARKED.replace("im_start", "im_end"))
     digests.add(built(tmp_path).digest)
     assert (len(digests), len(list((tmp_path / "cache" / "tokens").glob("*.npz")))) == (4, 5)
@@ -268,7 +353,12 @@ def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
     ],
 )
 def test_long_conversations(
-    tmp_path: Path, keys: dict[str, Any], count: int, scored: int, lengths: list[int], begins: list[int]
+    tmp_path: Path,
+    keys: dict[str, Any],
+    count: int,
+    scored: int,
+    lengths: list[int],
+    begins: list[int],
 ) -> None:
     write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
     save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
@@ -276,5 +366,7 @@ def test_long_conversations(
     assert (len(data.windows), data.n_scored) == (count, scored)
     assert [len(window.token_ids) for window in data.windows] == lengths
     assert list(data.documents.begins) == begins
-    whole = np.concatenate([data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows])
+    whole = np.concatenate(
+        [data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows]
+    )
     assert len(set(whole.tolist())) == scored  # no token twice

@@ -1,4 +1,6 @@
-"""Local data sets and files -> text, with the real ``datasets``; data sets of the hub are in test_hub_datasets.py."""
+"""Local data sets and files -> text, with the real ``datasets``; data sets of the hub are in
+test_hub_datasets.py.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,17 @@ def numbered(file: Path, count: int = 5) -> dict[str, Any]:
 
 
 def local(file: Path, rows: list[str | None]) -> dict[str, Any]:
-    return {"dataset": "parquet", "dataset_data_files": str(parquet(file, text=rows)), "split": "train"}
+    return {
+        "dataset": "parquet",
+        "dataset_data_files": str(parquet(file, text=rows)),
+        "split": "train",
+    }
 
 
 def parquet(file: Path, **columns: list[Any]) -> Path:
-    pyarrow.parquet.write_table(pyarrow.table(columns), file, compression="none", use_dictionary=False)
+    pyarrow.parquet.write_table(
+        pyarrow.table(columns), file, compression="none", use_dictionary=False
+    )
     return file
 
 
@@ -95,7 +103,9 @@ def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: P
         ({"text_column": "id"}, ""),
     ],
 )
-def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str, Any], gold: str) -> None:
+def test_local_data_set_through_the_real_library(
+    tmp_path: Path, keys: dict[str, Any], gold: str
+) -> None:
     source = {**numbered(tmp_path / "a.jsonl"), **keys}
     if not gold:
         assert refusal(**source) == "dataset 'json': no text in its rows"
@@ -108,14 +118,24 @@ def test_local_data_set_through_the_real_library(tmp_path: Path, keys: dict[str,
     [
         ("a\n\nb ", "a\n\nb ", "a\n\nb "),
         ("\ufeffé\u2028ß", "\ufeffé\u2028ß", "\ufeffé\u2028ß"),  # a byte order mark is text
-        ("a\r\nb\rc\n\n", "a\nb\nc\n\n", "a\r\nb\rc\n"),  # llama-perplexity reads bytes, and drops a last newline
+        (
+            "a\r\nb\rc\n\n",
+            "a\nb\nc\n\n",
+            "a\r\nb\rc\n",
+        ),  # llama-perplexity reads bytes, and drops a last newline
     ],
 )
 def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> None:
-    """The text is unchanged, except for line ends: a copy with Windows line ends gives the same scores."""
+    """The text is unchanged, except for line ends: a copy with Windows line ends gives the same
+    scores.
+    """
     (tmp_path / "a.txt").write_bytes(content.encode())
-    found = [corpus.load_texts(spec(tmp_path, path="a.txt", method=method), PROGRESS)  # relative to the spec's folder
-             for method in ("exllamav3", "gptq", "lm_eval", "llamacpp")]  # fmt: skip
+    found = [
+        corpus.load_texts(
+            spec(tmp_path, path="a.txt", method=method), PROGRESS
+        )  # relative to the spec's folder
+        for method in ("exllamav3", "gptq", "lm_eval", "llamacpp")
+    ]
     assert found == [[gold], [gold], [gold], [llamacpp]]
 
 
@@ -127,21 +147,33 @@ def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     assert text(path=str(file), max_text_rows=1) == "a"
 
 
-@pytest.mark.parametrize("keys", [
-    {"dataset": "pandas", "dataset_data_files": "x.json"}, {"dataset": "wiki2", "dataset_path": "pandas"},
-    *({"dataset": "json", "dataset_data_files": {"train": ["x.json", f"https://h/x.{end}"]}}
-      for end in ("pkl", "pickle.gz", "PT", "npy?x=1")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dataset": "pandas", "dataset_data_files": "x.json"},
+        {"dataset": "wiki2", "dataset_path": "pandas"},
+        *(
+            {"dataset": "json", "dataset_data_files": {"train": ["x.json", f"https://h/x.{end}"]}}
+            for end in ("pkl", "pickle.gz", "PT", "npy?x=1")
+        ),
+    ],
+)
 def test_pickles_are_refused_before_they_are_read(keys: dict[str, Any]) -> None:
     assert "pickle" in refusal_of(corpus.identity, spec(**keys))
-    assert corpus.identity(spec(**{**keys, "dataset_path": "text", "dataset_data_files": "x.pt"}))  # Portuguese
+    assert corpus.identity(
+        spec(**{**keys, "dataset_path": "text", "dataset_data_files": "x.pt"})
+    )  # Portuguese
 
 
 def test_a_secret_in_a_url_is_no_part_of_the_identity() -> None:
-    files = (f"https://{user}host/x.json?token={key}" for user, key in (("me:a@", "b"), ("you:c@", "d")))
+    files = (
+        f"https://{user}host/x.json?token={key}" for user, key in (("me:a@", "b"), ("you:c@", "d"))
+    )
     one, other = (corpus.identity(spec(dataset="json", dataset_data_files=file)) for file in files)
     assert one == other
-    assert one != corpus.identity(spec(dataset="json", dataset_data_files="https://***@host/y.json?token=***"))
+    assert one != corpus.identity(
+        spec(dataset="json", dataset_data_files="https://***@host/y.json?token=***")
+    )
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
@@ -160,7 +192,9 @@ def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> N
 
 @pytest.mark.usefixtures("offline")
 def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: Path) -> None:
-    """A file's name decides its split: the test split is first the second of three files, and then the third."""
+    """A file's name decides its split: the test split is first the second of three files, and then
+    the third.
+    """
     folder = tmp_path / "rows"
     folder.mkdir()
     for name, count in (("a", 1), ("test", 2), ("train", 3)):
@@ -176,11 +210,17 @@ def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: P
 @pytest.mark.parametrize(
     ("method", "path", "gold"),
     [
-        ("gptq", "a.txt", "on a raw file"), ("gptq", "a.parquet", "on the rows"), ("gptq", None, "on the rows"),
-        ("llamacpp", "a.txt", ""), ("llamacpp", None, "on joined rows"), ("exllamav3", "a.txt", ""),
+        ("gptq", "a.txt", "on a raw file"),
+        ("gptq", "a.parquet", "on the rows"),
+        ("gptq", None, "on the rows"),
+        ("llamacpp", "a.txt", ""),
+        ("llamacpp", None, "on joined rows"),
+        ("exllamav3", "a.txt", ""),
     ],
-)  # fmt: skip
-def test_methods_say_which_form_of_a_text_they_have(method: str, path: str | None, gold: str) -> None:
+)
+def test_methods_say_which_form_of_a_text_they_have(
+    method: str, path: str | None, gold: str
+) -> None:
     """WikiText-2 has 304,978 Llama 2 tokens if rows are joined, and 301,948 as a file."""
     keys = {"dataset": "text", "path": path} if path else {"dataset": "wiki2"}
     notes = corpus.method_notes(spec(method=method, **keys))

@@ -1,4 +1,6 @@
-"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` with a stand-in (tests/support/hub.py)."""
+"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` with a stand-in
+(tests/support/hub.py).
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,38 @@ WIKI2 = "wikitext-2-raw-v1"
 EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
 # name: repository, first row, number of rows, the requested data files
 KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
-    "wiki2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, [f"{WIKI2}/test-00000-of-00001.parquet"]),
-    "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),  # already in the cache
-    "code": ("code-search-net/code_search_net", "def test_0(): pass", 1000, ["python/test/0000.parquet"]),
-    "ptb": ("ptb-text-only/ptb_text_only", " = ptb test = \n", 3, ["penn_treebank/test/0000.parquet"]),
+    "wiki2": (
+        "Salesforce/wikitext",
+        " = wikitext-2-raw-v1 test = \n",
+        3,
+        [f"{WIKI2}/test-00000-of-00001.parquet"],
+    ),
+    "wikitext2": (
+        "Salesforce/wikitext",
+        " = wikitext-2-raw-v1 test = \n",
+        3,
+        [],
+    ),  # already in the cache
+    "code": (
+        "code-search-net/code_search_net",
+        "def test_0(): pass",
+        1000,
+        ["python/test/0000.parquet"],
+    ),
+    "ptb": (
+        "ptb-text-only/ptb_text_only",
+        " = ptb test = \n",
+        3,
+        ["penn_treebank/test/0000.parquet"],
+    ),
     "c4": ("allenai/c4", "c4 en validation file 0", 8, EIGHT),
     "fineweb": (
-        "HuggingFaceFW/fineweb", "fineweb file 0 row 0", 1000,
+        "HuggingFaceFW/fineweb",
+        "fineweb file 0 row 0",
+        1000,
         ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +103,13 @@ def refusal(client: Client, **keys: Any) -> str:
 
 
 def data_files(client: Client, path: str) -> list[str]:
-    """Return the data files that the last run of a client requested from a repository, without metadata files."""
+    """Return the data files that the last run of a client requested from a repository, without
+    metadata files.
+    """
     mine = [each for each in client.asked if each.path.startswith(f"/datasets/{path}/resolve/")]
-    names = {each.path.partition("/resolve/")[2].partition("/")[2] for each in mine if "." in each.path}
+    names = {
+        each.path.partition("/resolve/")[2].partition("/")[2] for each in mine if "." in each.path
+    }
     about = ("README.md", ".huggingface.yaml", "dataset_infos.json")
     return sorted(name for name in names if name not in about and not name.endswith(".py"))
 
@@ -96,7 +124,9 @@ def test_known_name(name: str, client: Client) -> None:
     assert client.said.read_text() == ""
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "eval" / "spec").glob("chat_*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "eval" / "spec").glob("chat_*.json")), ids=lambda file: file.stem
+)
 def test_ready_specs_of_conversations(file: Path, client: Client) -> None:
     """The specs, with another tokenizer, stream the first rows of one split."""
     keys = json.loads(file.read_text())
@@ -124,16 +154,28 @@ def test_first_rows_are_streamed(keys: dict[str, Any], gold: int, client: Client
 @pytest.mark.parametrize(
     ("keys", "read_reason", "probe_reason"),
     [
-        ({"dataset": "org/none"}, "not on the hub, or private; check the name, or sign in", "not on the hub, or"),
+        (
+            {"dataset": "org/none"},
+            "not on the hub, or private; check the name, or sign in",
+            "not on the hub, or",
+        ),
         ({"dataset": "wiki2", "split": "dev"}, f"no file {WIKI2}/dev-* on the hub", "dev-*"),
-        ({"dataset": "wiki2", "revision": "v9"}, "no revision 'v9' of it on the hub; see ", "no revision 'v9'"),
+        (
+            {"dataset": "wiki2", "revision": "v9"},
+            "no revision 'v9' of it on the hub; see ",
+            "no revision 'v9'",
+        ),
         ({"dataset": "wiki2", "text_column": "body"}, "no text column 'body'; there are: text", ""),
         (
             {"dataset": "Salesforce/wikitext", "dataset_name": WIKI2, "split": "dev"},
             'Unknown split "dev"',
             "no split 'dev'; there are: train, validation, test",
         ),
-        ({"dataset": "ptb-text-only/ptb_text_only"}, "Dataset scripts are no longer supported", "Dataset scripts"),
+        (
+            {"dataset": "ptb-text-only/ptb_text_only"},
+            "Dataset scripts are no longer supported",
+            "Dataset scripts",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_line(
@@ -145,7 +187,12 @@ def test_what_is_not_there_is_one_line(
         assert probe_reason in client.refusal(f"value = hub_datasets.would_fetch(spec(**{keys}))")
 
 
-@pytest.mark.parametrize("keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}])
+@pytest.mark.parametrize(
+    "keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}]
+)
 def test_without_a_hub_the_rest_is_one_line(keys: dict[str, Any], away: Client) -> None:
     text = refusal(away, **keys)
-    assert "in the local cache, and http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)" in text
+    assert (
+        "in the local cache, and http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
+        in text
+    )

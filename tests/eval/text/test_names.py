@@ -23,7 +23,9 @@ def chat(*roles: str, **keys: Any) -> DataSpec:
     return parse_data_spec({**base, "score_roles": list(roles), **keys}, Path("c.json"))
 
 
-@pytest.mark.parametrize("name", ["sure", "unsure", "begin", "rest", "special", "32k", "8192", "4K"])
+@pytest.mark.parametrize(
+    "name", ["sure", "unsure", "begin", "rest", "special", "32k", "8192", "4K"]
+)
 def test_a_text_with_the_name_of_a_slice_or_a_number_of_tokens_is_refused(name: str) -> None:
     for spec in (text(label=name), text(f"{name}.txt"), chat("assistant", label=name)):
         message = refusal(names_of, [text("b.txt"), spec])

@@ -1,4 +1,6 @@
-"""The tokens in a reference pack, which are untrusted: types and shapes are checked before they are used."""
+"""The tokens in a reference pack, which are untrusted: types and shapes are checked before they are
+used.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,18 @@ from tests.support.toy import refusal
 
 IDS = np.arange(5, dtype=np.int32)
 CHAT = Chat(np.zeros(5, np.int8), ("assistant",), "generation mask", 0, "t")
-TOKENS = Tokens(IDS, IDS[:0], 9, "v", ends=np.array([2, 5]), sizes=IDS, n_bytes=7, n_words=2, chat=CHAT, source="s")
+TOKENS = Tokens(
+    IDS,
+    IDS[:0],
+    9,
+    "v",
+    ends=np.array([2, 5]),
+    sizes=IDS,
+    n_bytes=7,
+    n_words=2,
+    chat=CHAT,
+    source="s",
+)
 DEEP = "[" * 20_000 + "]" * 20_000
 
 
@@ -31,7 +44,9 @@ def test_tokens_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found.chat.role_names == ("assistant",)
 
 
-def array(name: str, changed: Callable[[Any], Any]) -> Callable[[dict[str, Any], dict[str, str]], None]:
+def array(
+    name: str, changed: Callable[[Any], Any]
+) -> Callable[[dict[str, Any], dict[str, str]], None]:
     def change(arrays: dict[str, Any], _: dict[str, str]) -> None:
         arrays[name] = changed(np.asarray(arrays[name]))
 
@@ -82,5 +97,9 @@ def test_hostile_tokens_are_refused_in_one_line(
     text_tokens.write_pack(tmp_path, TOKENS)
     arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS)
     change(arrays, texts)
-    save_file({name: np.array(value, order="C") for name, value in arrays.items()}, tmp_path / pack_files.TOKENS, texts)
+    save_file(
+        {name: np.array(value, order="C") for name, value in arrays.items()},
+        tmp_path / pack_files.TOKENS,
+        texts,
+    )
     assert refusal(text_tokens.of_pack, tmp_path).startswith(f"{tmp_path / pack_files.TOKENS}: ")

@@ -1,5 +1,6 @@
-"""Text -> tokens: the bytes of each token, the methods' additional tokens, and the check that a model and a text have
-equal ordinary tokens."""
+"""Text -> tokens: the bytes of each token, the methods' additional tokens, and the check that a
+model and a text have equal ordinary tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +30,21 @@ END = 256
 
 
 def spec(folder: Path, method: str = "exllamav3", **keys: Any) -> DataSpec:
-    base = {"tokenizer_dir": "t", "dataset": "text", "path": "a.txt", "eval_len": 4, "method": method}
-    return parse_data_spec({**base, "eval_stride": 2 if method == "exllamav3" else None, **keys}, folder / "d.json")
+    base = {
+        "tokenizer_dir": "t",
+        "dataset": "text",
+        "path": "a.txt",
+        "eval_len": 4,
+        "method": method,
+    }
+    return parse_data_spec(
+        {**base, "eval_stride": 2 if method == "exllamav3" else None, **keys}, folder / "d.json"
+    )
 
 
-def tokenized(folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any) -> Tokens:
+def tokenized(
+    folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any
+) -> Tokens:
     (folder / "a.txt").write_text(text)
     data, progress = spec(folder, method, **keys), Progress(quiet=True)
     return text_tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
@@ -69,7 +80,9 @@ def same(content: dict[str, Any]) -> None:
 
 
 def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
-    """Write the toy tokenizer into a folder, with a changed tokenizer.json and additional keys in its config."""
+    """Write the toy tokenizer into a folder, with a changed tokenizer.json and additional keys in
+    its config.
+    """
     folder.mkdir()
     save_toy_tokenizer(folder)
     file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
@@ -98,7 +111,10 @@ def test_a_tokenizer_without_end_is_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "endless"
     folder.mkdir()
     (folder / "endless.py").write_text(ENDLESS)
-    config = {"tokenizer_class": "Endless", "auto_map": {"AutoTokenizer": ["endless.Endless", None]}}
+    config = {
+        "tokenizer_class": "Endless",
+        "auto_map": {"AutoTokenizer": ["endless.Endless", None]},
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     data = spec(tmp_path, trust_remote_code=True)
     for length, limit in ((10, 0.101), (5_000, 0.6)):
@@ -108,7 +124,12 @@ def test_a_tokenizer_without_end_is_stopped(tmp_path: Path) -> None:
 
 
 def metaspace(content: dict[str, Any]) -> None:
-    content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True}
+    content["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "\u2581",
+        "prepend_scheme": "never",
+        "split": True,
+    }
 
 
 def no_split(content: dict[str, Any]) -> None:
@@ -128,9 +149,16 @@ def no_split(content: dict[str, Any]) -> None:
     ],
 )
 def test_tokens_are_those_of_tokenizer_json(
-    tmp_path: Path, change: Change, tokenizer_class: str, model_type: str, differs: bool, loses: bool
+    tmp_path: Path,
+    change: Change,
+    tokenizer_class: str,
+    model_type: str,
+    differs: bool,
+    loses: bool,
 ) -> None:
-    """Transformers chooses a class by the configs, and some classes replace the rules of the file by their own."""
+    """Transformers chooses a class by the configs, and some classes replace the rules of the file
+    by their own.
+    """
     from tokenizers import Tokenizer
 
     folder = toy_tokenizer(tmp_path / "t", change, tokenizer_class=tokenizer_class)
@@ -139,17 +167,32 @@ def test_tokens_are_those_of_tokenizer_json(
     found = tokenized(tmp_path, folder, text)
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     assert found.ids.tolist() == expected
-    assert [any(word in note for note in found.notes) for word in ("tokenizer.json", "lose")] == [differs, loses]
+    assert [any(word in note for note in found.notes) for word in ("tokenizer.json", "lose")] == [
+        differs,
+        loses,
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "offsets", "gold"),
     [
         ("aé€😀", [(0, 1), (1, 2), (2, 3), (3, 4)], [1, 2, 3, 4]),
-        ("😀a", [(0, 1), (0, 1), (0, 1), (1, 2)], [4, 0, 0, 1]),  # one character in three byte-level tokens
+        (
+            "😀a",
+            [(0, 1), (0, 1), (0, 1), (1, 2)],
+            [4, 0, 0, 1],
+        ),  # one character in three byte-level tokens
         ("ab", [(0, 0), (0, 1), (1, 2)], [0, 1, 1]),  # BOS
-        ("\x7f\x80\u07ff\u0800\uffff\U00010000", [(i, i + 1) for i in range(6)], [1, 2, 2, 3, 3, 4]),
-        ("a  b ", [(0, 1), (3, 4)], [1, 4]),  # white space without a token counts for the next token, or the last
+        (
+            "\x7f\x80\u07ff\u0800\uffff\U00010000",
+            [(i, i + 1) for i in range(6)],
+            [1, 2, 2, 3, 3, 4],
+        ),
+        (
+            "a  b ",
+            [(0, 1), (3, 4)],
+            [1, 4],
+        ),  # white space without a token counts for the next token, or the last
         ("", [], []),
     ],
 )
@@ -158,7 +201,9 @@ def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) 
 
 
 def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
-    """A byte-level token is one byte; if a character has several tokens, its first token has all its bytes."""
+    """A byte-level token is one byte; if a character has several tokens, its first token has all
+    its bytes.
+    """
     found = tokenized(tmp_path, with_bos, "aé😀 b\n")
     assert found.sizes.tolist() == [0, 1, 2, 0, 4, 0, 0, 0, 1, 1, 1]
     assert (found.n_bytes, found.n_words) == (10, 3)
@@ -169,8 +214,16 @@ def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
     ("change", "config", "gold"),
     [
         (same, {}, [END]),
-        (lambda content: content["added_tokens"].extend(ADDED), {}, [END, 257]),  # 258 is not special
-        (lambda content: content["added_tokens"].extend(ADDED), {"pad_token": "plain"}, [END, 257, 258]),
+        (
+            lambda content: content["added_tokens"].extend(ADDED),
+            {},
+            [END, 257],
+        ),  # 258 is not special
+        (
+            lambda content: content["added_tokens"].extend(ADDED),
+            {"pad_token": "plain"},
+            [END, 257, 258],
+        ),
         (same, {"bos_token": "a"}, [64, END]),
     ],
 )
@@ -191,11 +244,18 @@ def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_b
 
 
 def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:
-    """Each document gets a BOS unless its text begins with BOS; an empty document counts as a word, as in lm-eval."""
+    """Each document gets a BOS unless its text begins with BOS; an empty document counts as a word,
+    as in lm-eval.
+    """
     rows = ["ab c", "", "<|bos|>d", None, " \n"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     found = tokenized(tmp_path, with_bos, "", "lm_eval", path="a.jsonl")
-    bos, byte = END + 1, dict(zip("ab cd\n", tokenized(tmp_path, with_bos, "ab cd\n").ids[1:].tolist(), strict=True))
+    bos, byte = (
+        END + 1,
+        dict(
+            zip("ab cd\n", tokenized(tmp_path, with_bos, "ab cd\n").ids[1:].tolist(), strict=True)
+        ),
+    )
     first, last = [bos, *(byte[letter] for letter in "ab c")], [bos, byte[" "], byte["\n"]]
     assert found.ids.tolist() == [*first, bos, bos, byte["d"], *last]
     assert (found.lead, found.ends.tolist()) == (bos, [5, 6, 8, 11])
@@ -206,7 +266,9 @@ def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Pat
 NUMBERS = np.array([0, 1], np.int32)
 KINDS = {
     "text": {},
-    "conversations": {"chat": Chat(np.array([0, -1], np.int8), ("assistant",), "rendered prefixes", 0, "t")},
+    "conversations": {
+        "chat": Chat(np.array([0, -1], np.int8), ("assistant",), "rendered prefixes", 0, "t")
+    },
 }
 
 
@@ -235,7 +297,9 @@ def test_what_changes_while_it_is_read_is_not_kept(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(tmp_path: Path, kind: str) -> None:
+def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(
+    tmp_path: Path, kind: str
+) -> None:
     cache = Cache(tmp_path / "cache")
     saved = Tokens(NUMBERS, NUMBERS, 9, "words", special=np.array([3, 7], np.int32), **KINDS[kind])
     with cache.write("tokens", "k", ".npz") as file:
@@ -250,7 +314,10 @@ def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(tmp_path: P
             assert found.chat.roles.tolist() == [0, -1]
             assert found.chat.roles.dtype == np.int8
             assert found.chat.scored.tolist() == [True, False]
-            assert (found.chat.role_names, found.chat.found_by) == (("assistant",), "rendered prefixes")
+            assert (found.chat.role_names, found.chat.found_by) == (
+                ("assistant",),
+                "rendered prefixes",
+            )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +345,9 @@ def test_a_pack_without_roles_and_special_tokens_or_with_wrong_ones_is_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str) -> None:
-    """Without the check, a flipped bit in the name of the array of scored tokens would score a whole conversation."""
+    """Without the check, a flipped bit in the name of the array of scored tokens would score a
+    whole conversation.
+    """
     cache = Cache(tmp_path)
     with cache.write("tokens", "k", ".npz") as file:
         text_tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
@@ -306,7 +375,10 @@ def test_pages_of_wikitext(page: str, gold: str) -> None:
     assert text_tokens.detokenized(page) == gold
 
 
-A, B = 64, 65  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
+A, B = (
+    64,
+    65,
+)  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
 
 
 def swap(content: dict[str, Any]) -> None:
@@ -325,7 +397,10 @@ def renamed(content: dict[str, Any]) -> None:
 
 def added(*tokens: str, special: bool) -> Change:
     """Return a change that adds tokens from id 257 on."""
-    entries = [{"id": 257 + at, "content": token, "special": special, **FLAGS} for at, token in enumerate(tokens)]
+    entries = [
+        {"id": 257 + at, "content": token, "special": special, **FLAGS}
+        for at, token in enumerate(tokens)
+    ]
     return lambda content: content["added_tokens"].extend(entries)
 
 
@@ -337,14 +412,23 @@ def disagreement(model: Path, data: Path, seen: frozenset[int] = frozenset()) ->
     ("data", "model", "config", "gold"),
     [
         (same, swap, {}, f"token {A} is 'b' in {{model}} and 'a' in {{data}}"),
-        (added("Wort", special=False), added("word", special=False), {},
-         "token 257 is 'word' in {model} and 'Wort' in {data}"),
+        (
+            added("Wort", special=False),
+            added("word", special=False),
+            {},
+            "token 257 is 'word' in {model} and 'Wort' in {data}",
+        ),
         (same, renamed, {"eos_token": "<|stop|>"}, ""),
         (same, other_a, {}, f"token {A} is '\u0100\u0100' in {{model}} and 'a' in {{data}}"),
     ],
-)  # fmt: skip
-def test_disagreements(tmp_path: Path, data: Change, model: Change, config: dict[str, str], gold: str) -> None:
-    one, other = toy_tokenizer(tmp_path / "data", data), toy_tokenizer(tmp_path / "model", model, **config)
+)
+def test_disagreements(
+    tmp_path: Path, data: Change, model: Change, config: dict[str, str], gold: str
+) -> None:
+    one, other = (
+        toy_tokenizer(tmp_path / "data", data),
+        toy_tokenizer(tmp_path / "model", model, **config),
+    )
     assert disagreement(other, one) == gold.format(data=one, model=other)
 
 
@@ -367,7 +451,11 @@ WORD = {"added_tokens_decoder": {"257": {"content": "word", "special": True, **F
         (added("word", special=False), {}, 257),
         (added("word", special=False), WORD, 256),
         (same, {"bos_token": "<s>", "additional_special_tokens": ["<x>"]}, 256),
-        (lambda content: content["model"].update(byte_fallback=True), {"tokenizer_class": "LlamaTokenizer"}, 256),
+        (
+            lambda content: content["model"].update(byte_fallback=True),
+            {"tokenizer_class": "LlamaTokenizer"},
+            256,
+        ),
     ],
 )
 def test_a_tokenizer_file_says_what_transformers_says(
@@ -376,12 +464,16 @@ def test_a_tokenizer_file_says_what_transformers_says(
     """Ordinary tokens are the tokens of the bytes, and added tokens that are not special."""
     folder = toy_tokenizer(tmp_path / "a", change, **config)
     found = vocabulary.of_file(folder)
-    assert found == vocabulary.plain_tokens(vocabulary.load_tokenizer(folder, trust_remote_code=False))
+    assert found == vocabulary.plain_tokens(
+        vocabulary.load_tokenizer(folder, trust_remote_code=False)
+    )
     assert len(found) == n_plain
 
 
 def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
-    """Among additional templates, the tokenizer uses "default", so that a plain text's chat prefix depends on it."""
+    """Among additional templates, the tokenizer uses "default", so that a plain text's chat prefix
+    depends on it.
+    """
     (tmp_path / "a.txt").write_text("ab\n")
     save_toy_tokenizer(tmp_path)
     data = spec(tmp_path, chat_template=True)

@@ -1,4 +1,6 @@
-"""Windows of each method, compared with lists written by hand, and with the windows of the original tools."""
+"""Windows of each method, compared with lists written by hand, and with the windows of the original
+tools.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,14 @@ def scored(cuts: list[Cut]) -> list[int]:
 @pytest.mark.parametrize(
     ("n_tokens", "eval_len", "stride", "gold"),
     [
-        (10, 4, 2, [0, 2, 4]), (11, 4, 2, [0, 2, 4, 6]), (8, 4, 4, [0]), (9, 4, 4, [0, 4]), (4, 4, 1, []),
+        (10, 4, 2, [0, 2, 4]),
+        (11, 4, 2, [0, 2, 4, 6]),
+        (8, 4, 4, [0]),
+        (9, 4, 4, [0, 4]),
+        (4, 4, 1, []),
         (289_076, 2048, 512, list(range(0, 561 * 512, 512))),
     ],
-)  # fmt: skip
+)
 def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[int]) -> None:
     assert [cut.start for cut in cutting.exllamav3(text(n_tokens), eval_len, stride)] == gold
 
@@ -62,7 +68,12 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
     ("n_tokens", "eval_len", "bos", "gold"),
     [
         (11, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3)]),
-        (12, 4, None, [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)]),
+        (
+            12,
+            4,
+            None,
+            [(0, [10, 11, 12, 13], 3), (4, [14, 15, 16, 17], 3), (8, [18, 19, 20, 21], 3)],
+        ),
         (11, 4, BOS, [(0, [90, 11, 12, 13], 3), (4, [90, 15, 16, 17], 3)]),
         # The first one is 5 / 2 = 2: positions 3 and 4 are scored.
         (11, 5, BOS, [(0, [90, 11, 12, 13, 14], 3), (5, [90, 16, 17, 18, 19], 3)]),
@@ -70,9 +81,13 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
         (3, 4, None, []),
     ],
 )
-def test_windows_that_follow_one_another(n_tokens: int, eval_len: int, bos: int | None, gold: Any) -> None:
-    """llamacpp's windows, and gptq's: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``.
-    gptq scores ``[:, 1:]`` of the same windows, with the text's own first token."""
+def test_windows_that_follow_one_another(
+    n_tokens: int, eval_len: int, bos: int | None, gold: Any
+) -> None:
+    """llamacpp's windows, and gptq's: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below
+    ``numel() // seqlen``.  gptq scores ``[:, 1:]`` of the same windows, with the text's own first
+    token.
+    """
     ids = text(n_tokens)
     assert plain(cutting.llamacpp(ids, eval_len, bos)) == gold
     own = [(start, text(n_tokens)[start : start + eval_len].tolist(), 1) for start, _, _ in gold]
@@ -80,7 +95,8 @@ def test_windows_that_follow_one_another(n_tokens: int, eval_len: int, bos: int 
     assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
 
 
-# lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens, 90, L, 1), as
+# lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens,
+# 90, L, 1), as
 # (context, continuation); the model's input is both together, without the last token.
 LM_EVAL = {
     (0, 4): [],
@@ -137,7 +153,9 @@ SECOND = [(5, [15, 16, 17], ((1, 2),)), (7, [17, 18], ((1, 2),))]
     ],
 )
 def test_conversations(long: Long, gold: Any, counts: tuple[int, int]) -> None:
-    """Conversations of 3, 6, 0 and 2 tokens in windows of 3; the second one scores its 4th and its last token."""
+    """Conversations of 3, 6, 0 and 2 tokens in windows of 3; the second one scores its 4th and its
+    last token.
+    """
     scored = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 1], bool)
     found = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
     assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found[0]] == gold
@@ -159,11 +177,19 @@ def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> TextWindow
 
 
 def test_spread_windows_lie_over_the_whole_text() -> None:
-    """The first n windows are a systematic sample, and a longer run adds windows to those of a shorter run."""
-    tokens = replace(TEN, ids=np.arange(21, dtype=np.int32) % 10)  # windows of 2 tokens at 0, 2, ..., 18
+    """The first n windows are a systematic sample, and a longer run adds windows to those of a
+    shorter run.
+    """
+    tokens = replace(
+        TEN, ids=np.arange(21, dtype=np.int32) % 10
+    )  # windows of 2 tokens at 0, 2, ..., 18
     spread = spec(eval_len=2, eval_stride=2, sample="spread")
     runs = [cut(tokens, spread, count) for count in (2, 4, None)]
-    assert [run.starts for run in runs] == [(0, 10), (0, 10, 4, 14), (0, 10, 4, 14, 2, 12, 6, 16, 8, 18)]
+    assert [run.starts for run in runs] == [
+        (0, 10),
+        (0, 10, 4, 14),
+        (0, 10, 4, 14, 2, 12, 6, 16, 8, 18),
+    ]
     assert len({run.series for run in runs}) == 1
     assert text_windows.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
     assert text_windows.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
@@ -171,21 +197,32 @@ def test_spread_windows_lie_over_the_whole_text() -> None:
 
 
 def test_warm_up_is_not_scored() -> None:
-    """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup + 1 ... L - 1."""
+    """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup
+    + 1 ... L - 1.
+    """
     (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
     assert (window.spans, window.n_scored) == (((3, 5),), 2)
 
 
 def test_the_last_tokens_of_each_stretch_are_scored() -> None:
-    """In windows of 9 tokens with stretches of 4, the last position of each is 3 and 7; the last two are also 2 and 6.
-    The ninth token of a window is in no whole stretch.  Cache keys differ if other positions are scored."""
+    """In windows of 9 tokens with stretches of 4, the last position of each is 3 and 7; the last
+    two are also 2 and 6.  The ninth token of a window is in no whole stretch.  Cache keys differ if
+    other positions are scored.
+    """
     text = replace(TEN, ids=np.arange(10, dtype=np.int32))
-    data = [cut(text, spec(eval_len=9, eval_stride=1, score_every=4, score_last=last), None) for last in (1, 2, 3)]
+    data = [
+        cut(text, spec(eval_len=9, eval_stride=1, score_every=4, score_last=last), None)
+        for last in (1, 2, 3)
+    ]
     spans = [each.windows[0].spans for each in data]
     assert spans == [((3, 4), (7, 8)), ((2, 4), (6, 8)), ((1, 4), (5, 8))]
     assert [list(map(int, each.windows[0].targets)) for each in data[:2]] == [[3, 7], [2, 3, 6, 7]]
     every = cut(text, spec(eval_len=9, eval_stride=1), None)
-    assert len({each.digest for each in (*data, every)}) == len({each.series for each in (*data, every)}) == 4
+    assert (
+        len({each.digest for each in (*data, every)})
+        == len({each.series for each in (*data, every)})
+        == 4
+    )
     whole = cut(text, spec(eval_len=4, eval_stride=4, score_every=4, score_last=3), None)
     assert [window.spans for window in whole.windows] == [((1, 4),)] * 2
 
@@ -211,19 +248,39 @@ def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: obj
 @pytest.mark.parametrize(
     ("method", "gold", "n_bytes"),
     [
-        ("exllamav3", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)],
-         (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1)),
+        (
+            "exllamav3",
+            [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)],
+            (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1),
+        ),
         ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)], 3 + 1),
-        ("lm_eval", [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)], 12),
+        (
+            "lm_eval",
+            [(-1, [90, 0, 1, 2, 3], 1), (1, [1, 2, 3, 4, 5], 3), (5, [90, 6, 7, 8, 9], 1)],
+            12,
+        ),
         ("gptq", [(0, [0, 1, 2, 3], 1), (4, [4, 5, 6, 7], 1)], (1 + 2 + 3) + (1 + 1 + 1)),
-        ("once", [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 2), (4, [4, 5, 6, 7], 2), (6, [6, 7, 8, 9], 2)], 12 - 1),
+        (
+            "once",
+            [
+                (0, [0, 1, 2, 3], 1),
+                (2, [2, 3, 4, 5], 2),
+                (4, [4, 5, 6, 7], 2),
+                (6, [6, 7, 8, 9], 2),
+            ],
+            12 - 1,
+        ),
     ],
-)  # fmt: skip
+)
 def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: int) -> None:
-    """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, lead 90, two documents of 6 and 4 tokens: 12 bytes, 4 words."""
+    """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, lead 90, two documents of 6 and 4 tokens:
+    12 bytes, 4 words.
+    """
     data = of(method)
     windows_of = zip(data.starts, data.windows, strict=True)
-    assert [(start, window.token_ids.tolist(), window.spans[0][0]) for start, window in windows_of] == gold
+    assert [
+        (start, window.token_ids.tolist(), window.spans[0][0]) for start, window in windows_of
+    ] == gold
     assert (data.spec.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
     for start, window in zip(data.starts, data.windows, strict=True):
         for position in window.positions:
@@ -235,29 +292,48 @@ def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: i
 
 
 def test_digest_follows_windows_and_what_is_scored() -> None:
-    """The digest does not depend on names, but on the place of the windows and on their scored positions."""
+    """The digest does not depend on names, but on the place of the windows and on their scored
+    positions.
+    """
     hashed = hashlib.sha256(b"exllamav3")
     for start in (0, 2, 4):
-        hashed.update(f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes())
-    assert of("exllamav3").digest == of("exllamav3", dataset_display_name="other").digest == hashed.hexdigest()
+        hashed.update(
+            f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes()
+        )
+    assert (
+        of("exllamav3").digest
+        == of("exllamav3", dataset_display_name="other").digest
+        == hashed.hexdigest()
+    )
     assert of("llamacpp").digest == of("llamacpp", eval_stride=4).digest
     digests = [of(method).digest for method in METHODS]
     digests += [of("exllamav3", max_rows=2).digest, of("exllamav3", warmup_tokens=1).digest]
-    digests += [of("exllamav3", replace(LED, ids=LED.ids[::-1].copy())).digest, of("llamacpp", eval_len=5).digest]
+    digests += [
+        of("exllamav3", replace(LED, ids=LED.ids[::-1].copy())).digest,
+        of("llamacpp", eval_len=5).digest,
+    ]
     digests += [of("llamacpp", replace(LED, lead=None)).digest, of("once", eval_stride=3).digest]
     digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest]
     window = of("once").windows[1]
     digests += [
-        text_windows.digest_of([window], [start], method) for method in ("once", "llamacpp") for start in (2, 3)
+        text_windows.digest_of([window], [start], method)
+        for method in ("once", "llamacpp")
+        for start in (2, 3)
     ]
     spans = [((1, 4),), ((1, 3),), ((1, 2), (3, 4))]
-    digests += [text_windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans]
+    digests += [
+        text_windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans
+    ]
     assert len(set(digests)) == len(digests)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("engine", [{}, {"streaming": True}, {"streaming": True, "streaming_windows": 3}])
-def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "engine", [{}, {"streaming": True}, {"streaming": True, "streaming_windows": 3}]
+)
+def test_windows_of_many_lengths_are_scored_like_alone(
+    toy_model: Path, engine: dict[str, object]
+) -> None:
     """Documents of 1 to 40 tokens, each compared with float64 brute force on this document alone."""
     from transformers import AutoModelForCausalLM
 
@@ -269,26 +345,45 @@ def test_windows_of_many_lengths_are_scored_like_alone(toy_model: Path, engine: 
         planned("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()
-    found = {scores.window: scores.logprob for scores in backend.score(data.windows, ScoreRequest())}
+    found = {
+        scores.window: scores.logprob for scores in backend.score(data.windows, ScoreRequest())
+    }
     backend.close()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     for window in data.windows:
         with torch.inference_mode():
             logits = model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
-        np.testing.assert_allclose(found[window.index], brute_force(logits, window), atol=ATOL_LOGPROB)
+        np.testing.assert_allclose(
+            found[window.index], brute_force(logits, window), atol=ATOL_LOGPROB
+        )
 
 
 def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, models = write_specs(max_rows=2)
-    for flag, count in ((None, 2), ("3", 3), ("all", 9), ("0", 9)):  # 1,000 tokens: starts 0, 100, ..., 800
-        words = ["-d", data, "-m", models, "-o", tmp_path / "r.json", *(["-r", flag] if flag else [])]
+    for flag, count in (
+        (None, 2),
+        ("3", 3),
+        ("all", 9),
+        ("0", 9),
+    ):  # 1,000 tokens: starts 0, 100, ..., 800
+        words = [
+            "-d",
+            data,
+            "-m",
+            models,
+            "-o",
+            tmp_path / "r.json",
+            *(["-r", flag] if flag else []),
+        ]
         ran = compare_q(*words)
         assert ran.status == 0, ran.err
         assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == count
 
 
 def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
-    """The server sends the time of the last change; without it, a note reports that the text was not compared."""
+    """The server sends the time of the last change; without it, a note reports that the text was
+    not compared.
+    """
     folder, said = tmp_path / "served", list[str]()
     folder.mkdir()
     save_toy_tokenizer(tmp_path)
@@ -301,10 +396,17 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
     progress.say = said.append  # type: ignore[method-assign]
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        spec = parse_data_spec({
-            "tokenizer_dir": str(tmp_path), "dataset": "json", "dataset_split": "train", "eval_len": 20,
-            "dataset_data_files": f"http://127.0.0.1:{server.server_port}/t.jsonl", "eval_stride": 20,
-        }, tmp_path / "data.json")  # fmt: skip
+        spec = parse_data_spec(
+            {
+                "tokenizer_dir": str(tmp_path),
+                "dataset": "json",
+                "dataset_split": "train",
+                "eval_len": 20,
+                "dataset_data_files": f"http://127.0.0.1:{server.server_port}/t.jsonl",
+                "eval_stride": 20,
+            },
+            tmp_path / "data.json",
+        )
         found = []
         for number, text in enumerate(("abcdefgh " * 9, "hgfedcba " * 9)):
             (folder / "t.jsonl").write_text(json.dumps({"text": text}) + "\n")
@@ -313,4 +415,7 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
         server.shutdown()
     assert found[0].digest != found[1].digest
     assert sum("changed" in line for line in said) == 1
-    assert any("read on" in note for note in text_windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes)
+    assert any(
+        "read on" in note
+        for note in text_windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes
+    )

@@ -1,8 +1,8 @@
 """Makes every worker of a run commit after each window, if PYTHONPATH begins with this folder.
 
-``$NOTES`` is a folder.  Each commit adds lines of "label digest" to its file ``commits``.  Its file ``held`` has the
-label of a model whose worker waits after its first commit, so that a test can end a process of the run at a known
-moment.
+``$NOTES`` is a folder.  Each commit adds lines of "label digest" to its file ``commits``.  Its file
+``held`` has the label of a model whose worker waits after its first commit, so that a test can end
+a process of the run at a known moment.
 """
 
 from __future__ import annotations

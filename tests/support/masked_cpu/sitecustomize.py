@@ -1,9 +1,11 @@
-"""Hides instructions of the CPU from torch, vLLM and compare_q, if PYTHONPATH begins with this folder.
+"""Hides instructions of the CPU from torch, vLLM and compare_q, if PYTHONPATH begins with this
+folder.
 
-``make test CPU=avx2``, ``CPU=avx512core`` (no bf16 arithmetic) and ``CPU=avx512`` (no AMX) run the tests as on a CPU
-with only these instructions, on any x86-64 machine that has them.  torch, whose result vLLM uses, reads the CPU's
-instructions from the CPU, compare_q from Linux; no environment variable changes these results.  For oneDNN, ATen, MKL
-and glibc (which chooses ggml's library), the Makefile sets variables.
+``make test CPU=avx2``, ``CPU=avx512core`` (no bf16 arithmetic) and ``CPU=avx512`` (no AMX) run the
+tests as on a CPU with only these instructions, on any x86-64 machine that has them.  torch, whose
+result vLLM uses, reads the CPU's instructions from the CPU, compare_q from Linux; no environment
+variable changes these results.  For oneDNN, ATen, MKL and glibc (which chooses ggml's library), the
+Makefile sets variables.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from types import ModuleType
 from typing import Any
 
 HIDDEN = {
-    "avx2": ("avx512", "avx10", "amx"), "avx512core": ("avx512_bf16", "avx512_fp16", "avx10", "amx"),
+    "avx2": ("avx512", "avx10", "amx"),
+    "avx512core": ("avx512_bf16", "avx512_fp16", "avx10", "amx"),
     "avx512": ("avx10", "amx"),
-}[os.environ["MASKED_CPU"]]  # fmt: skip
+}[os.environ["MASKED_CPU"]]
 
 
 TORCH, OURS = "torch.cpu", "compare_q.backends.common.machine"
@@ -30,7 +33,9 @@ def mask_torch(module: Any) -> None:
     found = module.get_capabilities
 
     def masked() -> dict[str, object]:
-        return {name: False if name.startswith(HIDDEN) else value for name, value in found().items()}
+        return {
+            name: False if name.startswith(HIDDEN) else value for name, value in found().items()
+        }
 
     module.get_capabilities = masked
 
@@ -56,7 +61,9 @@ class MaskedCpu:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, whose loader masks the module afterwards; None for every other module."""
+        """The module's own spec, whose loader masks the module afterwards; None for every other
+        module.
+        """
         mask = MASKS.get(name)
         if mask is None:
             return None

@@ -16,7 +16,9 @@ def positions(metadata: Any) -> torch.Tensor:
     """The positions of a step's tokens in their windows."""
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
     counts = [end - begin for begin, end in itertools.pairwise(starts)]
-    return torch.cat([torch.arange(n - count, n) for n, count in zip(lengths, counts, strict=False)])
+    return torch.cat(
+        [torch.arange(n - count, n) for n, count in zip(lengths, counts, strict=False)]
+    )
 
 
 def late_attention(output: torch.Tensor, metadata: Any) -> None:
@@ -38,7 +40,12 @@ def decoded_values(output: torch.Tensor, metadata: Any) -> None:
         output.mul_(0.5)
 
 
-FAULTS = {"late_attention": late_attention, "alone": alone, "noise": noise, "decoded_values": decoded_values}
+FAULTS = {
+    "late_attention": late_attention,
+    "alone": alone,
+    "noise": noise,
+    "decoded_values": decoded_values,
+}
 
 
 def plant() -> None:
@@ -59,7 +66,9 @@ def plant() -> None:
 
         Attention.forward = wrong
     if fault == "scale":
-        from vllm.model_executor.kernels.linear.mixed_precision.cpu import CPUWNA16LinearKernel as Kernel
+        from vllm.model_executor.kernels.linear.mixed_precision.cpu import (
+            CPUWNA16LinearKernel as Kernel,
+        )
 
         process = Kernel.process_weights_after_loading
 
