@@ -30,7 +30,7 @@ import numpy as np
 
 from ..base import ModelFiles
 from ..common.errors import InputError, ModelError
-from ..common.message_text import one_line
+from ..common.message_text import and_more, one_line
 from ..layers.module_names import IN_LAYER, NUMBER, fused_layers, is_outside, module_and_part
 from ..layers.schemes import args_text, asks_for_input_scales, declared, kv_cache, objects_in, part
 from . import formats, largest_weights, stored_sizes, zeros
@@ -541,8 +541,3 @@ def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
                 f"{paths[0].rpartition('.')[0]}: {', '.join(names)} and {last} have {scales}"
             )
     return found
-
-
-def and_more(things: Sequence[Any]) -> str:
-    """Return `` (and 3 more like it)`` for four things; "" for one."""
-    return f" (and {len(things) - 1} more like it)" if len(things) > 1 else ""

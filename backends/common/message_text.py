@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 CONTROL = re.compile(
@@ -126,6 +126,13 @@ def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> s
 def amount(count: int | float, unit: str) -> str:
     """``1 window``, ``1,200 windows``: a number and its unit, which is given in the singular."""
     return f"{count:,.0f} {unit}{'' if count == 1 else 's'}"
+
+
+def and_more(things: Sized) -> str:
+    """Return `` (and 3 more like it)`` for four things; "" for one."""
+    if len(things) > 1:
+        return f" (and {len(things) - 1} more like it)"
+    return ""
 
 
 def printable(text: object) -> str:

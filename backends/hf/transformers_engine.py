@@ -28,11 +28,10 @@ from pydantic import Field
 
 from ..base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
-from ..checkpoint.contents import and_more
 from ..checkpoint.folder import HuggingFaceFolder
 from ..common.engine_options import check_names, parse_options
 from ..common.errors import InputError, ModelError
-from ..common.message_text import dtype_name, one_line
+from ..common.message_text import and_more, dtype_name, one_line
 from ..common.packages import check_installed, installed_versions
 from ..layers.groups import WITHOUT_CACHE, group_layers
 from ..layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of

@@ -95,6 +95,11 @@ def module_and_part(name: str) -> tuple[str, str]:
     return module, part
 
 
+def kind_of(name: str) -> str:
+    """Return a name with ``*`` for each number: ``model.layers.*.mlp.up_proj``."""
+    return NUMBER.sub("*", name)
+
+
 def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Module -> its parts; ``tensors``: by their names."""
     modules: dict[str, dict[str, T]] = {}

@@ -46,11 +46,10 @@ from ..base import (
     Window,
 )
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
-from ..checkpoint.contents import and_more
 from ..checkpoint.folder import HuggingFaceFolder
 from ..common import machine
 from ..common.errors import InputError, ModelError
-from ..common.message_text import dtype_name, one_line, with_class
+from ..common.message_text import and_more, dtype_name, one_line, with_class
 from ..common.packages import computing
 from ..common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
 from ..hub import local_folder
