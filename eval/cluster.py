@@ -40,7 +40,7 @@ from ..backends.reference.store import MANIFEST, read_manifest
 from ..backends.worker import worker
 from ..backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
 from .common.cache import Cache, default_root
-from .common.processes import WorkerProcess, outcome
+from .common.processes import WorkerProcess, result_of
 from .common.progress import Show
 from .run.gpu_pool import GpuPool
 from .run.run_config import RunConfig
@@ -461,7 +461,7 @@ class RayWorker:
         self.node = self.name = ""
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
-        return outcome(self.messages(job, silence_s), show)
+        return result_of(self.messages(job, silence_s), show)
 
     def messages(self, job: Job, silence_s: float) -> Iterator[Message]:
         """Yield the messages of a command."""

@@ -24,7 +24,7 @@ from tests.support import fake_engine
 from tests.support.toy import Ran, save_llama
 
 machine.keep_compiled_kernels_apart()
-os.environ[processes.ENVIRONMENT] = "1"  # another process needs 5 s to import torch
+os.environ[processes.IN_PROCESS_VARIABLE] = "1"  # another process needs 5 s to import torch
 os.environ[backends.OUTSIDE] = fake_engine.LOCATION
 LONGEST = ("test_whole_runs.py", "test_peers.py")
 """Files that start first, in this order; the other files with engines follow, and then the fast

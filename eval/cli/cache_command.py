@@ -24,7 +24,7 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import bytes_in_words
 from ...backends.reference.store import read_manifest
 from ...backends.scoring import segments
-from ..common.cache import NAMES, Cache, own_files, remove_lock
+from ..common.cache import ENTRY_NAMES, Cache, own_files, remove_lock
 from ..common.terminal import say
 from ..run.claims import claimed_windows, lock_file
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.cache_limit is not None:
         say(limited(cache, args.cache_limit))
     lines = ["last used             size  what"]
-    sizes: dict[str, list[int]] = {section: [] for section in NAMES}
+    sizes: dict[str, list[int]] = {section: [] for section in ENTRY_NAMES}
     for entry in entries(cache):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         what = f"{MEANING[entry.section]}{f' of {entry.label}' if entry.label else ''}, {entry.key[:8]}"
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 def entries(cache: Cache) -> list[Entry]:
     """Return the entries of the cache; the one that was used last comes first."""
     found = []
-    for section, pattern in NAMES.items():
+    for section, pattern in ENTRY_NAMES.items():
         with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
                 name = pattern.fullmatch(path.name)
@@ -204,7 +204,7 @@ def size_of(entry: Entry) -> int:
 def large_cache_note(cache: Cache) -> str | None:
     """Return a line on the size of a cache above ``LARGE``; None for a smaller one."""
     total = 0
-    for section in NAMES:
+    for section in ENTRY_NAMES:
         with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
                 for file in own_files(section, path):

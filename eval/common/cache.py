@@ -1,5 +1,4 @@
-"""The cache: files that are named by a hash of everything that they depend on, and written whole or
-not at all.
+"""The cache: files named by a hash of what they depend on, and written whole or not at all.
 
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in
 ``scores`` (``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -38,12 +36,13 @@ from ...backends.common.message_text import one_line
 from ...backends.reference import store as reference_store
 from ...backends.scoring import segments
 
-ENVIRONMENT = "COMPARE_Q_CACHE"
-FORMAT = "format"
-"""Name of the file in a cache that has the ``VERSIONS`` of the compare_q that looked for older
-files last."""
+CACHE_VARIABLE = "COMPARE_Q_CACHE"
+"""Environment variable with the folder of the cache."""
+FORMAT_FILE = "format"
+"""File of a cache with the ``VERSIONS`` of the compare_q that looked for older entries last."""
 VERSIONS = f"segments {segments.VERSION}, references {reference_store.VERSION}\n"
-NAMES = {
+KEY_DIGITS = 40
+ENTRY_NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
     "scores": re.compile(r"([0-9a-f]{40})"),
     "references": re.compile(r"([0-9a-f]{40})"),
@@ -60,24 +59,35 @@ LOCK_POLL_S = 0.5
 
 def default_root() -> Path:
     """Return ``$COMPARE_Q_CACHE``, or a folder in the user's cache folder."""
-    return Path(os.environ.get(ENVIRONMENT) or user_cache_path("compare_q", appauthor=False))
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder:
+        return Path(folder)
+    return Path(user_cache_path("compare_q", appauthor=False))
+
+
+def do_nothing() -> None:
+    """Default of a callback."""
 
 
 class Cache:
-    """A folder of content-keyed files."""
+    """A folder of content-keyed files.
+
+    Attributes:
+        marks: file in ``runs`` that lists the entries that this run uses; None before the first.
+        temporary: (section, key) of entries that this run makes only for itself, and deletes.
+        locks: lock files of this run.
+        logs: files that engines of this run write.
+        release: ends the marks and locks of this run; called when the run has ended.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.marks: Path | None = None
-        self.temporary: set[tuple[str, str]] = (
-            set()
-        )  # (section, key) of entries that this run makes and deletes
+        self.temporary: set[tuple[str, str]] = set()
         self.locks: set[Path] = set()
-        self.logs: set[Path] = set()  # that engines of this run write
+        self.logs: set[Path] = set()
         self.using = threading.Lock()
-        self.release: Callable[[], object] = lambda: (
-            None
-        )  # ends the marks and locks of this run, which has ended
+        self.release: Callable[[], object] = do_nothing
 
     @cached_property
     def unwritable(self) -> str:
@@ -86,7 +96,7 @@ class Cache:
         The first access makes folders.  It also deletes files that killed runs left half-written,
         and locks that no process holds.
         """
-        folders = [self.root / section for section in (*NAMES, "runs")]
+        folders = [self.root / section for section in (*ENTRY_NAMES, "runs")]
         for folder in folders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -94,10 +104,15 @@ class Cache:
                 return error.strerror or one_line(error)
             if not os.access(folder, os.W_OK | os.X_OK):
                 return "it may only be read"
+        # Marks of killed runs name their temporary entries, and ``sweep`` deletes such marks:
+        # the entries must be deleted before.
         self.sweep_runs()
         for folder in (self.root, *folders):
             storage.sweep(folder)
-        for file in itertools.chain(*map(storage.files_in, folders)):
+        files: list[Path] = []
+        for folder in folders:
+            files += storage.files_in(folder)
+        for file in files:
             if file.suffix == ".lock":
                 remove_lock(file)
         return ""
@@ -109,13 +124,12 @@ class Cache:
             raise InputError(f"--cache-dir: {self.root}: cannot be written: {self.unwritable}")
 
     def note_on_older(self) -> str:
-        """Return a line if the cache has scores or references of an older compare_q; empty if it
-        does not.
+        """Return a line if the cache has scores or references of an older compare_q, else "".
 
         It is returned the first time that this version opens the cache, and always if the cache may
         only be read.
         """
-        file = self.root / FORMAT
+        file = self.root / FORMAT_FILE
         if not self.root.is_dir():
             return ""
         with suppress(InputError):
@@ -133,29 +147,31 @@ class Cache:
         )
 
     def has_older(self) -> bool:
-        """Return True if a folder of scores, or a reference store, is of an older version; one has
-        only one version.
+        """Return True if a folder of scores, or a reference store, is of an older version.
+
+        Each of them has only one version.
         """
-        folders = []
+        entries: list[tuple[str, Path]] = []
         for section in ("scores", "references"):
             with suppress(OSError):  # the section does not exist
-                folders += [(section, path) for path in (self.root / section).iterdir()]
-        for section, path in folders:
-            if not NAMES[section].fullmatch(path.name):
+                for path in (self.root / section).iterdir():
+                    entries.append((section, path))
+        for section, path in entries:
+            if not ENTRY_NAMES[section].fullmatch(path.name):
                 continue
-            is_older = segments.is_older if section == "scores" else reference_store.is_older
-            if is_older(path):
+            if section == "scores":
+                is_older = segments.is_older(path)
+            else:
+                is_older = reference_store.is_older(path)
+            if is_older:
                 return True
         return False
 
     @staticmethod
     def key(section: str, identity: Mapping[str, Any]) -> str:
-        """Return the key of an entry, 40 hexadecimal digits: the SHA-256 of its identity as
-        canonical JSON.
-        """
-        return hashlib.sha256(json.dumps([section, identity], sort_keys=True).encode()).hexdigest()[
-            :40
-        ]
+        """Return the key of an entry, 40 digits: the SHA-256 of its identity as canonical JSON."""
+        canonical = json.dumps([section, identity], sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_DIGITS]
 
     def path(self, section: str, key: str, suffix: str) -> Path:
         """Return the path of an entry, which may not exist."""
@@ -168,10 +184,11 @@ class Cache:
         file = self.root / "logs" / f"{name}.{key}.log"
         while os.path.lexists(file) and not storage.is_regular(file):  # a pipe
             file = file.with_name(f"_{file.name}")
-        is_new_here = file not in self.logs
+        # Another worker of this run may already write into the file: it is not begun anew then.
+        is_first_use = file not in self.logs
         self.logs.add(file)
         size = storage.size_of(file) or 0
-        if is_new_here and size > LARGEST_LOG and key not in self.used_by_runs(others=True):
+        if is_first_use and size > LARGEST_LOG and key not in self.used_by_runs(others=True):
             storage.delete([file])
         self.limit_logs()
         return file
@@ -181,14 +198,14 @@ class Cache:
 
         The logs of running models are kept, and do not count.
         """
-        in_use = self.used_by_runs()
+        keys_in_use = self.used_by_runs()
         logs = []
         for file in storage.files_in(self.root / "logs"):
-            name = NAMES["logs"].fullmatch(file.name)
-            if name and name[1] not in in_use and file not in self.logs:
+            name = ENTRY_NAMES["logs"].fullmatch(file.name)
+            if name and name[1] not in keys_in_use and file not in self.logs:
                 with suppress(OSError):  # deleted in the meantime
-                    found = file.lstat()
-                    logs.append((found.st_mtime, file, found.st_size))
+                    status = file.lstat()
+                    logs.append((status.st_mtime, file, status.st_size))
         total = sum(size for _, _, size in logs)
         for _, file, size in sorted(logs):
             if total <= ALL_LOGS:
@@ -198,8 +215,9 @@ class Cache:
 
     @contextmanager
     def write(self, section: str, key: str, suffix: str) -> Iterator[Path]:
-        """Yield a temporary path, whose file becomes the entry if the block succeeds; InputError
-        for a full disk.
+        """Yield a temporary path, whose file becomes the entry if the block succeeds.
+
+        InputError for a full disk.
         """
         self.check_writable()
         target = self.path(section, key, suffix)
@@ -207,22 +225,23 @@ class Cache:
             with storage.replacing(target) as file:
                 yield file
         except OSError as error:
-            raise InputError(
-                f"{target}: cannot be written: {error.strerror or one_line(error)}"
-            ) from None
+            reason = error.strerror or one_line(error)
+            raise InputError(f"{target}: cannot be written: {reason}") from None
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield a path for a file that is deleted after the block, or by the next run if this one
-        is killed.
+        """Yield a path for a file that is deleted after the block.
+
+        After a kill the next run deletes it.
         """
         self.check_writable()
         with storage.beside(self.root / "scratch") as file:
             yield file
 
     def lock_at(self, file: Path) -> FileLock:
-        """Return a lock whose file is deleted when the run ends; runs of other users can acquire it
-        too.
+        """Return a lock whose file is deleted when the run ends.
+
+        Runs of other users can acquire it too.
         """
         self.locks.add(file)
         return FileLock(str(file), mode=0o666)
@@ -232,7 +251,7 @@ class Cache:
         self,
         files: Iterable[Path],
         check: Callable[[], None],
-        waits: Callable[[], None] = lambda: None,
+        waits: Callable[[], None] = do_nothing,
     ) -> Iterator[None]:
         """Hold the locks of these files while the block runs; wait for those that other runs hold.
 
@@ -242,18 +261,22 @@ class Cache:
         full disk, is left out: finished scores are served from there.
         """
         self.unwritable  # noqa: B018 - creates the folders
-        waited = False
-        with ExitStack() as held:
-            for file in map(Path, sorted({os.path.realpath(file) for file in files})):
+        has_waited = False
+        # Two names of one file, such as a link and its target, are one lock.
+        real_paths = {os.path.realpath(file) for file in files}
+        with ExitStack() as acquired_locks:
+            for real_path in sorted(real_paths):
+                file = Path(real_path)
                 while os.access(file.parent, os.W_OK):
                     check()
                     try:
-                        held.enter_context(self.lock_at(file).acquire(timeout=LOCK_POLL_S))
+                        lock = self.lock_at(file)
+                        acquired_locks.enter_context(lock.acquire(timeout=LOCK_POLL_S))
                         break
                     except Timeout:
-                        if not waited:
+                        if not has_waited:
                             waits()
-                        waited = True
+                        has_waited = True
                     except OSError as error:
                         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                             raise
@@ -261,11 +284,11 @@ class Cache:
             yield
 
     def use(self, section: str, key: str, *, temporary: bool = False) -> None:
-        """Mark an entry as used by this run, so that no run deletes it before this run ends; not on
-        a full disk.
+        """Mark an entry as used by this run, so that no run deletes it before this run ends.
 
-        ``temporary``: if the entry does not exist, this run makes it only for itself, and deletes
-        it when it ends.  After a kill the next run deletes it (``sweep_runs``).
+        On a full disk there is no mark.  ``temporary``: if the entry does not exist, this run makes
+        it only for itself, and deletes it when it ends.  After a kill the next run deletes it
+        (``sweep_runs``).
         """
         if self.unwritable:
             return
@@ -277,56 +300,68 @@ class Cache:
                 words = f"{key} {section}/{key}"
             if self.marks is None:
                 marks = self.root / "runs" / storage.temporary_name()
-                self.release = weakref.finalize(
-                    self, end_run, marks, storage.hold(marks), self.locks
-                )
+                descriptor = storage.hold(marks)
+                self.release = weakref.finalize(self, end_run, marks, descriptor, self.locks)
+                # Set last: if the file cannot be made, the next call tries again.
                 self.marks = marks
             with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{words}\n")
+        # --cache-limit deletes what was not used for longest, by the time of the last change.
         for suffix in (".npz", ""):
             with suppress(OSError):
                 os.utime(self.path(section, key, suffix))
 
     def sweep_runs(self) -> None:
-        """Delete the marks of killed runs, and the temporary entries that they name and no other
-        run uses.
-        """
+        """Delete the marks of killed runs, and their temporary entries that no other run uses."""
         folder = self.root / "runs"
-        dead = [file for file in storage.files_in(folder) if storage.is_abandoned(file)]
+        abandoned = [file for file in storage.files_in(folder) if storage.is_abandoned(file)]
         entries = set[tuple[str, str]]()
-        for file in dead:
+        for file in abandoned:
             for word in words_in(file):
                 section, slash, key = word.partition("/")
                 if slash and section in ("scores", "references"):
                     entries.add((section, key))
-        running = set[str]()
+        words_of_running = set[str]()
         if entries:
-            for file in {*storage.files_in(folder)} - {*dead}:
-                running.update(words_in(file))
+            for file in {*storage.files_in(folder)} - {*abandoned}:
+                words_of_running.update(words_in(file))
         for section, key in entries:
-            if key not in running:
+            if key not in words_of_running:
                 self.remove(section, self.path(section, key, ""))
-        storage.delete(dead)
+        # Last: if this process is killed here, the next run still knows the entries.
+        storage.delete(abandoned)
 
     def used_by_runs(self, *, others: bool = False) -> set[str]:
-        """Return the keys of entries that runs use, this run's too unless ``others``; delete marks
-        of killed runs.
+        """Return the keys of entries that runs use; delete marks of killed runs.
+
+        ``others``: without the entries of this run.
         """
         self.sweep_runs()
+        files = {*storage.files_in(self.root / "runs")}
+        if others:
+            files -= {self.marks}
         keys: set[str] = set()
-        for file in {*storage.files_in(self.root / "runs")} - ({self.marks} if others else set()):
-            keys.update(word for word in words_in(file) if "/" not in word)
+        for file in files:
+            for word in words_in(file):
+                if "/" not in word:  # not the section of a temporary entry
+                    keys.add(word)
         return keys
 
     def clear(self, section: str, key: str) -> None:
-        """Delete an entry: its file, or compare_q's files in its folder; InputError if one stays.
-        Logs are kept.
+        """Delete an entry: its file, or compare_q's files in its folder; logs are kept.
+
+        InputError if a file cannot be deleted.
         """
-        if section != "logs":
-            path = self.path(section, key, ".npz" if section == "tokens" else "")
-            self.remove(section, path)
-            if left := own_files(section, path):
-                raise InputError(f"{left[0]}: cannot be deleted; is the file yours?")
+        if section == "logs":
+            return
+        suffix = ""
+        if section == "tokens":
+            suffix = ".npz"
+        path = self.path(section, key, suffix)
+        self.remove(section, path)
+        remaining_files = own_files(section, path)
+        if remaining_files:
+            raise InputError(f"{remaining_files[0]}: cannot be deleted; is the file yours?")
 
     @staticmethod
     def remove(section: str, path: Path) -> None:
@@ -339,8 +374,9 @@ class Cache:
 
 
 def words_in(file: Path) -> list[str]:
-    """Return the words of a run's marks: keys, and SECTION/KEY of temporary entries; none if the
-    file was deleted.
+    """Return the words of a run's marks: keys, and SECTION/KEY of temporary entries.
+
+    A file that was deleted has no words.
     """
     with suppress(InputError):
         return json_files.read_bytes(file).decode(errors="replace").split()
@@ -348,13 +384,19 @@ def words_in(file: Path) -> list[str]:
 
 
 def own_files(section: str, path: Path) -> list[Path]:
-    """Return compare_q's files at a path of a section, but no links; none if compare_q does not use
-    this name.
+    """Return compare_q's files at a path of a section, without links.
+
+    There are none if compare_q does not use this name.
     """
-    if not NAMES[section].fullmatch(path.name):
+    if not ENTRY_NAMES[section].fullmatch(path.name):
         return []
-    of_folder = {"scores": segments.own_files, "references": reference_store.own_files}.get(section)
-    return of_folder(path) if of_folder else [path] * storage.is_regular(path)
+    if section == "scores":
+        return segments.own_files(path)
+    if section == "references":
+        return reference_store.own_files(path)
+    if storage.is_regular(path):
+        return [path]
+    return []
 
 
 def remove_lock(file: Path) -> None:
@@ -363,11 +405,12 @@ def remove_lock(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def end_run(marks: Path, held: int, locks: set[Path]) -> None:
-    """Delete the marks and locks of a run that has ended; the next run deletes those of a killed
-    run.
+def end_run(marks: Path, descriptor: int, locks: set[Path]) -> None:
+    """Delete the marks and locks of a run that has ended; the next run deletes a killed run's.
+
+    ``descriptor``: of the marks, which is open as long as the run uses them.
     """
     marks.unlink(missing_ok=True)
-    os.close(held)
+    os.close(descriptor)
     for file in locks:
         remove_lock(file)

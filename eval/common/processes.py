@@ -36,33 +36,33 @@ from ...backends.common.process import ending, root_cause, step_without_end
 from ...backends.worker import protocol
 from ...backends.worker.engine_process import LEAVE, end_group
 from ...backends.worker.protocol import CallCommand, Command, Done, Failed, Message, ScoreCommand
-from .progress import Progress, Show, shown
+from .progress import Progress, Show, message_display
 
-ENVIRONMENT = "COMPARE_Q_IN_PROCESS"
-POLL_S = 0.2
-CLOSE_S = 30.0
+IN_PROCESS_VARIABLE = "COMPARE_Q_IN_PROCESS"
+"""Environment variable: do all work in the driver's own process, for debugging."""
+WORKER_POLL_S = 0.2
+"""Seconds between two checks of whether a silent worker was killed."""
+WORKER_CLOSE_S = 30.0
 """Seconds that an engine may take to close before it is killed; its scores are committed by then.
 """
-END_S = 5.0
+ENGINE_PROCESS_END_S = 5.0
 """Seconds that an engine process may take to end by itself."""
-LOG_TAIL = 1 << 20
-TOGETHER_S = 0.5
+ENGINE_PROCESS_STATUS_S = 0.5
 """Seconds to wait for the exit status of an engine process after the loss of a worker, since a kill
 may end both."""
+LOG_TAIL = 1 << 20
+"""Bytes at the end of a log that are searched for the cause of a failure."""
 
 
 def in_process() -> bool:
-    """Return True if all work is to be done in the driver's own process, for debugging
-    (``$COMPARE_Q_IN_PROCESS``).
-    """
-    return os.environ.get(ENVIRONMENT, "") not in ("", "0")
+    """Return True if all work is to be done in the driver's own process."""
+    return os.environ.get(IN_PROCESS_VARIABLE, "") not in ("", "0")
 
 
 def command(module: str, *words: object, python: str = sys.executable) -> list[str]:
-    """The command line of a module, in ``environment``; -P ignores a folder ``compare_q`` in the
-    working directory.
-    """
-    return [python, "-P", "-m", module, *map(str, words)]
+    """Return the command line of a module, in ``environment``."""
+    # -P ignores a folder ``compare_q`` in the working directory.
+    return [python, "-P", "-m", module, *[str(word) for word in words]]
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
@@ -75,18 +75,18 @@ def environment(python: str = sys.executable) -> dict[str, str]:
     if Path(python) != Path(sys.executable) and not (root / "pyproject.toml").is_file():
         from .cache import default_root
 
-        linked = (
-            default_root() / "code" / hashlib.sha256(bytes(root)).hexdigest()[:16] / "compare_q"
-        )
-        linked.parent.mkdir(parents=True, exist_ok=True)
+        # One link per installation: a second one with the same cache must not run this code.
+        digest = hashlib.sha256(bytes(root)).hexdigest()[:16]
+        link = default_root() / "code" / digest / "compare_q"
+        link.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            linked.symlink_to(root / "compare_q")
-        root = linked.parent
-    return {
-        **machine.DEFAULTS,
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
-    }
+            link.symlink_to(root / "compare_q")
+        root = link.parent
+    paths = [str(root)]
+    inherited_paths = os.environ.get("PYTHONPATH")
+    if inherited_paths:
+        paths.append(inherited_paths)
+    return {**machine.DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class EngineProcess:
@@ -101,9 +101,15 @@ class EngineProcess:
     ) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - ``close`` closes it
-        words = (theirs.fileno(), os.getpid(), engine, "1" if verbose else "")
-        output: Any = sys.stderr if verbose else self.log
-        seen = {} if visible is None else {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        output: Any = self.log
+        verbose_word = ""
+        if verbose:
+            output = sys.stderr
+            verbose_word = "1"
+        words = (theirs.fileno(), os.getpid(), engine, verbose_word)
+        gpu_variables = {}
+        if visible is not None:
+            gpu_variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         try:
             self.process = subprocess.Popen(
                 command("compare_q.backends.worker.engine_process", *words, python=python),
@@ -111,8 +117,8 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                env=environment(python) | seen,
-                # survives kill -9 of the driver's group, to end processes of engines
+                env=environment(python) | gpu_variables,
+                # It survives kill -9 of the driver's group, to end processes of engines.
                 process_group=0,
             )
         except OSError as error:
@@ -127,7 +133,7 @@ class EngineProcess:
         self.socket.close()
         self.process.send_signal(LEAVE)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(END_S)
+            self.process.wait(ENGINE_PROCESS_END_S)
         self.process.kill()
         self.process.wait()
 
@@ -143,21 +149,21 @@ class EngineProcesses:
     def get(
         self, python: str, engine: str, visible: Sequence[str] | None, *, verbose: bool
     ) -> EngineProcess:
-        """Return the engine process for these arguments; one is started if there is none, or if it
-        has died.
+        """Return the engine process for these arguments; start one if there is none that runs.
 
         The key includes everything that an engine reads while it is imported: the environment and
         the visible GPUs.
         """
         key = (python, engine, visible, verbose, tuple(sorted(os.environ.items())))
         with self.lock:
-            found = self.running.get(key)
-            if found is not None and found.process.poll() is not None:
-                found.end()
-                found = None
-            if found is None:
-                found = self.running[key] = EngineProcess(python, engine, visible, verbose=verbose)
-            return found
+            running = self.running.get(key)
+            if running is not None and running.process.poll() is not None:
+                running.end()
+                running = None
+            if running is None:
+                running = EngineProcess(python, engine, visible, verbose=verbose)
+                self.running[key] = running
+            return running
 
     def close(self) -> None:
         """End all engine processes, and delete their logs."""
@@ -172,9 +178,9 @@ PROCESSES = EngineProcesses()
 
 
 class WorkerProcess:
-    """A worker of this machine (``eval/run/workers.py``), forked by an engine process once its
-    engine is imported.
+    """A worker of this machine (``eval/run/workers.py``), forked by an engine process.
 
+    It is forked once the engine is imported.
     ``log_file``: file for the engine's output; None: the terminal if ``verbose``, else a temporary
     file.  ``group``: its process group, 0 until its first message; ``status``: its exit status,
     None until it is known.
@@ -190,33 +196,40 @@ class WorkerProcess:
         verbose: bool = False,
     ) -> None:
         """Request it; InputError if its Python cannot be started."""
-        self.python, self.log_file = python or sys.executable, log_file
-        self.group, self.killed = 0, threading.Event()
+        self.python = python or sys.executable
+        self.log_file = log_file
+        self.group = 0
+        self.killed = threading.Event()
         self.status: int | None = None
-        with ExitStack() as opened:
-            try:
-                file: Any = log_file.open("a+b") if log_file else tempfile.TemporaryFile()  # noqa: SIM115
-            except OSError as error:
-                raise InputError(
-                    f"python: {self.python}: cannot be started: {one_line(error)}"
-                ) from None
-            self.log: IO[bytes] = opened.enter_context(file)
+        with ExitStack() as open_files:
+            self.log: IO[bytes] = open_files.enter_context(self.open_log())
             self.log_start = self.log.seek(0, os.SEEK_END)
             self.engine_process = PROCESSES.get(self.python, engine, visible, verbose=verbose)
             self.channel, theirs = Pipe()
-            descriptors = theirs.fileno(), (sys.stderr if verbose else self.log).fileno()
-            with (
-                theirs,
-                suppress(OSError),
-            ):  # an engine process that has died is reported by ``messages``
-                socket.send_fds(
-                    self.engine_process.socket, [str(time.time()).encode()], descriptors
-                )
-            opened.pop_all()
+            output: Any = self.log
+            if verbose:
+                output = sys.stderr
+            descriptors = (theirs.fileno(), output.fileno())
+            began = str(time.time()).encode()
+            # ``messages`` reports an engine process that has died.
+            with theirs, suppress(OSError):
+                socket.send_fds(self.engine_process.socket, [began], descriptors)
+            open_files.pop_all()  # ``close`` closes the log
+
+    def open_log(self) -> IO[bytes]:
+        """Open the log, or a temporary file; InputError if it cannot be written."""
+        try:
+            if self.log_file:
+                return self.log_file.open("a+b")
+            return tempfile.TemporaryFile()
+        except OSError as error:
+            raise InputError(
+                f"python: {self.python}: cannot be started: {one_line(error)}"
+            ) from None
 
     def perform(self, command: Command, silence_s: float, show: Show) -> Any:
         """Return the result of a command; ``show`` gets its messages on the way."""
-        return outcome(self.messages(command, silence_s), show)
+        return result_of(self.messages(command, silence_s), show)
 
     def messages(self, command: Command, silence_s: float) -> Iterator[Message]:
         """Yield the messages of a command; the last one is ``Done`` or ``Failed``.
@@ -224,11 +237,10 @@ class WorkerProcess:
         ModelError if the worker dies, or sends nothing for ``silence_s`` seconds; StoppedError if
         it was killed.
         """
-        if (
-            self.group
-        ):  # errors that were logged before, and caught, do not explain this command's failure
+        if self.group:
+            # Errors that were logged before, and caught, do not explain this command's failure.
             self.log_start = os.fstat(self.log.fileno()).st_size
-        with suppress(OSError):  # reading tells whether it has died
+        with suppress(OSError):  # reading reports that it has died
             self.channel.send_bytes(protocol.encoded(command))
         message: Message | None = None
         while not isinstance(message, Done | Failed):
@@ -236,37 +248,43 @@ class WorkerProcess:
                 message = self.next_message(time.monotonic() + silence_s)
             except TimeoutError:
                 self.kill()
-                what = "finished no window" if isinstance(command, ScoreCommand) else "did not load"
+                failure = "did not load"
+                if isinstance(command, ScoreCommand):
+                    failure = "finished no window"
+                hint = self.log_hint()
                 raise ModelError(
-                    f"{what} for {silence_s:.0f} s, and was ended (--deadline){self.log_hint()}"
+                    f"{failure} for {silence_s:.0f} s, and was ended (--deadline){hint}"
                 ) from None
             if message is None or self.status is not None:
                 raise self.death()
             if self.group or not isinstance(message, Done):
                 yield message
-            else:  # its first message
+            else:
+                # A worker's first message, sent when it begins, is not the result of the command.
                 self.begin(message.value)
                 message = None
 
     def begin(self, value: Mapping[str, Any]) -> None:
-        """Note the worker's process group; InputError unless the worker runs the code that the run
-        started with.
-        """
+        """Note the worker's process group; InputError if it runs other code than this run."""
         self.group = value["pid"]
         if self.killed.is_set():
+            # ``kill`` was called before the group was known.
             self.kill()
-        (folder, digest), (ours, expected) = value["code"], machine.code()
-        if digest != expected:
+        folder, digest = value["code"]
+        expected_folder, expected_digest = machine.code()
+        if digest != expected_digest:
             raise InputError(
-                f"python: {self.python}: runs another compare_q, {folder}, than {ours} was as this run began; start it "
+                f"python: {self.python}: runs another compare_q, {folder}, "
+                f"than {expected_folder} was as this run began; start it "
                 "again if that was changed since; else uninstall the other one there, or run that"
             )
 
     def next_message(self, until: float) -> Message | None:
-        """Return the next message; None after the last one, TimeoutError if none comes ``until``
-        then.
+        """Return the next message; None after the last one.
+
+        TimeoutError if none comes before ``until``, a time of ``time.monotonic``.
         """
-        while not self.channel.poll(max(min(until - time.monotonic(), POLL_S), 0.0)):
+        while not self.channel.poll(self.poll_seconds(until)):
             if self.killed.is_set() and not self.group:  # it has not been forked yet
                 return None
             if time.monotonic() >= until:
@@ -279,27 +297,39 @@ class WorkerProcess:
             self.status = message.status
         return message
 
+    @staticmethod
+    def poll_seconds(until: float) -> float:
+        """Return the seconds to wait for a message at once: short, so that ``kill`` is noticed."""
+        remaining_s = until - time.monotonic()
+        return max(min(remaining_s, WORKER_POLL_S), 0.0)
+
     def death(self) -> CompareQError:
         """Return why it ended during a command; StoppedError if ``kill`` ended it."""
         if self.killed.is_set():
             return StoppedError()
-        status, lost, hint = self.status, "", ""
+        status = self.status
+        loss = ""
+        engine_process_line = ""
         if status is None:
+            # The engine process reports how a worker ended, unless it has died too.
             with suppress(subprocess.TimeoutExpired):
-                status = self.engine_process.process.wait(timeout=TOGETHER_S)
-            lost, hint = (
-                "was lost with its engine process, which ",
-                most_telling(self.engine_process.log),
-            )
-        how = "is gone" if status is None else ending(status)
-        memory = ", as the system does when memory is full" if status == -signal.SIGKILL else ""
-        return ModelError(f"its worker {lost}{how}{memory}{hint}{self.log_hint()}")
+                status = self.engine_process.process.wait(timeout=ENGINE_PROCESS_STATUS_S)
+            loss = "was lost with its engine process, which "
+            engine_process_line = explaining_line(self.engine_process.log)
+        end = "is gone"
+        if status is not None:
+            end = ending(status)
+        memory = ""
+        if status == -signal.SIGKILL:
+            memory = ", as the system does when memory is full"
+        return ModelError(f"its worker {loss}{end}{memory}{engine_process_line}{self.log_hint()}")
 
     def log_hint(self) -> str:
-        """Return the log line of this worker that best explains a failure, and the path of the log."""
-        return most_telling(self.log, self.log_start) + (
-            f" (log: {self.log_file})" if self.log_file else ""
-        )
+        """Return the log line that best explains a failure of this worker, and the log's path."""
+        line = explaining_line(self.log, self.log_start)
+        if self.log_file:
+            return f"{line} (log: {self.log_file})"
+        return line
 
     def kill(self) -> None:
         """End the worker, and everything that its engine has started, at once; from any thread."""
@@ -311,24 +341,34 @@ class WorkerProcess:
         """Let the worker end, and end it if the engine process does not report its end in time."""
         with suppress(OSError):
             self.channel.send_bytes(b"")
-        for seconds in (0.0 if self.killed.is_set() else CLOSE_S, CLOSE_S) if self.group else ():
-            with suppress(TimeoutError, ModelError):
-                while (
-                    self.status is None
-                    and self.next_message(time.monotonic() + seconds) is not None
-                ):
-                    pass
-            if self.status is None:
-                self.kill()
-        self.channel.close()  # a worker that is forked later finds no command
+        if self.group:
+            seconds = WORKER_CLOSE_S
+            if self.killed.is_set():
+                seconds = 0.0
+            self.end_within(seconds)
+            # A worker that was killed now is waited for, too.
+            self.end_within(WORKER_CLOSE_S)
+        # A worker that is forked later finds no command.
+        self.channel.close()
         self.log.close()
 
+    def end_within(self, seconds: float) -> None:
+        """Wait for the exit status; kill the worker if there is no message for ``seconds``."""
+        with suppress(TimeoutError, ModelError):
+            while self.status is None:
+                message = self.next_message(time.monotonic() + seconds)
+                if message is None:
+                    break
+        if self.status is None:
+            self.kill()
 
-def outcome(
+
+def result_of(
     messages: Iterator[Message], show: Show, failure: type[CompareQError] = ModelError
 ) -> Any:
-    """Return the result of a command from its messages, and show those on the way; ``failure`` if
-    it failed.
+    """Return the result of a command from its messages, and show those on the way.
+
+    ``failure``: the error to raise if the command failed.
     """
     for message in messages:
         if isinstance(message, Done):
@@ -339,33 +379,51 @@ def outcome(
     raise ModelError("its worker ended before its work was done")
 
 
-def most_telling(log: IO[bytes], start: int = 0) -> str:
-    """Return ": " and the line of a log, from ``start`` on, that best explains a failure; empty
-    without one.
+def explaining_line(log: IO[bytes], start: int = 0) -> str:
+    """Return ": " and the line of a log, from ``start`` on, that best explains a failure.
+
+    The result is empty if the log has no such line.
     """
     text = ""
     with suppress(ValueError):  # another thread has closed the log of an engine process
         log.seek(max(log.seek(0, os.SEEK_END) - LOG_TAIL, start))
         text = log.read().decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    fatal = next((line for line in lines if line.startswith("Fatal Python error")), "")
-    cause = step_without_end(text) or fatal or root_cause(text) or (lines[-1] if lines else "")
-    return f": {cause[:300]}" if cause else ""
+    cause = step_without_end(text)
+    if not cause:
+        cause = fatal_error_in(lines)
+    if not cause:
+        cause = root_cause(text)
+    if not cause and lines:
+        cause = lines[-1]
+    if not cause:
+        return ""
+    return f": {cause[:300]}"
+
+
+def fatal_error_in(lines: Sequence[str]) -> str:
+    """Return the first line by which Python reports a crash, such as a segmentation fault."""
+    for line in lines:
+        if line.startswith("Fatal Python error"):
+            return line
+    return ""
 
 
 def run_in_subprocess(
     function: Callable[..., Any], what: str, progress: Progress | None = None, **arguments: Any
 ) -> Any:
-    """Return ``function(**arguments)``, all JSON types, called in a process that has imported
-    Transformers.
+    """Return ``function(**arguments)``, all JSON types, called in another process.
 
-    InputError with its reason if it fails, or if the process dies (then with ``what``, the
-    activity).  ``function``: at the top level of a module; with ``progress`` it gets a keyword
-    ``progress``, whose phases are shown here.
+    That process has imported Transformers.  InputError with the function's reason if it fails, or
+    if the process dies (then with ``what``, the activity).  ``function``: at the top level of a
+    module; with ``progress`` it gets a keyword ``progress``, whose phases are shown here.
     """
     if in_process():
-        more = {} if progress is None else {"progress": progress}
-        return json.loads(json.dumps(function(**json.loads(json.dumps(arguments)), **more)))
+        # Through JSON here as well, so that a debugger sees what a subprocess would get.
+        keywords = json.loads(json.dumps(arguments))
+        if progress is not None:
+            keywords["progress"] = progress
+        return json.loads(json.dumps(function(**keywords)))
     call = {
         "function": f"{function.__module__}:{function.__name__}",
         "shows": progress is not None,
@@ -373,9 +431,9 @@ def run_in_subprocess(
     }
     worker = WorkerProcess(engine=backends.TOKENIZING)
     try:
-        with shown(progress or Progress(quiet=True)) as show:
-            command = CallCommand(f"{__name__}:{called.__name__}", call)
-            return outcome(worker.messages(command, math.inf), show, InputError)
+        with message_display(progress or Progress(quiet=True)) as show:
+            call_command = CallCommand(f"{__name__}:{call_function.__name__}", call)
+            return result_of(worker.messages(call_command, math.inf), show, InputError)
     except ModelError as error:
         raise InputError(f"{what}: {error}") from None
     finally:
@@ -383,9 +441,12 @@ def run_in_subprocess(
         worker.close()
 
 
-def called(send: Show, *, function: str, shows: bool, arguments: Mapping[str, Any]) -> Any:
-    """Return the result of a function, in the subprocess."""
-    os.environ[ENVIRONMENT] = "1"
-    return pkgutil.resolve_name(function)(
-        **arguments, **({"progress": Progress(send=send)} if shows else {})
-    )
+def call_function(send: Show, *, function: str, shows: bool, arguments: Mapping[str, Any]) -> Any:
+    """Return the result of a function of ``run_in_subprocess``, in the subprocess."""
+    # The function may call ``run_in_subprocess``, too: this process has imported Transformers.
+    os.environ[IN_PROCESS_VARIABLE] = "1"
+    target = pkgutil.resolve_name(function)
+    keywords = dict(arguments)
+    if shows:
+        keywords["progress"] = Progress(send=send)
+    return target(**keywords)

@@ -1,6 +1,4 @@
-"""Lines of prose for people to read: a terminal gets them broken between words, a file or pipe gets
-them whole.
-"""
+"""Print lines of prose: broken between words on a terminal, whole into a file or pipe."""
 
 from __future__ import annotations
 
@@ -19,21 +17,23 @@ INDENT = "  "
 
 
 def say(*lines: str, console: Console | None = None) -> None:
-    """Print each line, by default on standard output, without markup; only spaces become line
-    breaks.
+    """Print each line, by default on standard output, without markup.
 
-    A line is broken only if it goes to a terminal.
+    A line is broken, at spaces only, if it goes to a terminal.
     """
     console = console or Console()
-    for line in map(printable, lines):
-        console.print(
-            Text(broken(line, console.width) if console.is_terminal else line), soft_wrap=True
-        )
+    for line in lines:
+        text = printable(line)
+        if console.is_terminal:
+            text = broken(text, console.width)
+        # With soft_wrap, rich itself neither breaks nor crops the line.
+        console.print(Text(text), soft_wrap=True)
 
 
 def broken(line: str, width: int) -> str:
-    """Return the line with a line break before each word that would end beyond ``width``; no word
-    is broken.
+    """Return the line with a line break before each word that would end beyond ``width``.
+
+    No word is broken.
     """
     indent = re.match(" *", line)[0] + INDENT  # type: ignore[index]
     lines = [""]

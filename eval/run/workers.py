@@ -30,7 +30,7 @@ from ...backends.hub import Watch
 from ...backends.worker import worker as worker_side
 from ...backends.worker.engine_process import ENDING
 from ...backends.worker.protocol import CallCommand, InspectEngine
-from ..common.processes import PROCESSES, WorkerProcess, in_process, outcome
+from ..common.processes import PROCESSES, WorkerProcess, in_process, result_of
 from ..common.progress import Show
 from .gpu_pool import GpuPool
 
@@ -83,7 +83,7 @@ class InProcessWorker:
         messages: list[Any] = []
         with captured(self.log_file):
             self.server.perform(job, messages.append)
-        return outcome(iter(messages), show)
+        return result_of(iter(messages), show)
 
     def kill(self) -> None:
         """Do nothing: the driver's own process cannot be ended."""

@@ -20,7 +20,7 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.worker.protocol import LoadCommand, Message, ScoreCommand, write_windows
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, HardwareClass, Node, RayWorker, check_node
-from compare_q.eval.common.cache import ENVIRONMENT
+from compare_q.eval.common.cache import CACHE_VARIABLE
 from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run.plan import hardware_of
 from tests.support.scores import random_windows
@@ -72,7 +72,7 @@ def request(**options: Any) -> PlannedModel:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "node"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "node"))
     made = Node(os.getcwd())
     yield made
     for name in list(made.workers):

@@ -18,7 +18,7 @@ from compare_q.backends.common import machine
 from compare_q.backends.common.errors import LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker import worker
-from compare_q.eval.common.processes import outcome
+from compare_q.eval.common.processes import result_of
 from compare_q.eval.common.progress import Show
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import Workers
@@ -82,7 +82,7 @@ class ThreadedWorker:
         # Transformers sets torch's default dtype while it loads, for the whole process.
         with LOADING if job.type == "load" else nullcontext():
             self.server.perform(job, messages.append)
-        returned = outcome(iter(messages), show)
+        returned = result_of(iter(messages), show)
         self.told.await_first(done)
         self.told.steps.append(done)
         return returned

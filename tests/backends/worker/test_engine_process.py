@@ -75,7 +75,7 @@ def rows(
         with monkeypatch.context() as in_this_process:
             in_this_process.setenv(backends.OUTSIDE, fake_engine.LOCATION)
             assert compare_q("-d", data, "-m", specs).status == 0
-        monkeypatch.setenv(processes.ENVIRONMENT, "0")
+        monkeypatch.setenv(processes.IN_PROCESS_VARIABLE, "0")
         data, specs = write_specs([cached, *models])
         ran = compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
         found = json.loads((tmp_path / "r.json").read_text())["models"]

@@ -28,7 +28,7 @@ def test_models_of_a_spec_and_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The doctor examines models in its own process; the first model of the spec is the reference."""
-    monkeypatch.delenv(processes.ENVIRONMENT)
+    monkeypatch.delenv(processes.IN_PROCESS_VARIABLE)
     fault, (severity, text) = next(iter(FAULTS.items()))
     spec = tmp_path / "models.json"
     second = in_transformers(fault(quantized("NVFP4"), tmp_path / "broken"), label="second")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(autouse=True)
 def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the import of Transformers, which takes seconds and which no function here needs."""
-    monkeypatch.delenv(processes.ENVIRONMENT)
+    monkeypatch.delenv(processes.IN_PROCESS_VARIABLE)
     monkeypatch.setattr(backends, "TOKENIZING", "")
 
 
