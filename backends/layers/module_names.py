@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, TypeVar
 
 Role = Literal["layer", "head", "embedding", ""]
-"""The part of the model whose size includes a module's bits; "" for modules outside the text
-model's weights."""
+"""The part of the model whose size includes a module's bits.
+
+It is "" for modules outside the text model's weights.
+"""
 T = TypeVar("T")
 
 EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
-"""Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``, ...
-"""
+"""Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``."""
 EXPERT_PARTS = {
     None: "weight",
     "blocks": "weight_packed",
@@ -41,21 +42,26 @@ EMBEDDINGS = {
 OTHER_EMBEDDINGS = {"wpe", "embed_positions", "position_embeddings", "embed_tokens_per_layer"}
 HEADS = {"lm_head", "text_lm_head", "embed_out", "output_layer", "output_projection"}
 """Names of heads, or of modules that enclose one, as in Phi."""
-OUTER_HEADS, OUTER_EMBEDDINGS = {"output", "head", "ff_out"}, {"embed"}
-"""Names that mean head and embedding if all preceding steps of the name are in ``OUTER``."""
+OUTER_HEADS = {"output", "head", "ff_out"}
+"""Names that mean a head if all preceding steps of the name are in ``OUTER``."""
+OUTER_EMBEDDINGS = {"embed"}
+"""Names that mean an embedding if all preceding steps of the name are in ``OUTER``."""
 OUTER = {"model", "transformer", "language_model", "text_model", "llm"}
 CLASSIFIER = "score"
 ROUTERS = {"gate", "router", "shared_expert_gate"}
 OTHER_TOWERS = re.compile(
-    r"visual\w*|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio|mlp1|vpm|apm|resampler|patch_merger|connector|"
-    r"embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|sound_projection|sam_model|qwen2_model|aligner|"
-    r"vit_downsampler2?|vte|gen_vision_model|gen_aligner|gen_head|gen_embed|whisper_encoder"
+    r"visual\w*|vision\w*|audio\w*|\w*projector|embed_vision|embed_audio|mlp1|vpm|apm|resampler|"
+    r"patch_merger|connector|embed_tokens_extend|talker|token2wav|code2wav|tts|sound_encoder|"
+    r"sound_projection|sam_model|qwen2_model|aligner|vit_downsampler2?|vte|gen_vision_model|"
+    r"gen_aligner|gen_head|gen_embed|whisper_encoder"
 )
 """Steps in the names of modules outside the text model that its root may contain."""
 LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d{1,9})\.")
 IN_LAYER = re.compile(r"(?:^|[._])(?:layers?|h|blocks?)\.\d{1,9}\.")
-"""Names inside a decoder layer; these are never heads: OLMo calls its head and a matrix of each
-block ff_out."""
+"""Names inside a decoder layer.
+
+They are never heads: OLMo calls its head and a matrix of each block ff_out.
+"""
 FUSED_AS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -72,8 +78,10 @@ FUSED = (
     ("query", "key", "value"),
     ("c_fc_0", "c_fc_1"),
 )
-"""Layers with the same input that are fused, from packed_modules_mapping of vLLM's language models,
-0.26 to 0.33."""
+"""Layers with the same input that are fused.
+
+They are from packed_modules_mapping of vLLM's language models, 0.26 to 0.33.
+"""
 QUANTIZER = re.compile(r"(weight|bias|input|output)_quantizer")
 """Modules with the numbers that ModelOpt used while it quantized a layer."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
@@ -85,13 +93,19 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 
 
 def module_and_part(name: str) -> tuple[str, str]:
-    """(module, part) of a tensor's name; the part is "weight", "scales", "weight.absmax", ..."""
-    module, below, part = name.partition(".weight.")
-    if below:  # bitsandbytes
+    """Return (module, part) of a tensor's name.
+
+    The part is "weight", "scales", "weight.absmax", ...
+    """
+    # bitsandbytes puts the name of a part after the matrix's own name: "up_proj.weight.absmax".
+    module, separator, part = name.partition(".weight.")
+    if separator:
         return module, f"weight.{part}"
     module, _, part = name.rpartition(".")
-    if module.endswith("experts") and (expert := EXPERTS.fullmatch(part)):
-        return f"{module}.{expert[1]}", EXPERT_PARTS.get(expert[2], expert[2])
+    if module.endswith("experts"):
+        expert = EXPERTS.fullmatch(part)
+        if expert is not None:
+            return f"{module}.{expert[1]}", EXPERT_PARTS.get(expert[2], expert[2])
     return module, part
 
 
@@ -101,7 +115,7 @@ def kind_of(name: str) -> str:
 
 
 def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Module -> its parts; ``tensors``: by their names."""
+    """Return module -> its parts; ``tensors``: by their names."""
     modules: dict[str, dict[str, T]] = {}
     for name, tensor in tensors.items():
         module, part = module_and_part(name)
@@ -110,29 +124,37 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def role_of(module: str, hidden_layers: int | None) -> Role:
-    """The role of a module by its name; ``hidden_layers``: the config's number of decoder layers,
-    if known.
+    """Return the role of a module by its name.
 
-    Modules for multi-token prediction are named ``mtp*``, or have a number beyond the last layer's.
+    ``hidden_layers``: the config's number of decoder layers, None if unknown.
     """
-    steps, number = module.split("."), LAYER_NUMBER.search(f"{module}.")
-    drafts = hidden_layers is not None and number is not None and int(number[1]) >= hidden_layers
-    routes = ROUTERS & set(steps[-2:]) and steps[-2:] != [
-        "attention",
-        "gate",
-    ]  # RWKV's gate is a layer
-    if (
-        drafts
-        or routes
-        or is_outside(module)
-        or module == CLASSIFIER
-        or steps[-1] in OTHER_EMBEDDINGS
-    ):
+    steps = module.split(".")
+    if module == CLASSIFIER or steps[-1] in OTHER_EMBEDDINGS or is_router(steps):
         return ""
-    if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and OUTER.issuperset(steps[:-1])):
+    if is_outside(module) or is_draft(module, hidden_layers):
+        return ""
+    is_outermost = OUTER.issuperset(steps[:-1])
+    if steps[-1] in EMBEDDINGS or (steps[-1] in OUTER_EMBEDDINGS and is_outermost):
         return "embedding"
-    is_head = HEADS & set(steps[-2:]) or (steps[-1] in OUTER_HEADS and OUTER.issuperset(steps[:-1]))
-    return "head" if is_head and not IN_LAYER.search(module) else "layer"
+    is_head = bool(HEADS & set(steps[-2:])) or (steps[-1] in OUTER_HEADS and is_outermost)
+    if is_head and not IN_LAYER.search(module):
+        return "head"
+    return "layer"
+
+
+def is_router(steps: list[str]) -> bool:
+    """True if the steps of a name are those of a module that chooses experts."""
+    # The gate of RWKV's attention is a layer.
+    is_gate_of_rwkv = steps[-2:] == ["attention", "gate"]
+    return not ROUTERS.isdisjoint(steps[-2:]) and not is_gate_of_rwkv
+
+
+def is_draft(module: str, hidden_layers: int | None) -> bool:
+    """True for multi-token prediction that is stored as layers after the model's last one."""
+    if hidden_layers is None:
+        return False
+    number = LAYER_NUMBER.search(f"{module}.")
+    return number is not None and int(number[1]) >= hidden_layers
 
 
 def is_outside(module: str) -> bool:
@@ -141,14 +163,12 @@ def is_outside(module: str) -> bool:
 
 
 def is_left_by_quantizer(module: str) -> bool:
-    """True for the name of a quantizer below a layer:
-    ``model.layers.0.mlp.up_proj.weight_quantizer``.
-    """
+    """True for a quantizer below a layer: ``model.layers.0.mlp.up_proj.weight_quantizer``."""
     return bool(QUANTIZER.fullmatch(module.rpartition(".")[2]))
 
 
 def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> set[str]:
-    """The modules outside the text model, except heads; empty if the text model is not found.
+    """Return the modules outside the text model, except heads; empty if its root is not found.
 
     The root of the text model is the longest prefix of the largest embedding's name that has
     numbered blocks below it.  The model's blocks are the blocks with the fewest steps below the
@@ -156,66 +176,107 @@ def outside_text_model(sizes: Mapping[str, int], hidden_layers: int | None) -> s
     bytes.
     """
     roles = {name: role_of(name, hidden_layers) for name in sizes}
-    embeddings = [name for name, role in roles.items() if role == "embedding"]
-    before = max(embeddings, key=sizes.__getitem__).split(".")[:-1] if embeddings else [""]
-    above = {
-        name: match.string[: match.end()].split(".")[:-3]
-        for name, role in roles.items()
-        if role == "layer" and (match := IN_LAYER.search(f"{name}."))
-    }
-    roots = (before[:count] for count in range(len(before), 0, -1)) if before else [before]
-    root = next(
-        (steps for steps in roots if any(path[: len(steps)] == steps for path in above.values())),
-        None,
-    )
+    root_steps = steps_before_blocks(roles)
+    root = root_of_text_model(sizes, roles, root_steps.values())
     if root is None:
         return set()
-    depths = {
-        name: len(set(steps) - OUTER) for name, steps in above.items() if steps[: len(root)] == root
-    }
+    depths = {}
+    for name, steps in root_steps.items():
+        if steps[: len(root)] == root:
+            depths[name] = len(set(steps) - OUTER)
     depth = min(depths.values())
-    outside = {
-        name
-        for name, role in roles.items()
-        if role != "head"
-        and (name.split(".")[: len(root)] != root or depths.get(name, depth) > depth)
-    }
-    kept, every = (sum(sizes[name] for name in names) for names in (above.keys() - outside, above))
-    return (
-        outside if 4 * kept >= every else set()
-    )  # BLT has its embedding in the small byte encoder
+    outside = set()
+    for name, role in roles.items():
+        is_below_root = name.split(".")[: len(root)] == root
+        is_in_deeper_block = depths.get(name, depth) > depth
+        if role != "head" and (not is_below_root or is_in_deeper_block):
+            outside.add(name)
+    text_bytes = 0
+    all_bytes = 0
+    for name in root_steps:
+        all_bytes += sizes[name]
+        if name not in outside:
+            text_bytes += sizes[name]
+    # A root with less than a quarter of the blocks is not the model's: BLT has its embedding in
+    # its small byte encoder.
+    if 4 * text_bytes < all_bytes:
+        return set()
+    return outside
+
+
+def steps_before_blocks(roles: Mapping[str, Role]) -> dict[str, list[str]]:
+    """Return layer -> the steps of its name before ``layers.<number>``, for layers in blocks."""
+    root_steps = {}
+    for name, role in roles.items():
+        block = IN_LAYER.search(f"{name}.")
+        if role == "layer" and block is not None:
+            # The last three steps are "layers", the number, and "" after the last dot.
+            root_steps[name] = block.string[: block.end()].split(".")[:-3]
+    return root_steps
+
+
+def root_of_text_model(
+    sizes: Mapping[str, int], roles: Mapping[str, Role], root_steps: Collection[list[str]]
+) -> list[str] | None:
+    """Return the steps of the text model's root (``outside_text_model``); None if not found."""
+    embeddings = [name for name, role in roles.items() if role == "embedding"]
+    prefix = [""]
+    if embeddings:
+        prefix = max(embeddings, key=sizes.__getitem__).split(".")[:-1]
+    # The root of an embedding without a prefix is empty: it has every block below it.
+    shortest = min(len(prefix), 1)
+    for length in range(len(prefix), shortest - 1, -1):
+        root = prefix[:length]
+        if any(steps[:length] == root for steps in root_steps):
+            return root
+    return None
 
 
 def bare(layer: str) -> str:
-    """A layer's name without prefixes of engines and checkpoints, and without vLLM's inner module
-    of experts.
+    """Return a layer's name without prefixes of engines and checkpoints.
+
+    vLLM's inner module of experts, ``routed_experts``, is removed too.
     """
     return OWNERS.sub("", layer).removesuffix(".routed_experts")
 
 
 def spellings(layer: str) -> list[str]:
-    """Possible spellings of a bare name in configs; for a layer with all experts, the names of the
-    first expert.
+    """Return possible spellings of a bare name in configs.
+
+    For a layer with all experts, the names of the first expert are included.
     """
-    inside = [f"{layer}.0.{part}" for part in EXPERT_LAYERS] if layer.endswith("experts") else []
-    return [prefix + name for name in (layer, *inside) for prefix in PREFIXES]
+    names = [layer]
+    if layer.endswith("experts"):
+        names += [f"{layer}.0.{part}" for part in EXPERT_LAYERS]
+    prefixed = []
+    for name in names:
+        prefixed += [prefix + name for prefix in PREFIXES]
+    return prefixed
 
 
 def parts_of(path: str) -> list[str]:
-    """The checkpoint's paths of an engine's layer: the paths of its parts if it is fused, else its
-    own path.
+    """Return the checkpoint's paths of an engine's layer.
+
+    They are the paths of its parts if it is fused, otherwise its own path.
     """
     parent, _, name = path.rpartition(".")
-    return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))] if parent else [path]
+    if not parent:
+        return [path]
+    return [f"{parent}.{part}" for part in FUSED_AS.get(name, (name,))]
 
 
 def fused_layers(paths: Collection[str]) -> Iterator[tuple[str, ...]]:
-    """Groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix, in the
-    order of FUSED.
+    """Yield groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix.
+
+    The members of a group are in the order of ``FUSED``.
     """
     for path in paths:
         parent = path.rpartition(".")[0]
         for names in FUSED:
-            members = tuple(member for name in names if (member := f"{parent}.{name}") in paths)
+            members = []
+            for name in names:
+                member = f"{parent}.{name}"
+                if member in paths:
+                    members.append(member)
             if len(members) > 1 and path == members[0]:
-                yield members
+                yield tuple(members)
