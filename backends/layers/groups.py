@@ -1,5 +1,4 @@
-"""Kernels and KV caches of a model, in groups of layers, and differences from the checkpoint's
-scheme.
+"""Kernels and KV caches of a model in groups of layers, compared with the checkpoint's scheme.
 
 An engine describes every layer by a ``Layer``, and the cache of every attention layer by a
 ``KVCache``; results contain groups of these.  If prefill attends to the unquantized keys and values
@@ -30,25 +29,38 @@ EXPERTS = re.compile(r"\.experts(?:\.|$)")
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
 PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Names of unquantized weights in torch and ggml."""
-LOADED, ONE, DYNAMIC = "loaded", "1.0", "dynamic"
-"""Origin of the scales of a quantized cache: the checkpoint; no origin (all are 1.0); the keys and
-values."""
+LOADED = "loaded"
+"""The scales of a quantized cache come from the checkpoint."""
+ONE = "1.0"
+"""The scales of a quantized cache have no origin: all are 1.0."""
+DYNAMIC = "dynamic"
+"""The scales of a quantized cache are computed from the keys and values."""
 NO_CACHE = "no_kv_cache"
 """The key in a model's provenance for the reason that it has no KV cache."""
 WITHOUT_CACHE = {NO_CACHE: "windows are scored whole, without one"}
-FIRST_STEP, SPARSE = "not in the first step", "sparse"
-"""Reasons that prefill may not read the quantized cache.
+FIRST_STEP = "not in the first step"
+"""A reason that prefill may not read the quantized cache.
 
-First: it reads the tokens of the current step unquantized (the whole window, if one step computes
-it).  Second: the window is shorter than the selection of sparse attention, which then does not read
-the cache.
+It reads the tokens of the current step unquantized: the whole window, if one step computes it.
+"""
+SPARSE = "sparse"
+"""Another reason: the window is shorter than the selection of sparse attention.
+
+Such attention then does not read the cache.
 """
 PREFILL_NOTES = {
-    FIRST_STEP: "{attention} computes the first step of a window from unquantized keys and values, and only later "
-    "steps read the KV cache in {stored} ({count} layers)",
-    SPARSE: "{attention} may compute windows of up to index_topk tokens from unquantized keys and values, and only "
-    "longer ones read the KV cache in {stored} ({count} layers)",
-    UNKNOWN: "whether prefill in {attention} reads the KV cache in {stored} is not known ({count} layers)",
+    FIRST_STEP: (
+        "{attention} computes the first step of a window from unquantized keys and values, "
+        "and only later steps read the KV cache in {stored} ({count} layers)"
+    ),
+    SPARSE: (
+        "{attention} may compute windows of up to index_topk tokens from unquantized keys "
+        "and values, and only longer ones read the KV cache in {stored} ({count} layers)"
+    ),
+    UNKNOWN: (
+        "whether prefill in {attention} reads the KV cache in {stored} is not known "
+        "({count} layers)"
+    ),
 }
 """Notes on quantized caches that prefill does not read, or may not read."""
 
@@ -66,48 +78,56 @@ class KVCache:
     # ``FIRST_STEP`` or ``SPARSE``; "" if prefill reads the cache or nothing is quantized
     prefill: str = UNKNOWN
     token_bytes: float | None = None  # per token and layer, with scales, on all GPUs together
-    window: int | None = (
-        None  # number of last tokens of a sequence that the cache holds; None for all
-    )
+    # number of last tokens of a sequence that the cache holds; None for all
+    window: int | None = None
     named: bool = False  # the spec names the format ``stored``
     backend: str = ""  # the engine's name of the kind of attention; a spec chooses it by this name
 
 
 @cache
-def validator(of: Any) -> TypeAdapter[tuple[Any, ...]]:
-    """A validator of groups of a type; it is only built when needed, because this takes 0.02 s."""
+def validator(group_type: Any) -> TypeAdapter[tuple[Any, ...]]:
+    """Return a validator of groups of a type."""
+    # Built when it is first needed, because this takes 0.02 s.
     from pydantic import TypeAdapter
 
-    return TypeAdapter(tuple[of, ...])
+    return TypeAdapter(tuple[group_type, ...])
 
 
 def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Groups of layers that differ only in the numbers of their names, in the order of each group's
-    first layer.
+    """Return groups of layers that differ only in the numbers of their names.
+
+    They are in the order of each group's first layer.
     """
-    counts = Counter(replace(layer, name=NUMBER.sub("*", layer.name)) for layer in layers)
+    counts: Counter[Layer] = Counter()
+    for layer in layers:
+        counts[replace(layer, name=NUMBER.sub("*", layer.name))] += 1
     return tuple(replace(layer, count=count) for layer, count in counts.items())
 
 
 def groups_to_json(groups: Iterable[Layer]) -> list[dict[str, Any]]:
-    """Groups for results.json; there the key of the layer's name is "layers"."""
-    return [
-        {"layers": own.pop("name"), "count": own.pop("count"), **own} for own in map(asdict, groups)
-    ]
+    """Return groups for results.json; there the key of the layer's name is "layers"."""
+    objects = []
+    for group in groups:
+        fields = asdict(group)
+        name = fields.pop("name")
+        count = fields.pop("count")
+        objects.append({"layers": name, "count": count, **fields})
+    return objects
 
 
 def groups_from_json(objects: Sequence[Mapping[str, Any]]) -> tuple[Layer, ...]:
-    """The groups that ``groups_to_json`` wrote; KeyError, TypeError or ValueError for anything
-    else.
+    """Return the groups that ``groups_to_json`` wrote.
+
+    KeyError, TypeError or ValueError for anything else.
     """
-    return validator(Layer).validate_python(
-        [{**entry, "name": entry["layers"]} for entry in objects]
-    )
+    entries = [{**entry, "name": entry["layers"]} for entry in objects]
+    return validator(Layer).validate_python(entries)
 
 
 def recorded_groups(provenance: Mapping[str, Any], where: str) -> tuple[Layer, ...]:
-    """The groups in the provenance of an unknown source; InputError that begins with ``where`` for
-    anything else.
+    """Return the groups in the provenance of an unknown source.
+
+    InputError that begins with ``where`` for anything else.
     """
     try:
         return groups_from_json(provenance.get("layers", ()))
@@ -115,155 +135,204 @@ def recorded_groups(provenance: Mapping[str, Any], where: str) -> tuple[Layer, .
         raise InputError(f"{where}: provenance.layers: are not groups of layers") from None
 
 
-def deviation(asked: str, activations: str) -> str:
-    """Return ``asked`` if the ``activations`` that ran deviate from it, else "".
+def deviation(requested: str, activations: str) -> str:
+    """Return ``requested`` if the ``activations`` that ran deviate from it, else "".
 
-    ``asked``: the activations of the checkpoint's scheme.  A different number format is a
+    ``requested``: the activations of the checkpoint's scheme.  A different number format is a
     deviation.  Another scaling of the same number format (static FP8 in the scheme, dynamic FP8
     ran) is not.  Scales rounded up to powers of two are a deviation: they doubled the KLD of an FP8
     model (docs/measurements.md).
     """
-    rounded = has_rounded_scales(activations) and not has_rounded_scales(asked)
-    return asked if rounded or number_format(asked) != number_format(activations) else ""
+    is_rounded = has_rounded_scales(activations) and not has_rounded_scales(requested)
+    if is_rounded or number_format(requested) != number_format(activations):
+        return requested
+    return ""
 
 
 def short_kernel_name(kernel: str) -> str:
-    """A kernel's class name without its common ending: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
+    """Return a class name without its common ending: MarlinNvFp4LinearKernel -> MarlinNvFp4."""
     return SUFFIX.sub("", kernel) or kernel
 
 
 def kernel_of(groups: Sequence[Layer]) -> str:
-    """The short name of the kernel of most quantized layers, or of most layers if none is
-    quantized.
+    """Return the short name of the kernel of most quantized layers.
 
-    Experts come first: they hold most weights of a mixture.  Other kernels of quantized layers are
-    counted: ``Marlin +1``.  The name is "" if ``groups`` is empty.
+    If no layer is quantized, it is the kernel of most layers.  Experts come first.  Other kernels
+    of quantized layers are counted: ``Marlin +1``.  The name is "" if ``groups`` is empty.
     """
-    experts, others, plain = Counter[str](), Counter[str](), Counter[str]()
+    experts: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    unquantized: Counter[str] = Counter()
     for group in groups:
-        quantized = experts if EXPERTS.search(group.name) else others
-        counts = plain if group.weights in PLAIN else quantized
+        if group.weights in PLAIN:
+            counts = unquantized
+        elif EXPERTS.search(group.name):
+            counts = experts
+        else:
+            counts = others
         counts[short_kernel_name(group.kernel)] += group.count
-    counted = experts.most_common() + others.most_common() or plain.most_common()
-    ranked = list(dict.fromkeys(name for name, _ in counted))
-    return f"{ranked[0]} +{len(ranked) - 1}" if len(ranked) > 1 else "".join(ranked)
+    # Experts hold most weights of a mixture, even if other layers outnumber them.
+    kernels = experts.most_common() + others.most_common()
+    if not kernels:
+        kernels = unquantized.most_common()
+    names = list(dict.fromkeys(name for name, _ in kernels))
+    if not names:
+        return ""
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} +{len(names) - 1}"
 
 
 def deviations(groups: Sequence[Layer]) -> list[str]:
-    """One clause for each difference between the kernels of layers and the checkpoint's scheme."""
-    counts = Counter[tuple[str, str, str]]()
-    for group in filter(lambda group: group.asked, groups):
-        counts[group.asked, group.activations, short_kernel_name(group.kernel)] += group.count
+    """Return one clause for each difference between layers' kernels and the checkpoint's scheme."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for group in groups:
+        if group.asked:
+            kernel = short_kernel_name(group.kernel)
+            counts[group.asked, group.activations, kernel] += group.count
     clauses = []
-    for (asked, activations, kernel), count in counts.items():
-        wanted = number_format(asked)
-        modules = amount(count, "module")  # a decoder layer has several
-        clause = f", but {kernel} took {activations} ({modules})"
-        if wanted == number_format(activations):
-            wanted = asked
-            clause = (
-                f", but {kernel} rounded their scales, and those of the weights, up to powers of two ({activations}, "
-                f"{modules})"
-            )
-        elif activations.startswith(("bfloat", "float")):
-            clause = f", but {kernel} left them unquantized ({activations}, {modules})"
-        elif activations == UNKNOWN:
-            clause = f"; what {kernel} took ({modules}) is not known"
-        clauses.append(f"the checkpoint asks for {wanted} activations{clause}")
+    for (requested, activations, kernel), count in counts.items():
+        clauses.append(deviation_clause(requested, activations, kernel, count))
     return clauses
 
 
+def deviation_clause(requested: str, activations: str, kernel: str, count: int) -> str:
+    """Return the clause for ``count`` modules whose ``kernel`` took other activations."""
+    subject = f"the checkpoint asks for {number_format(requested)} activations"
+    modules = amount(count, "module")  # a decoder layer has several
+    if number_format(requested) == number_format(activations):
+        return (
+            f"the checkpoint asks for {requested} activations, but {kernel} rounded their scales, "
+            f"and those of the weights, up to powers of two ({activations}, {modules})"
+        )
+    if activations.startswith(("bfloat", "float")):
+        return f"{subject}, but {kernel} left them unquantized ({activations}, {modules})"
+    if activations == UNKNOWN:
+        return f"{subject}; what {kernel} took ({modules}) is not known"
+    return f"{subject}, but {kernel} took {activations} ({modules})"
+
+
 def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:
-    """The cache with ``asked`` set if it deviates; ``asked``: ``schemes.kv_cache`` of the
-    checkpoint's config.
+    """Return the cache with ``asked`` set if its format is not the checkpoint's.
+
+    ``asked``: ``schemes.kv_cache`` of the checkpoint's config.
     """
-    wanted = number_format(asked) or dtype
-    deviates = wanted not in (number_format(cache.stored), UNKNOWN)
-    told = replace(cache, asked=wanted if deviates else "")
-    return replace(told, scales="", prefill="") if cache.stored in PLAIN else told
+    requested = number_format(asked) or dtype
+    deviating = ""
+    if requested not in (number_format(cache.stored), UNKNOWN):
+        deviating = requested
+    described = replace(cache, asked=deviating)
+    if cache.stored in PLAIN:
+        return replace(described, scales="", prefill="")
+    return described
 
 
 def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
-    """Groups of the caches that differ only in the numbers of their names."""
-    counts = Counter(replace(cache, layers=NUMBER.sub("*", cache.layers)) for cache in caches)
-    return tuple(replace(cache, count=count) for cache, count in counts.items())
+    """Return groups of the caches that differ only in the numbers of their names."""
+    counts: Counter[KVCache] = Counter()
+    for kv_cache in caches:
+        counts[replace(kv_cache, layers=NUMBER.sub("*", kv_cache.layers))] += 1
+    return tuple(replace(kv_cache, count=count) for kv_cache, count in counts.items())
 
 
 def kv_caches_from_json(objects: Any) -> tuple[KVCache, ...]:
-    """Groups from the objects in results.json; ValueError for anything else."""
-    return validator(KVCache).validate_python(objects) if objects else ()
+    """Return groups from the objects in results.json; ValueError for anything else."""
+    if not objects:
+        return ()
+    return validator(KVCache).validate_python(objects)
 
 
 def kv_formats(groups: Iterable[KVCache]) -> str:
-    """The number formats of a model's caches, the most frequent first: "fp8", "fp8 +bfloat16"; ""
-    if unknown.
+    """Return the number formats of a model's caches, the most frequent first.
+
+    For example "fp8", or "fp8 +bfloat16"; "" if unknown.
     """
-    stored = (group.stored for group in groups for _ in range(group.count))
-    return " +".join(name for name, _ in Counter(stored).most_common())
+    counts: Counter[str] = Counter()
+    for group in groups:
+        if group.count > 0:
+            counts[group.stored] += group.count
+    return " +".join(name for name, _ in counts.most_common())
 
 
 def kv_token_bytes(groups: Sequence[KVCache]) -> float | None:
-    """Bytes of one token in the caches of all layers; None if unknown for a layer."""
-    sizes = [group.token_bytes * group.count for group in groups if group.token_bytes is not None]
-    return sum(sizes) if sizes and len(sizes) == len(groups) else None
+    """Return the bytes of one token in the caches of all layers; None if unknown for a layer."""
+    sizes = []
+    for group in groups:
+        if group.token_bytes is None:
+            return None
+        sizes.append(group.token_bytes * group.count)
+    if not sizes:
+        return None
+    return sum(sizes)
 
 
 def kv_windows(groups: Sequence[KVCache]) -> str:
-    """The caches that hold only the last tokens: "5 of 6 layers hold the last 1,024 tokens"; "" if
-    all hold all.
+    """Return the caches that hold only the last tokens; "" if all caches hold all tokens.
+
+    For example "5 of 6 layers hold the last 1,024 tokens".
     """
-    layers = sum(group.count for group in groups)
-    limited = Counter(group.window for group in groups if group.window for _ in range(group.count))
-    return ", ".join(
-        f"{count} of {layers} layers hold the last {size:,} tokens"
-        for size, count in limited.items()
-    )
+    n_layers = 0
+    counts: Counter[int] = Counter()
+    for group in groups:
+        n_layers += group.count
+        if group.window and group.count > 0:
+            counts[group.window] += group.count
+    clauses = []
+    for size, count in counts.items():
+        clauses.append(f"{count} of {n_layers} layers hold the last {size:,} tokens")
+    return ", ".join(clauses)
 
 
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
-    """One clause for each cache that differs from the checkpoint's config, or that prefill does not
-    read.
+    """Return clauses for caches that differ from the config, and for caches not read by prefill.
 
     A format that the spec names is not a deviation; ``kv_notes`` returns a note on it.
     """
-    return [
-        f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were kept in {group.stored} "
-        f"({group.count} layers)"
-        for group in groups
-        if group.asked and not group.named
-    ] + [
-        PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN]).format(**asdict(group))
-        for group in groups
-        if group.prefill and group.stored not in PLAIN
-    ]
+    clauses = []
+    for group in groups:
+        if group.asked and not group.named:
+            clauses.append(
+                f"the checkpoint asks for a KV cache in {group.asked}, but keys and values were "
+                f"kept in {group.stored} ({group.count} layers)"
+            )
+    for group in groups:
+        if group.prefill and group.stored not in PLAIN:
+            note = PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN])
+            clauses.append(note.format(**asdict(group)))
+    return clauses
 
 
-def kv_notes(groups: Sequence[KVCache], told: str) -> list[str]:
-    """Notes on caches that the spec chose, that have no calibrated scales, that are unknown, or
-    that the engine keeps in the model's dtype (with TurboQuant, vLLM does so in the first two and
-    the last two layers).
+def kv_notes(groups: Sequence[KVCache], cache_dtype: str) -> list[str]:
+    """Return notes on caches that the spec chose, or that are unusual.
 
-    ``told``: the engine's word for the number format of all caches.
+    Unusual caches have no calibrated scales, are unknown, or are in the model's dtype although
+    ``cache_dtype``, the engine's word for the number format of all caches, is quantized.  (With
+    TurboQuant, vLLM keeps the first two and the last two layers in the model's dtype.)
     """
-    is_quantized, count = told != "auto" and told not in PLAIN, sum(group.count for group in groups)
+    is_quantized = cache_dtype != "auto" and cache_dtype not in PLAIN
     if not groups and is_quantized:
         return [
-            f"KV cache in {told}: how this model's layers keep it, and whether prefill reads it, is not known"
+            f"KV cache in {cache_dtype}: how this model's layers keep it, and whether prefill "
+            "reads it, is not known"
         ]
-    return (
-        [
-            f"KV cache in {group.stored}, as the spec asks ({group.count} layers); the checkpoint asks for {group.asked}"
-            for group in groups
-            if group.asked and group.named
-        ]
-        + [
-            f"{group.count} of {count} layers keep their KV cache in {group.stored}, not in {told}"
-            for group in groups
-            if is_quantized and group.stored in PLAIN and not group.asked
-        ]
-        + [
-            f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): the checkpoint brings no others"
-            for group in groups
-            if group.scales == ONE
-        ]
-    )
+    n_layers = sum(group.count for group in groups)
+    notes = []
+    for group in groups:
+        if group.asked and group.named:
+            notes.append(
+                f"KV cache in {group.stored}, as the spec asks ({group.count} layers); "
+                f"the checkpoint asks for {group.asked}"
+            )
+    for group in groups:
+        if is_quantized and group.stored in PLAIN and not group.asked:
+            notes.append(
+                f"{group.count} of {n_layers} layers keep their KV cache in {group.stored}, "
+                f"not in {cache_dtype}"
+            )
+    for group in groups:
+        if group.scales == ONE:
+            notes.append(
+                f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): "
+                "the checkpoint brings no others"
+            )
+    return notes
