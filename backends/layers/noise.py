@@ -1,5 +1,4 @@
-"""The noise floor: the same weights, with bf16-rounding noise on the residual stream after every
-decoder layer.
+"""The noise floor: the same weights, with bf16-rounding noise on every decoder layer's output.
 
 Two engines with the same weights round differently; a lossless scheme would show that difference.
 ``"noise": "bf16"`` makes such a difference: every element of every layer's output is multiplied in
@@ -14,7 +13,7 @@ qbench uses the same scale.  The noise is normal because half a spacing of bf16 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
 
 SCALE = 2.0**-9
 VERSION = 2
-"""Version of the numbers that follow from a seed; part of the key of a noise floor's token scores.
+"""Version of the numbers that follow from a seed.
+
+It is part of the key of a noise floor's token scores.
 """
 TABLE = 1 << 22
 """How many random numbers are drawn from a seed; they are drawn on the CPU for every device.
@@ -37,8 +38,10 @@ The noise of a token in a layer is a consecutive part of these numbers.  Of the 
 4,096 numbers, one in 512 overlaps; a number in the overlap is the noise of two different elements.
 """
 TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
-"""Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n]; one per
-greenlet."""
+"""Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n].
+
+Each greenlet has its own.
+"""
 
 
 class NoiseOptions(EngineOptions):
@@ -52,25 +55,31 @@ OPTIONS = frozenset(NoiseOptions.model_fields)
 
 
 def seed_of(options: Mapping[str, Any]) -> int | None:
-    """The seed, or None if the options do not turn noise on; InputError for wrong options."""
-    found = parse_options(
-        NoiseOptions, {name: value for name, value in options.items() if name in OPTIONS}
-    )
-    if found.noise is None and found.noise_seed is not None:
-        raise InputError('engine.noise_seed: needs "noise": "bf16"')
-    return None if found.noise is None else found.noise_seed or 0
+    """Return the seed, None if the options do not turn noise on; InputError for wrong options."""
+    noise_values = {name: value for name, value in options.items() if name in OPTIONS}
+    noise_options = parse_options(NoiseOptions, noise_values)
+    if noise_options.noise is None:
+        if noise_options.noise_seed is not None:
+            raise InputError('engine.noise_seed: needs "noise": "bf16"')
+        return None
+    return noise_options.noise_seed or 0
 
 
 def provenance_of(seed: int | None) -> dict[str, Any]:
-    """The entries of a model's provenance about its noise; empty without noise."""
+    """Return the entries of a model's provenance about its noise; empty without noise."""
+    if seed is None:
+        return {}
     noise = {
         "kind": "bf16",
         "distribution": "normal, relative to each element",
         "scale": SCALE,
         "seed": seed,
     }
-    note = f"bf16-rounding noise added on every decoder layer's output (normal, 2**-9 of each element, seed {seed})"
-    return {} if seed is None else {"noise": noise, "notes": [note]}
+    note = (
+        "bf16-rounding noise added on every decoder layer's output "
+        f"(normal, 2**-9 of each element, seed {seed})"
+    )
+    return {"noise": noise, "notes": [note]}
 
 
 class Noise:
@@ -87,74 +96,92 @@ class Noise:
         import torch
 
         self.pairs = pairs
-        self.silent = set(layers)
-        self.factors = (
-            torch.randn(TABLE, generator=torch.Generator().manual_seed(seed)).mul_(SCALE).add_(1)
-        )
-        self.handles = [
-            layer.register_forward_hook(
-                lambda _, __, output, number=number: self.noisy(number, output)
-            )
-            for number, layer in layers.items()
-        ]
+        self.layers_without_noise = set(layers)
+        # On the CPU, so that every device gets the same numbers.
+        generator = torch.Generator().manual_seed(seed)
+        self.factors = torch.randn(TABLE, generator=generator).mul_(SCALE).add_(1)
+        self.handles = []
+        for number, layer in layers.items():
+            self.handles.append(layer.register_forward_hook(self.hook_of(number)))
+
+    def hook_of(self, number: int) -> Callable[[Any, Any, Any], Any]:
+        """Return the forward hook of layer ``number``."""
+
+        def hook(_module: Any, _arguments: Any, output: Any) -> Any:
+            return self.noisy(number, output)
+
+        return hook
 
     def begin(self, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """Set the tokens of the forward that begins in this thread (or greenlet), and their
-        positions: integers [n].
+        """Set the tokens of the forward that begins in this thread (or greenlet).
+
+        ``token_ids`` and ``positions`` are integers [n].
         """
-        TOKENS.set(mixed(token_ids.long() + mixed(positions.long().to(token_ids.device))))
+        position_hashes = mixed(positions.long().to(token_ids.device))
+        TOKENS.set(mixed(token_ids.long() + position_hashes))
 
     def noisy(self, number: int, output: Any) -> Any:
-        """A layer's output with noise; ModelError if it is not what a decoder layer returns."""
-        import torch
-
-        parts = output if isinstance(output, tuple) else (output,)
-        end = len(parts) if self.pairs else 1
+        """Return a layer's output with noise; ModelError if it is not a decoder layer's output."""
+        parts = output
+        if not isinstance(output, tuple):
+            parts = (output,)
+        end = 1
+        if self.pairs:
+            end = len(parts)
         stream = [part for part in parts[:end] if part is not None]
-        known = all(isinstance(part, torch.Tensor) and part.is_floating_point() for part in stream)
-        if (
-            not known
-            or not 1 <= len(stream) <= 2
-            or any(part.shape != stream[0].shape for part in stream)
-        ):
-            found = ", ".join(
-                str(tuple(getattr(part, "shape", [type(part).__name__]))) for part in parts
-            )
+        if not is_stream(stream):
+            shapes = ", ".join(shape_text(part) for part in parts)
             raise ModelError(
-                f"engine.noise: layer {number} returns {found}, not one tensor or two of a shape"
+                f"engine.noise: layer {number} returns {shapes}, not one tensor or two of a shape"
             )
         # vLLM's next layer adds the two tensors, or uses only the first (Cohere, EXAONE 4).  Both
-        # tensors get the same
-        # factor, so the residual stream gets this factor in either case.
+        # tensors get the same factor, so the residual stream gets this factor in either case.
         factor = self.factor(number, stream[0])
-        noisy = tuple(
-            None if part is None else (factor * part).to(part.dtype) for part in parts[:end]
-        )
-        return (*noisy, *parts[end:]) if isinstance(output, tuple) else noisy[0]
+        noisy_parts = []
+        for part in parts[:end]:
+            noisy_part = part
+            if part is not None:
+                noisy_part = (factor * part).to(part.dtype)
+            noisy_parts.append(noisy_part)
+        if isinstance(output, tuple):
+            return (*noisy_parts, *parts[end:])
+        return noisy_parts[0]
 
-    def factor(self, number: int, like: torch.Tensor) -> torch.Tensor:
-        """1 + SCALE * n, float32, in the shape of ``like``; one of its dimensions is the tokens."""
+    def factor(self, number: int, state: torch.Tensor) -> torch.Tensor:
+        """Return 1 + SCALE * n for layer ``number``, float32 in the shape of ``state``.
+
+        One dimension of ``state`` is the tokens; ModelError if none is.
+        """
         tokens = TOKENS.get(None)
-        if tokens is None or len(tokens) not in like.shape:
-            count = "unknown" if tokens is None else len(tokens)
+        if tokens is None or len(tokens) not in state.shape:
+            count = "unknown"
+            if tokens is not None:
+                count = str(len(tokens))
             raise ModelError(
-                f"engine.noise: layer {number} returns {tuple(like.shape)}, and its tokens are {count}"
+                f"engine.noise: layer {number} returns {tuple(state.shape)}, "
+                f"and its tokens are {count}"
             )
-        self.silent.discard(number)
-        if self.factors.device != like.device:
-            self.factors = self.factors.to(like.device)
-        axis = like.shape.index(len(tokens))
-        rest = (*like.shape[:axis], *like.shape[axis + 1 :])
-        stretches = self.factors.unfold(0, math.prod(rest), 1)
-        places = mixed(tokens.to(like.device) + mixed(number + 1)) % len(stretches)
-        return stretches[places].view(len(tokens), *rest).movedim(0, axis)
+        self.layers_without_noise.discard(number)
+        if self.factors.device != state.device:
+            self.factors = self.factors.to(state.device)
+        axis = state.shape.index(len(tokens))
+        # vLLM's states are [tokens, hidden size], Transformers' [1, tokens, hidden size].
+        other_sizes = (*state.shape[:axis], *state.shape[axis + 1 :])
+        stretches = self.factors.unfold(0, math.prod(other_sizes), 1)
+        places = mixed(tokens.to(state.device) + mixed(number + 1)) % len(stretches)
+        return stretches[places].view(len(tokens), *other_sizes).movedim(0, axis)
 
     def missed(self) -> str:
-        """Return an error if a layer has run without noise, otherwise ""; call this after all
-        layers have run.
+        """Return an error if a layer has run without noise, otherwise "".
+
+        Call this after all layers have run.
         """
-        missed = f"layer {min(self.silent, default=0)} has run without it; this model cannot be given noise"
-        return f"engine.noise: {missed}" if self.silent else ""
+        if not self.layers_without_noise:
+            return ""
+        return (
+            f"engine.noise: layer {min(self.layers_without_noise)} has run without it; "
+            "this model cannot be given noise"
+        )
 
     def remove(self) -> str:
         """Stop the noise; return ``missed``."""
@@ -163,9 +190,28 @@ class Noise:
         return self.missed()
 
 
+def is_stream(parts: Sequence[Any]) -> bool:
+    """True for one floating-point tensor, or two of the same shape: a layer's residual stream."""
+    import torch
+
+    for part in parts:
+        if not isinstance(part, torch.Tensor) or not part.is_floating_point():
+            return False
+    if len(parts) == 1:
+        return True
+    return len(parts) == 2 and parts[0].shape == parts[1].shape
+
+
+def shape_text(part: Any) -> str:
+    """Return the shape of a tensor as text; the type's name in parentheses for other objects."""
+    shape = getattr(part, "shape", [type(part).__name__])
+    return str(tuple(shape))
+
+
 def mixed(number: Any) -> Any:
-    """The lowest 32 bits of an int, or of a tensor of int64, scattered over 32 bits: a hash without
-    collisions.
+    """Return a hash of the lowest 32 bits of an int, or of a tensor of int64.
+
+    It scatters them over 32 bits without collisions.
     """
     number = number & 0xFFFFFFFF
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -174,8 +220,9 @@ def mixed(number: Any) -> Any:
 
 
 def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
-    """The first list of ``count`` modules in a decoder; ModelError that begins with ``owner`` if
-    there is none.
+    """Return the first list of ``count`` modules in a decoder.
+
+    ModelError that begins with ``owner`` if no list has this length.
     """
     import torch
 
@@ -186,13 +233,17 @@ def layer_list(decoder: Any, count: int, owner: str) -> Sequence[Any]:
 
 
 def vllm_decoder_layers(model: Any, count: int) -> dict[int, Any]:
-    """Number -> decoder layer, for the layers that this pipeline rank holds of a vLLM model with
-    ``count`` layers.
+    """Return number -> decoder layer, for the layers that this pipeline rank holds of a vLLM model.
+
+    ``count``: the model's number of layers, on all ranks.
     """
-    decoder = model.get_language_model() if hasattr(model, "get_language_model") else model
+    decoder = model
+    if hasattr(model, "get_language_model"):
+        decoder = model.get_language_model()
     layers = layer_list(decoder, count, f"engine.noise: {type(model).__name__}")
-    return {
-        number: layer
-        for number, layer in enumerate(layers)
-        if type(layer).__name__ != "PPMissingLayer"
-    }
+    layers_of_rank = {}
+    for number, layer in enumerate(layers):
+        # vLLM has placeholders for the layers of other pipeline ranks.
+        if type(layer).__name__ != "PPMissingLayer":
+            layers_of_rank[number] = layer
+    return layers_of_rank
