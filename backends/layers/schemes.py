@@ -1,5 +1,6 @@
-"""Schemes of layers and KV cache in a checkpoint's quantization config, in terms that all engines
-share.
+"""Schemes of layers and KV cache in a checkpoint's quantization config.
+
+They are described in terms that all engines share.
 
 Weights and activations are described by a number format and the granularity of its scales: ``int4
 g128``, ``int8 channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  ``
@@ -24,18 +25,24 @@ from .module_names import bare, parts_of, spellings
 UNKNOWN = "unknown"
 Config = Mapping[str, Any]
 IGNORED = ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers")
-"""Keys of configs that list layers which are not quantized: compressed-tensors, fp8 and
-bitsandbytes, ModelOpt, ..."""
+"""Keys of configs that list layers which are not quantized.
+
+They are those of compressed-tensors, fp8 and bitsandbytes, ModelOpt, ...
+"""
 POWERS_OF_TWO = "e8m0"
 """The last word of a scheme whose scales were rounded up to powers of two."""
+CACHE_ALGORITHMS = {"FP8": "fp8 tensor", "NVFP4": "nvfp4 g16", "INT8": "int8 tensor"}
+"""ModelOpt's ``kv_cache_quant_algo`` -> the format of keys and values."""
+SPECIAL_CHARACTERS = frozenset(r"*+?^$()[]{}|\\")
+"""Characters that make a name in auto-round's ``extra_config`` a regular expression."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Weights and activations of a quantized layer; ``activations`` is "" if they keep the model's
-    dtype.
+    """Weights and activations of a quantized layer.
 
-    ``zero_points``: whether the weights have zero points; None if the config does not say.
+    ``activations`` is "" if they keep the model's dtype.  ``zero_points``: True if the weights
+    have zero points; None if the config does not say.
     """
 
     weights: str
@@ -43,43 +50,60 @@ class Scheme:
     zero_points: bool | None = field(default=None, compare=False)
 
 
+SchemeKey = tuple[Scheme, bool | None]
+"""A scheme and its zero points, which do not count when two schemes are compared."""
+
+
 @dataclass(frozen=True)
 class Declared:
     """The schemes of a checkpoint's quantized layers; None means unknown."""
 
     default: Scheme | None = None  # of layers that no name or pattern matches
-    exact: Mapping[str, Scheme | None] = field(
-        default_factory=dict
-    )  # by the name that ``bare`` returns
-    patterns: tuple[
-        tuple[re.Pattern[str], Scheme | None], ...
-    ] = ()  # the first match at a name's start applies
+    # by the name that ``bare`` returns
+    exact: Mapping[str, Scheme | None] = field(default_factory=dict)
+    # the first match at a name's start applies
+    patterns: tuple[tuple[re.Pattern[str], Scheme | None], ...] = ()
 
     def schemes(self) -> list[Scheme]:
-        """The known schemes of all layers."""
-        schemes = [self.default, *self.exact.values(), *(scheme for _, scheme in self.patterns)]
+        """Return the known schemes of all layers."""
+        schemes = [self.default, *self.exact.values()]
+        schemes += [scheme for _, scheme in self.patterns]
         return [scheme for scheme in schemes if scheme is not None]
 
     def of(self, layer: str) -> Scheme | None:
-        """The scheme of one layer, by its name in the checkpoint or in an engine, fused or not."""
-        paths = [layer] if bare(layer) in self.exact else parts_of(layer)
-        schemes = {self._of_part(path) for path in paths}
-        return schemes.pop() if len(schemes) == 1 else None
+        """Return the scheme of one layer; None if unknown, or if its parts have different schemes.
+
+        ``layer``: its name in the checkpoint or in an engine, fused or not.
+        """
+        paths = parts_of(layer)
+        if bare(layer) in self.exact:
+            paths = [layer]
+        return common_scheme({self._of_part(path) for path in paths})
 
     def _of_part(self, path: str) -> Scheme | None:
-        name = owner = bare(path)
-        while owner:  # a config may name a module that contains the layer
+        name = bare(path)
+        # A config may name a module that contains the layer.
+        owner = name
+        while owner:
             if owner in self.exact:
                 return self.exact[owner]
             owner = owner.rpartition(".")[0]
+        # Or the modules that the layer contains: the experts of a layer.
         inside = {scheme for key, scheme in self.exact.items() if key.startswith(f"{name}.")}
         if inside:
-            return inside.pop() if len(inside) == 1 else None
-        spelled = spellings(name)
+            return common_scheme(inside)
+        names = [path, *spellings(name)]
         for pattern, scheme in self.patterns:
-            if pattern.match(path) or any(map(pattern.match, spelled)):
+            if any(pattern.match(spelling) for spelling in names):
                 return scheme
         return self.default
+
+
+def common_scheme(schemes: set[Scheme | None]) -> Scheme | None:
+    """Return the only scheme of a set; None if there are several."""
+    if len(schemes) > 1:
+        return None
+    return next(iter(schemes), None)
 
 
 ROUTED = re.compile(r"(?:^|.*\.)experts(?:\.|$)")
@@ -94,8 +118,10 @@ ALGORITHMS = {
     "FP8_PB_WO": Scheme("fp8 block 128x128"),
     "MXFP8": Scheme(MX, MX),
 }
-"""``quant_algo`` of NVIDIA ModelOpt.  FP8_PB_WO is weight-only in ModelOpt's recipe; vLLM 0.32
-rounds its activations to FP8 nevertheless."""
+"""``quant_algo`` of NVIDIA ModelOpt.
+
+FP8_PB_WO is weight-only in ModelOpt's recipe; vLLM 0.32 rounds its activations to FP8 nevertheless.
+"""
 
 
 def has_rounded_scales(described: str) -> bool:
@@ -104,37 +130,46 @@ def has_rounded_scales(described: str) -> bool:
 
 
 def number_format(described: str) -> str:
-    """The number format alone: "fp8" of "fp8 token"."""
+    """Return the number format alone: "fp8" of "fp8 token"."""
     return described.partition(" ")[0]
 
 
 def with_group_size(name: str, group_size: Any) -> str:
-    """``int4 g128``; ``int4 channel`` if the group is a whole row of the weights (-1, 0 or None)."""
-    return (
-        f"{name} g{group_size}"
-        if isinstance(group_size, int) and group_size > 0
-        else f"{name} channel"
-    )
+    """Return ``int4 g128``; ``int4 channel`` if a group is a whole row (-1, 0 or None)."""
+    if isinstance(group_size, int) and group_size > 0:
+        return f"{name} g{group_size}"
+    return f"{name} channel"
 
 
 def args_text(args: Any) -> str:
-    """The scheme of a ``QuantizationArgs`` of compressed-tensors, an object or JSON; "" for None."""
+    """Return the scheme of compressed-tensors' ``QuantizationArgs``; "" for None.
+
+    ``args``: an object of that class, or its JSON.
+    """
     if not args:
         return ""
-    fields = dict(args) if isinstance(args, Mapping) else args.model_dump(mode="json")
-    bits, floating, group = (
-        fields.get("num_bits", 8),
-        fields.get("type") == "float",
-        fields.get("group_size"),
-    )
-    strategy = fields.get("strategy") or (
-        "group" if isinstance(group, int) and group > 0 else "tensor"
-    )
-    if floating and bits == 4:
-        return with_group_size("nvfp4" if strategy == "tensor_group" else "mxfp4", group)
-    name = f"{'fp' if floating else 'int'}{bits}"
-    if floating and bits == 8 and group == 32:  # FP8 has no other use of such small groups
+    fields = args
+    if not isinstance(args, Mapping):
+        fields = args.model_dump(mode="json")
+    bits = fields.get("num_bits", 8)
+    is_float = fields.get("type") == "float"
+    group = fields.get("group_size")
+    strategy = fields.get("strategy")
+    if not strategy:
+        strategy = "tensor"
+        if isinstance(group, int) and group > 0:
+            strategy = "group"
+    if is_float and bits == 4:
+        if strategy == "tensor_group":
+            return with_group_size("nvfp4", group)
+        return with_group_size("mxfp4", group)
+    if is_float and bits == 8 and group == 32:
+        # FP8 has no other use of such small groups.
         name = "mxfp8"
+    elif is_float:
+        name = f"fp{bits}"
+    else:
+        name = f"int{bits}"
     if strategy in ("group", "tensor_group"):
         return with_group_size(name, group)
     if strategy == "block":
@@ -143,30 +178,45 @@ def args_text(args: Any) -> str:
 
 
 def sizes_text(sizes: Any) -> str:
-    """``128x128``; "" for anything but a list."""
-    return "x".join(map(str, sizes)) if isinstance(sizes, list | tuple) else ""
+    """Return ``128x128`` for [128, 128]; "" for anything but a list."""
+    if not isinstance(sizes, list | tuple):
+        return ""
+    return "x".join(str(size) for size in sizes)
 
 
 def objects_in(value: Any) -> list[Mapping[str, Any]]:
-    """The objects among an object's values; empty for anything else."""
-    return (
-        [entry for entry in value.values() if isinstance(entry, Mapping)]
-        if isinstance(value, Mapping)
-        else []
-    )
+    """Return the objects among an object's values; empty for anything else."""
+    if not isinstance(value, Mapping):
+        return []
+    return [entry for entry in value.values() if isinstance(entry, Mapping)]
 
 
 def part(owner: Any, key: str) -> Mapping[str, Any]:
-    """The object under a key; empty if there is none."""
-    value = owner.get(key) if isinstance(owner, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    """Return the object under a key; empty if there is none."""
+    if not isinstance(owner, Mapping):
+        return {}
+    value = owner.get(key)
+    if not isinstance(value, Mapping):
+        return {}
+    return value
+
+
+def modelopt_section(config: Config) -> Config:
+    """Return the object with ModelOpt's keys.
+
+    hf_quant_config.json has them in an object ``quantization``, config.json next to the other keys.
+    """
+    section = part(config, "quantization")
+    if section:
+        return section
+    return config
 
 
 def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
     """True if a config requires a stored scale of the activations in every quantized layer."""
     if quantization.get("quant_method") == "fp8":
         return quantization.get("activation_scheme") == "static"
-    algorithm = (part(quantization, "quantization") or quantization).get("quant_algo")
+    algorithm = modelopt_section(quantization).get("quant_algo")
     if str(algorithm).upper() in ("NVFP4", "NVFP4_AWQ", "FP8"):
         return True
     groups = objects_in(quantization.get("config_groups"))
@@ -174,41 +224,47 @@ def asks_for_input_scales(quantization: Mapping[str, Any]) -> bool:
 
 
 def zero_points(arguments: Any) -> bool | None:
-    """True if compressed-tensors' ``QuantizationArgs``, as JSON, promise zero points, False if they
-    rule them out.
+    """True if compressed-tensors' ``QuantizationArgs``, as JSON, promise zero points.
+
+    False if they rule zero points out, None if they do not say.
     """
     if not isinstance(arguments, Mapping) or arguments.get("type", "int") != "int":
         return None
     symmetric = arguments.get("symmetric")
-    return not symmetric if isinstance(symmetric, bool) else None
+    if not isinstance(symmetric, bool):
+        return None
+    return not symmetric
 
 
 def ignored_names(quantization: Config) -> list[str]:
-    """The names and patterns of layers that a config lists as not quantized."""
-    places = (quantization, part(quantization, "quantization"))
-    lists = [place.get(key) for place in places for key in IGNORED]
-    return [
-        name
-        for names in lists
-        if isinstance(names, list)
-        for name in names
-        if isinstance(name, str)
-    ]
+    """Return the names and patterns of layers that a config lists as not quantized."""
+    ignored = []
+    for section in (quantization, part(quantization, "quantization")):
+        for key in IGNORED:
+            names = section.get(key)
+            if isinstance(names, list):
+                ignored += [name for name in names if isinstance(name, str)]
+    return ignored
 
 
 def is_ignored(module: str, patterns: Sequence[str]) -> bool:
-    """True if a pattern matches a module: its whole name, a regular expression after ``re:``, or a
-    name with ``*``.
+    """True if a pattern matches a module.
+
+    A pattern is a module's whole name, a name with ``*``, or ``re:`` and a regular expression.
     """
     for pattern in patterns:
+        # An invalid expression matches no module.
         with suppress(re.error):
-            if (
-                re.match(pattern[3:], module)
-                if pattern.startswith("re:")
-                else fnmatch.fnmatchcase(module, pattern)
-            ):
+            if matches(pattern, module):
                 return True
     return False
+
+
+def matches(pattern: str, module: str) -> bool:
+    """True if a pattern (``is_ignored``) matches a module; re.error if it is invalid."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return fnmatch.fnmatchcase(module, pattern)
 
 
 def is_static(arguments: Any) -> bool:
@@ -216,160 +272,200 @@ def is_static(arguments: Any) -> bool:
 
     ``"dynamic": "local"`` is NVFP4's: the scales of groups are computed, the global one is stored.
     """
-    dynamic = arguments.get("dynamic") if isinstance(arguments, Mapping) else True
-    return dynamic in (None, False) or (
-        dynamic == "local" and arguments.get("strategy") == "tensor_group"
-    )
+    if not isinstance(arguments, Mapping):
+        return False
+    dynamic = arguments.get("dynamic")
+    if dynamic == "local":
+        return bool(arguments.get("strategy") == "tensor_group")
+    return dynamic in (None, False)
 
 
 def kv_cache(config: Mapping[str, Any]) -> str:
-    """The format of keys and values in a checkpoint's config: "fp8 tensor", ..., "unknown"; "" for
-    the model's dtype.
+    """Return the format of keys and values in a checkpoint's config: "fp8 tensor", "unknown", ...
 
-    compressed-tensors and ModelOpt have ``kv_cache_scheme``, ModelOpt's hf_quant_config.json has
-    ``kv_cache_quant_algo``.  AMD Quark's ``kv_cache_group`` is not read further: "unknown".
+    It is "" for the model's dtype.  compressed-tensors and ModelOpt have ``kv_cache_scheme``,
+    ModelOpt's hf_quant_config.json has ``kv_cache_quant_algo``.  AMD Quark's ``kv_cache_group`` is
+    not read further: "unknown".
     """
     stated = config.get("kv_cache_scheme")
     if isinstance(stated, Mapping):
         return args_text(stated)
     if part(config, "export").get("kv_cache_group"):
         return UNKNOWN
-    algorithm = (part(config, "quantization") or config).get("kv_cache_quant_algo") or stated
+    algorithm = modelopt_section(config).get("kv_cache_quant_algo")
+    if not algorithm:
+        algorithm = stated
     if not algorithm or str(algorithm).upper() == "NONE":
         return ""
-    return {"FP8": "fp8 tensor", "NVFP4": "nvfp4 g16", "INT8": "int8 tensor"}.get(
-        str(algorithm).upper(), UNKNOWN
-    )
+    return CACHE_ALGORITHMS.get(str(algorithm).upper(), UNKNOWN)
 
 
 def by_name(default: Scheme | None, schemes: Mapping[str, Scheme | None]) -> Declared:
-    """A default scheme, and other schemes by a layer's name, with ``*``, or by ``re:`` and a
-    regular expression.
+    """Return a default scheme, and other schemes by the names of layers.
 
-    An invalid expression matches no layer.
+    A name may have ``*``, or be ``re:`` and a regular expression.  An invalid expression matches
+    no layer.
     """
-    exact, patterns = {}, []
+    exact: dict[str, Scheme | None] = {}
+    patterns: list[tuple[re.Pattern[str], Scheme | None]] = []
     for name, scheme in schemes.items():
-        if not name.startswith("re:") and "*" not in name:
+        if name.startswith("re:") or "*" in name:
+            with suppress(re.error):
+                patterns.append((pattern_of(name), scheme))
+        else:
             exact[bare(name)] = scheme
-            continue
-        with suppress(re.error):
-            text = name[3:] if name.startswith("re:") else fnmatch.translate(name)
-            patterns.append((re.compile(text), scheme))
     return Declared(default, exact, tuple(patterns))
 
 
+def pattern_of(name: str) -> re.Pattern[str]:
+    """Compile ``re:`` and a regular expression, or a name with ``*``; re.error if it is invalid."""
+    if name.startswith("re:"):
+        return re.compile(name[3:])
+    return re.compile(fnmatch.translate(name))
+
+
 def declared(config: Config) -> Declared:
-    """The schemes of a ``quantization_config``; an empty ``Declared`` if its method is unknown."""
-    method = (
-        str(config.get("quant_method", "")).lower().removesuffix("_marlin")
-    )  # older AutoGPTQ and AutoAWQ
-    method = (
-        "modelopt" if method.startswith("modelopt") else method
-    )  # vLLM: modelopt_fp4, modelopt_mixed
+    """Return the schemes of a ``quantization_config``; empty if its method is unknown."""
+    method = str(config.get("quant_method", "")).lower()
+    # Older AutoGPTQ and AutoAWQ write "gptq_marlin" and "awq_marlin".
+    method = method.removesuffix("_marlin")
+    # vLLM's names are modelopt_fp4 and modelopt_mixed.
+    if method.startswith("modelopt"):
+        method = "modelopt"
     reader = READERS.get(method.removeprefix("intel/"))
-    return reader(config) if reader else Declared()
+    if reader is None:
+        return Declared()
+    return reader(config)
 
 
 def integers(config: Config) -> Declared:
-    """GPTQ, AWQ and Intel's auto-round (``inc`` in vLLM), all with integers; extra keys describe
-    some layers.
+    """GPTQ, AWQ and Intel's auto-round (``inc`` in vLLM): all have integers.
 
-    GPTQModel's ``dynamic``: ``+:pattern``, or ``-:pattern`` for layers that are not quantized.
-    auto-round's ``extra_config``: name or pattern.
+    Extra keys describe some layers.  GPTQModel's ``dynamic``: ``+:pattern``, or ``-:pattern`` for
+    layers that are not quantized.  auto-round's ``extra_config``: name or pattern.
     """
-    is_awq = (
-        "awq"
-        in " ".join(
-            str(config.get(key)) for key in ("quant_method", "packing_format", "backend")
-        ).lower()
-    )
+    is_unsigned = has_unsigned_integers(config)
+    schemes: dict[str, Scheme | None] = {}
+    for rule, changes in part(config, "dynamic").items():
+        if not isinstance(changes, Mapping):
+            continue
+        scheme = None
+        if not rule.startswith("-:"):
+            scheme = integer_scheme({**config, **changes}, is_unsigned=is_unsigned)
+        schemes[f"re:{rule.removeprefix('+:').removeprefix('-:')}"] = scheme
+    for name, changes in part(config, "extra_config").items():
+        scheme = None
+        if isinstance(changes, Mapping):
+            scheme = integer_scheme({**config, **changes}, is_unsigned=is_unsigned)
+        # Nothing marks a pattern, except that names of layers have no such characters.
+        is_pattern = not SPECIAL_CHARACTERS.isdisjoint(name)
+        if is_pattern:
+            schemes[f"re:.*(?:{name})"] = scheme
+        else:
+            schemes[name] = scheme
+    return by_name(integer_scheme(config, is_unsigned=is_unsigned), schemes)
 
-    def scheme(own: Config) -> Scheme | None:
-        bits, group = (
-            own.get("bits", own.get("w_bit")),
-            own.get("group_size", own.get("q_group_size")),
-        )
-        if not isinstance(bits, int) or bits >= 16 or own.get("data_type", "int") != "int":
-            return None
-        if own.get("act_bits") not in (None, 16):
-            return None
-        symmetric = own.get("sym")
-        points = not symmetric if isinstance(symmetric, bool) else None
-        return Scheme(
-            with_group_size(f"{'uint' if is_awq else 'int'}{bits}", group), zero_points=points
-        )
 
-    rules = {
-        f"re:{rule.removeprefix('+:').removeprefix('-:')}": None
-        if rule.startswith("-:")
-        else scheme({**config, **changes})
-        for rule, changes in part(config, "dynamic").items()
-        if isinstance(changes, Mapping)
-    } | {
-        f"re:.*(?:{name})" if set(name) & set(r"*+?^$()[]{}|\\") else name: scheme(
-            {**config, **changes}
-        )
-        if isinstance(changes, Mapping)
-        else None
-        for name, changes in part(config, "extra_config").items()
-    }
-    return by_name(scheme(config), rules)
+def has_unsigned_integers(config: Config) -> bool:
+    """True for AWQ, and for auto-round that writes AWQ's format."""
+    values = [str(config.get(key)) for key in ("quant_method", "packing_format", "backend")]
+    return "awq" in " ".join(values).lower()
+
+
+def integer_scheme(layer_config: Config, *, is_unsigned: bool) -> Scheme | None:
+    """Return the scheme of layers with these keys; None unless their weights are integers."""
+    bits = layer_config.get("bits", layer_config.get("w_bit"))
+    group = layer_config.get("group_size", layer_config.get("q_group_size"))
+    if not isinstance(bits, int) or bits >= 16 or layer_config.get("data_type", "int") != "int":
+        return None
+    if layer_config.get("act_bits") not in (None, 16):
+        return None
+    has_zero_points = None
+    symmetric = layer_config.get("sym")
+    if isinstance(symmetric, bool):
+        has_zero_points = not symmetric
+    name = f"int{bits}"
+    if is_unsigned:
+        name = f"uint{bits}"
+    return Scheme(with_group_size(name, group), zero_points=has_zero_points)
 
 
 def compressed(config: Config) -> Declared:
-    """compressed-tensors: groups with targets, each a class ("Linear"), ``re:`` and a pattern, or a
-    layer's name.
+    """compressed-tensors: groups of layers, with one scheme per group.
+
+    A group's targets are classes ("Linear"), ``re:`` and a pattern, or names of layers.
     """
-    groups = []
-    for entry in objects_in(config.get("config_groups")):
-        weights, activations = entry.get("weights"), entry.get("input_activations")
-        if not all(isinstance(args, Mapping) or not args for args in (weights, activations)):
-            return Declared()
-        targets = entry.get("targets")
+    schemes: dict[SchemeKey, Scheme] = {}
+    targets: list[tuple[str, Scheme]] = []
+    for group in objects_in(config.get("config_groups")):
+        weights = group.get("weights")
+        activations = group.get("input_activations")
+        for arguments in (weights, activations):
+            if arguments and not isinstance(arguments, Mapping):
+                return Declared()
         scheme = Scheme(args_text(weights), args_text(activations), zero_points(weights))
-        groups.append((map(str, targets if isinstance(targets, list) else []), scheme))
-    schemes = {(scheme, scheme.zero_points): scheme for _, scheme in groups}
+        schemes[scheme, scheme.zero_points] = scheme
+        names = group.get("targets")
+        if isinstance(names, list):
+            targets += [(str(name), scheme) for name in names]
     if len(schemes) < 2:
         return Declared(next(iter(schemes.values()), None))
-    every = [(target, scheme) for targets, scheme in groups for target in targets]
-    layers = {
-        name: scheme
-        for name, scheme in every
-        if name.startswith("re:") or "." in name or name.islower()
-    }
-    classes = {(scheme, scheme.zero_points): scheme for name, scheme in every if name not in layers}
-    return by_name(next(iter(classes.values())) if len(classes) == 1 else None, layers)
+    layers: dict[str, Scheme | None] = {}
+    for name, scheme in targets:
+        if name.startswith("re:") or "." in name or name.islower():
+            layers[name] = scheme
+    schemes_of_classes: dict[SchemeKey, Scheme] = {}
+    for name, scheme in targets:
+        if name not in layers:
+            schemes_of_classes[scheme, scheme.zero_points] = scheme
+    default = None
+    # Which class a layer has is not known here, so that only one scheme of classes is certain.
+    if len(schemes_of_classes) == 1:
+        default = next(iter(schemes_of_classes.values()))
+    return by_name(default, layers)
 
 
 def fp8(config: Config) -> Declared:
-    """FP8 of DeepSeek, Qwen and vLLM; DeepSeek-V4's experts are MXFP4, with FP8 activations, or
-    NVFP4.
+    """FP8 of DeepSeek, Qwen and vLLM.
 
     If weights have blocks, activations have groups as long as a block.  If ``scale_fmt`` is
-    "ue8m0", scales are powers of two.  ``CheckpointConfig.quantization`` adds ``expert_dtype``, a
-    key of the model's config.
+    "ue8m0", scales are powers of two.  DeepSeek-V4's experts are MXFP4, with FP8 activations, or
+    NVFP4.  ``CheckpointConfig.quantization`` adds ``expert_dtype``, a key of the model's config.
     """
     sizes = config.get("weight_block_size")
     if not sizes:
-        return Declared(
-            Scheme(
-                "fp8 tensor", "fp8 tensor" if config.get("activation_scheme") == "static" else "fp8"
-            )
-        )
+        activations = "fp8"
+        if config.get("activation_scheme") == "static":
+            activations = "fp8 tensor"
+        return Declared(Scheme("fp8 tensor", activations))
     if not sizes_text(sizes):
         return Declared()
-    rounded = f" {POWERS_OF_TWO}" if config.get("scale_fmt") == "ue8m0" else ""
-    default = Scheme(f"fp8 block {sizes_text(sizes)}", f"fp8 g{sizes[-1]}{rounded}")
+    activations = f"fp8 g{sizes[-1]}"
+    if config.get("scale_fmt") == "ue8m0":
+        activations = f"{activations} {POWERS_OF_TWO}"
+    default = Scheme(f"fp8 block {sizes_text(sizes)}", activations)
     if config.get("expert_dtype") != "fp4":
         return Declared(default)
     algorithm = config.get("moe_quant_algo")
-    experts = (
-        ALGORITHMS.get(str(algorithm).upper())
-        if algorithm
-        else Scheme("mxfp4 g32", default.activations)
-    )
+    experts: Scheme | None = Scheme("mxfp4 g32", default.activations)
+    if algorithm:
+        experts = ALGORITHMS.get(str(algorithm).upper())
     return Declared(default, patterns=((ROUTED, experts),))
+
+
+def fbgemm_fp8(_config: Config) -> Declared:
+    """FP8 of FBGEMM, with one scale per row and per token."""
+    return Declared(Scheme("fp8 channel", "fp8 token"))
+
+
+def mxfp8(_config: Config) -> Declared:
+    """MXFP8 of weights and activations."""
+    return Declared(Scheme(MX, MX))
+
+
+def mxfp4(_config: Config) -> Declared:
+    """MXFP4 of weights alone."""
+    return Declared(Scheme("mxfp4 g32"))
 
 
 def bitsandbytes(config: Config) -> Declared:
@@ -381,39 +477,39 @@ def bitsandbytes(config: Config) -> Declared:
 
 def modelopt(config: Config) -> Declared:
     """NVIDIA ModelOpt, which names its scheme; MIXED_PRECISION names one for each layer."""
-    nested = part(config, "quantization") or config
-    if str(nested.get("quant_algo", "")).upper() != "MIXED_PRECISION":
-        return Declared(modelopt_scheme(nested))
-    layers = part(nested, "quantized_layers")
+    section = modelopt_section(config)
+    if str(section.get("quant_algo", "")).upper() != "MIXED_PRECISION":
+        return Declared(modelopt_scheme(section))
+    layers = part(section, "quantized_layers")
     return by_name(None, {path: modelopt_scheme(part(layers, path)) for path in layers})
 
 
-def modelopt_scheme(stated: Config) -> Scheme | None:
-    """The scheme of ModelOpt's ``quant_algo``; for NVFP4 with the stated ``group_size``, which
-    should be 16.
+def modelopt_scheme(layer_config: Config) -> Scheme | None:
+    """Return the scheme of ModelOpt's ``quant_algo``; None if it is not known.
+
+    NVFP4 has the stated ``group_size``, which should be 16.
     """
-    scheme, group = (
-        ALGORITHMS.get(str(stated.get("quant_algo", "")).upper()),
-        stated.get("group_size"),
-    )
-    if (
-        scheme is None
-        or number_format(scheme.weights) != "nvfp4"
-        or not isinstance(group, int)
-        or group <= 0
-    ):
+    scheme = ALGORITHMS.get(str(layer_config.get("quant_algo", "")).upper())
+    group = layer_config.get("group_size")
+    if scheme is None or number_format(scheme.weights) != "nvfp4":
+        return scheme
+    if not isinstance(group, int) or group <= 0:
         return scheme
     return replace(scheme, weights=with_group_size("nvfp4", group))
 
 
 READERS: dict[str, Callable[[Config], Declared]] = {
     "compressed-tensors": compressed,
-    **dict.fromkeys(("gptq", "gptqmodel", "awq", "auto-round", "inc"), integers),
+    "gptq": integers,
+    "gptqmodel": integers,
+    "awq": integers,
+    "auto-round": integers,
+    "inc": integers,
     "fp8": fp8,
     "deepseek_v4_fp8": fp8,
-    "fbgemm_fp8": lambda _: Declared(Scheme("fp8 channel", "fp8 token")),
-    "mxfp8": lambda _: Declared(Scheme(MX, MX)),
-    "mxfp4": lambda _: Declared(Scheme("mxfp4 g32")),
+    "fbgemm_fp8": fbgemm_fp8,
+    "mxfp8": mxfp8,
+    "mxfp4": mxfp4,
     "bitsandbytes": bitsandbytes,
     "modelopt": modelopt,
 }
