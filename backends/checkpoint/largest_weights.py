@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers.module_names import NUMBER, is_outside
+from ..layers.module_names import is_outside, kind_of
 from ..layers.schemes import number_format
 from .checkpoint_config import CheckpointConfig
 from .folder import Checkpoint
@@ -117,12 +117,12 @@ def impossible(checkpoint: Checkpoint) -> Iterator[Fault]:
     weights_of_kind: dict[str, list[float]] = {}
     for module, bound in bounds.items():
         if bound.median_weight is not None and math.isfinite(bound.median_weight):
-            kind = NUMBER.sub("*", module)
+            kind = kind_of(module)
             weights_of_kind.setdefault(kind, []).append(bound.median_weight)
     medians = {kind: statistics.median(weights) for kind, weights in weights_of_kind.items()}
     for module, bound in bounds.items():
         name = f"{module}.{bound.part}"
-        median = medians.get(NUMBER.sub("*", module))
+        median = medians.get(kind_of(module))
         if not math.isfinite(bound.weight):
             what = f"a scale of {bound.scale:g}, so that its weights are no numbers"
             yield Fault(name, what, "no numbers")

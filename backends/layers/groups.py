@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import Layer
 from ..common.errors import InputError
 from ..common.message_text import amount
-from .module_names import NUMBER
+from .module_names import kind_of
 from .schemes import UNKNOWN, has_rounded_scales, number_format
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def group_layers(layers: Iterable[Layer]) -> tuple[Layer, ...]:
     """
     counts: Counter[Layer] = Counter()
     for layer in layers:
-        counts[replace(layer, name=NUMBER.sub("*", layer.name))] += 1
+        counts[replace(layer, name=kind_of(layer.name))] += 1
     return tuple(replace(layer, count=count) for layer, count in counts.items())
 
 
@@ -231,7 +231,7 @@ def group_kv_caches(caches: Iterable[KVCache]) -> tuple[KVCache, ...]:
     """Return groups of the caches that differ only in the numbers of their names."""
     counts: Counter[KVCache] = Counter()
     for kv_cache in caches:
-        counts[replace(kv_cache, layers=NUMBER.sub("*", kv_cache.layers))] += 1
+        counts[replace(kv_cache, layers=kind_of(kv_cache.layers))] += 1
     return tuple(replace(kv_cache, count=count) for kv_cache, count in counts.items())
 
 
