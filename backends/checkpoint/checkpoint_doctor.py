@@ -105,15 +105,15 @@ def examine(
     watch: Watch | None = None,
     *,
     reference_contents: Contents | None = None,
-    made: Mapping[str, Any] | None = None,
+    engine_tokens: Mapping[str, Any] | None = None,
 ) -> Report:
     """Return everything that headers, configs and small tensors show about a folder or GGUF model;
     InputError.
 
     ``reference``: the model whose tokens it should have, and whose function it should compute.
     ``contents``, ``reference_contents``: of the two folders, None if nothing was compared.
-    ``made``: what the engine's own tokenizer makes of samples (``token_rules.of_header``), None if
-    that is not known.  ``watch``: gets the numbers of bytes searched for zeros; None: only samples
+    ``engine_tokens``: what the engine's own tokenizer makes of samples (``token_rules.of_header``),
+    None if that is not known.  ``watch``: gets the numbers of bytes searched for zeros; None: only samples
     of the weights are searched.
     """
     findings, unchecked = list[Finding](), []
@@ -140,12 +140,12 @@ def examine(
     findings += of_zeros(zeros.find(placed, whole=watch is not None, watch=watch or SILENT))
     if reference is not None:
         try:
-            mine = of_gguf(read_model(path), made) if is_gguf(path) else of_folder(path)
+            mine = of_gguf(read_model(path), engine_tokens) if is_gguf(path) else of_folder(path)
             theirs = of_gguf(read_model(reference)) if is_gguf(reference) else of_folder(reference)
             findings += differing_tokens(mine, theirs)
         except InputError as error:
             unchecked.append(f"tokens: {error}")
-        if is_gguf(path) and made is None:
+        if is_gguf(path) and engine_tokens is None:
             unchecked.append(f"pre-tokenizer: {NO_TOKENIZER}")
         try:
             findings += differing_function(path, reference, contents, reference_contents)

@@ -123,7 +123,11 @@ def checked_files(
                     others = found.get(reference)
                     made = made_tokens(path)
                     report = examine(
-                        path, reference, found.get(path), reference_contents=others, made=made
+                        path,
+                        reference,
+                        found.get(path),
+                        reference_contents=others,
+                        engine_tokens=made,
                     )
                 facts = dict(reversed(report.facts))  # the first of the groups of layers
                 layers = facts.get("layers", "").partition(":")[0]

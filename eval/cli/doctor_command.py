@@ -50,7 +50,7 @@ def run(names: Sequence[str]) -> int:
                     contents.get(path),
                     phase,
                     reference_contents=contents.get(first),
-                    made=made,
+                    engine_tokens=made,
                 )
             else:
                 report = examine(path, None, contents.get(path), phase)
