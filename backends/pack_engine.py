@@ -72,10 +72,12 @@ class PackFiles(ModelFiles):
         return ModelFacts(vocab_size=head.vocab_size, dtype=head.dtype)
 
     def stamp(self) -> str:
-        return hashlib.sha256(pack_files.read(self.folder).model_dump_json().encode()).hexdigest()
+        content = pack_files.read(self.folder).model_dump_json()
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def storage(self) -> Storage:
-        return Storage(**pack_files.read(self.folder).storage.model_dump())
+        sizes = pack_files.read(self.folder).storage
+        return Storage(**sizes.model_dump())
 
     def finished_store(self) -> Path:
         return self.folder / pack_files.STATES
@@ -102,82 +104,95 @@ class PackEngine(LogitsEngine):
         files = cls.files(model)
         if not files.is_remote:
             folder = pack_files.resolve(model.model_dir)
-            recorded_groups(
-                pack_files.verified(folder).provenance, str(folder / pack_files.MANIFEST)
-            )
+            manifest = pack_files.verified(folder)
+            # For its InputError: the groups of layers are from an unknown source too.
+            recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
 
     def load(self) -> None:
         import torch
 
-        self.manifest = pack_files.read(
-            folder := Path(self.planned.model_dir)
-        )  # ``check`` has verified every byte
-        self.opened = store.Reader(folder / pack_files.STATES)
-        self.known = pack_files.scores_of(folder)
+        folder = Path(self.planned.model_dir)
+        # ``check`` has verified every byte.
+        self.manifest = pack_files.read(folder)
+        self.store = store.Reader(folder / pack_files.STATES)
+        self.engine_scores = pack_files.scores_of(folder)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.largest = 0.0
-        if self.opened.contents == "states":
-            self.model = load_head(self.opened, (0, self.opened.head.vocab_size), self.device)
+        self.largest_logit = 0.0
+        if self.store.contents == "states":
+            vocabulary = (0, self.store.head.vocab_size)
+            self.model = load_head(self.store, vocabulary, self.device)
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        step = max(PIECE_ELEMENTS // self.opened.head.vocab_size, 1)
-        stored = self.opened.n_rows(window.digest)
-        if stored != window.n_scored:
+        step = max(PIECE_ELEMENTS // self.store.head.vocab_size, 1)
+        n_stored = self.store.n_rows(window.digest)
+        if n_stored != window.n_scored:
             raise ModelError(
-                f"window {window.index}: the pack has {stored} positions, the window {window.n_scored}"
+                f"window {window.index}: the pack has {n_stored} positions, "
+                f"the window {window.n_scored}"
             )
-        done = 0
+        n_done = 0
         position = 0
         for first, last in window.spans:
+            # Positions that predict no scored token are not stored.
             yield torch.empty(first - 1 - position, 0)
             for begin in range(first - 1, last - 1, step):
                 count = min(step, last - 1 - begin)
-                rows = self.opened.window(window.digest, done, done + count).to(self.device)
-                done += count
-                if self.model is not None:
-                    rows = head_logits(self.opened.head, rows, self.model.weight, self.model.bias)
-                self.largest = max(self.largest, largest_finite(rows))
-                yield rows
+                yield self.stored_logits(window, n_done, n_done + count)
+                n_done += count
             position = last - 1
         yield torch.empty(len(window.token_ids) - position, 0)
 
+    def stored_logits(self, window: Window, begin: int, end: int) -> torch.Tensor:
+        """Return the logits [end - begin, V] of scored positions of a window."""
+        rows = self.store.window(window.digest, begin, end).to(self.device)
+        if self.model is not None:
+            rows = head_logits(self.store.head, rows, self.model.weight, self.model.bias)
+        self.largest_logit = max(self.largest_logit, largest_finite(rows))
+        return rows
+
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield the scores of every window; ModelError if they are not those that the reference's
-        engine computed.
+        """Yield the scores of every window.
+
+        ModelError if they are not those that the reference's engine computed.
         """
-        unknown = [window.index for window in windows if window.digest not in self.known]
+        unknown = [window.index for window in windows if window.digest not in self.engine_scores]
         if unknown:
             count = f"{len(unknown):,} of {len(windows):,} windows"
             raise ModelError(
                 f"{self.planned.model_dir}: lacks {count}, window {unknown[0]} among them"
             )
         for window, scores in zip(windows, super().score(windows, request), strict=True):
-            self.compare(scores, self.known[window.digest])
+            self.compare(scores, self.engine_scores[window.digest])
             yield scores
 
-    def compare(self, scores: TokenScores, recorded: Mapping[str, NDArray[np.float32]]) -> None:
-        """ModelError unless the scores of a window are the recorded ones, up to rounding of the
-        logits.
+    def compare(
+        self, scores: TokenScores, engine_scores: Mapping[str, NDArray[np.float32]]
+    ) -> None:
+        """ModelError unless a window's scores are its engine's, up to rounding of the logits.
 
         A logit may differ by four spacings of its dtype, as when a store is recorded; on average it
         differs much less.
         """
-        most = 4 * spacing(self.opened.head.dtype) * self.largest
+        limit = 4 * spacing(self.store.head.dtype) * self.largest_logit
         for name in pack_files.COMPARED:
-            found = getattr(scores, name)
-            stored = recorded[name]
-            apart = np.where(np.isfinite(found) | np.isfinite(stored), np.abs(found - stored), 0.0)
+            rescored = getattr(scores, name)
+            stored = engine_scores[name]
+            # Two infinite scores are equal, though their difference is NaN.
+            is_finite = np.isfinite(rescored) | np.isfinite(stored)
+            deviation = np.where(is_finite, np.abs(rescored - stored), 0.0)
+            # NaN is checked for itself: comparisons with it are False.
             if (
-                np.nanmax(apart, initial=0.0) > most
-                or np.isnan(apart).any()
-                or np.mean(apart) > most / 16
+                np.nanmax(deviation, initial=0.0) > limit
+                or np.isnan(deviation).any()
+                or np.mean(deviation) > limit / 16
             ):
-                at = int(np.argmax(np.nan_to_num(apart, nan=np.inf)))
+                token = int(np.argmax(np.nan_to_num(deviation, nan=np.inf)))
                 raise ModelError(
-                    f"{self.planned.model_dir}: the stored states do not give what {self.manifest.engine} computed: "
-                    f"window {scores.window}, scored token {at}: {name} {found[at]:.5g} instead of {stored[at]:.5g}"
+                    f"{self.planned.model_dir}: the stored states do not give what "
+                    f"{self.manifest.engine} computed: window {scores.window}, scored token "
+                    f"{token}: {name} {rescored[token]:.5g} instead of {stored[token]:.5g}"
                 )
 
     def layers(self) -> tuple[Layer, ...]:
@@ -185,25 +200,20 @@ class PackEngine(LogitsEngine):
         return recorded_groups(self.manifest.provenance, pack_files.MANIFEST)
 
     def provenance(self) -> dict[str, Any]:
-        manifest, device = self.manifest, str(self.device)
-        floor = (
-            ""
-            if manifest.floor_kld is None
-            else f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
-        )
+        manifest = self.manifest
+        origin = f"recorded with {manifest.summary}"
+        if manifest.floor_kld is not None:
+            origin += f"; its noise floor there: KLD {manifest.floor_kld:.5g}"
         note = (
-            f"recorded with {manifest.summary}{floor}. The KLD of a row of another engine includes the difference "
-            "between the engines; a row with the unquantized model in that engine measures it"
+            f"{origin}. The KLD of a row of another engine includes the difference between the "
+            "engines; a row with the unquantized model in that engine measures it"
         )
-        ran = {
-            key: value
-            for key, value in manifest.provenance.items()
-            if key in ("attention", "kv_cache")
-        }
-        return {
-            **ran,
-            "device": device,
-            "dtype": self.opened.head.dtype,
-            "recorded": manifest.provenance,
-            "notes": [note],
-        }
+        provenance = {}
+        for key, value in manifest.provenance.items():
+            if key in ("attention", "kv_cache"):
+                provenance[key] = value
+        provenance["device"] = str(self.device)
+        provenance["dtype"] = self.store.head.dtype
+        provenance["recorded"] = manifest.provenance
+        provenance["notes"] = [note]
+        return provenance

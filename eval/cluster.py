@@ -535,7 +535,7 @@ class RayWorker:
         """Return True if the node sees a folder of the driver's, by checking for a file that the
         driver just made.
         """
-        with storage.beside(folder / "seen") as token:
+        with storage.temporary_next_to(folder / "seen") as token:
             token.write_text(token.name, encoding="utf-8")
             return bool(self.cluster.result(self.agent.sees.remote(token, token.name.encode())))
 

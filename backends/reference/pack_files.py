@@ -1,11 +1,11 @@
-"""A reference pack: a folder with all data of a reference that comparisons need, without the
-reference's model.
+"""A reference pack: a folder with all that comparisons need of a reference, except its model.
 
     pack.json           the manifest, written last, with its own checksum
     README.md           a dataset card
     states/             the reference store (``backends/reference/store.py``)
     tokens.safetensors  the tokens of the text (``eval/text/text_tokens.py``)
-    scores.safetensors  the reference's own scores of every scored token, as its engine computed them, by window
+    scores.safetensors  the reference's own scores of every scored token, by window, as its engine
+                        computed them
     tokenizer/          the files of the tokenizer
 
 A pack is untrusted data.  Nothing in it is executed or unpickled, file names cannot point outside
@@ -19,8 +19,9 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from ..common import json_files, storage
 from ..common.engine_options import describe
 from ..common.errors import InputError
 from ..common.json_files import expanded, is_folder
+from ..common.kept_folder import KeptFolder
 from ..common.message_text import amount, bytes_in_words, one_line, shortened
 from . import store
 from .store import Reader
@@ -42,8 +44,12 @@ FORMAT = 2
 1: windows were numbered, and the store named its text; compare_q 0.3 wrote it.
 2: windows are found by their digests.
 """
-MANIFEST, STATES, TOKENIZER = "pack.json", "states", "tokenizer"
-TOKENS, SCORES, CARD = "tokens.safetensors", "scores.safetensors", "README.md"
+MANIFEST = "pack.json"
+CARD = "README.md"
+STATES = "states"
+TOKENS = "tokens.safetensors"
+SCORES = "scores.safetensors"
+TOKENIZER = "tokenizer"
 COMPARED = ("logprob", "top1_logprob", "entropy")
 """Scores of ``SCORES``, each float32 [N], in nats.
 
@@ -131,16 +137,18 @@ def is_pack(folder: Path) -> bool:
 def resolve(
     name: str, revision: str | None = None, watch: hub.Watch = hub.SILENT, *, download: bool = True
 ) -> Path:
-    """Return the folder of a pack, which is downloaded if it is a data set on the hub; InputError
-    with the reason.
+    """Return the folder of a pack; InputError with the reason if there is none.
+
+    A data set on the hub is downloaded, or only found in the local cache.
     """
     folder = expanded(name)
     if is_folder(folder) or not hub.is_hub_id(name):
         if not is_pack(folder):
             raise InputError(f"{name}: is not a reference pack: it has no {MANIFEST}")
         return folder
-    get = hub.fetch("dataset", name, revision, PATTERNS, watch) if download else None
-    return get or hub.cached("dataset", name, revision, PATTERNS)
+    if download:
+        return hub.fetch("dataset", name, revision, PATTERNS, watch)
+    return hub.cached("dataset", name, revision, PATTERNS)
 
 
 def read(folder: Path) -> Manifest:
@@ -154,94 +162,108 @@ def read(folder: Path) -> Manifest:
         if content.get("format") == FORMAT:
             return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        why = describe(error, Manifest.model_fields)
-        raise InputError(f"{file}: is not a manifest of a reference pack: {why}") from None
+        fault = describe(error, Manifest.model_fields)
+        raise InputError(f"{file}: is not a manifest of a reference pack: {fault}") from None
     except ValueError as error:
-        raise InputError(
-            f"{file}: is not a manifest of a reference pack: {one_line(error)}"
-        ) from None
+        fault = one_line(error)
+        raise InputError(f"{file}: is not a manifest of a reference pack: {fault}") from None
+    version = content.get("format")
     advice = "update compare_q"
-    if content.get("format") == 1:
+    if version == 1:
         advice = "record it again with this compare_q (compare-q pack), in another folder"
-    raise InputError(
-        f"{file}: format {content.get('format')}, this compare_q reads {FORMAT}; {advice}"
-    )
+    raise InputError(f"{file}: format {version}, this compare_q reads {FORMAT}; {advice}")
 
 
 def verified(folder: Path) -> Manifest:
-    """Return the manifest, after every byte of a pack was read; InputError names the first damaged
-    file.
+    """Return the manifest, after every byte of a pack was read.
+
+    InputError names the first damaged file.
     """
-    manifest, states = read(folder), []
+    manifest = read(folder)
+    states = []
     for name in manifest.files:
+        file = folder / name
         try:
-            found = (folder / name).stat()
+            status = file.stat()
         except OSError as error:
-            raise InputError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        states.append((name, found.st_size, storage.times_of(found)))
+            raise InputError(f"{file}: cannot be read: {error.strerror}") from None
+        states.append((name, status.st_size, storage.times_of(status)))
     json_files.check_no_pipes(folder / TOKENIZER)
     _verify(folder, manifest.model_dump_json(), tuple(states))
     return manifest
 
 
 @lru_cache
-def _verify(folder: Path, manifest: str, states: tuple[tuple[str, int, str], ...]) -> None:
-    """Read every byte; files with unchanged sizes and times are read only once per process."""
-    found = Manifest.model_validate_json(manifest)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        wrong = list(
-            filter(
-                None,
-                pool.map(lambda pair: problem_of(folder / pair[0], pair[1]), found.files.items()),
-            )
-        )
-    if wrong:
-        raise InputError(wrong[0])
-    check_store(folder, found)
+def _verify(folder: Path, content: str, _states: tuple[tuple[str, int, str], ...]) -> None:
+    """Read every byte; files with unchanged sizes and times are read only once per process.
+
+    ``content``: the manifest as JSON, because a key of the cache must be hashable.
+    """
+    manifest = Manifest.model_validate_json(content)
+    for problem in pack_folder(folder, manifest.files).problems(manifest.files):
+        if problem:
+            raise InputError(problem)
+    check_store(folder, manifest)
 
 
-def problem_of(file: Path, expected: File) -> str:
-    """Return what is wrong with a file of a pack; empty if nothing is."""
-    try:
-        with json_files.open_regular(file) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size != expected.bytes:
-                return f"{file}: damaged: it has {size:,} bytes instead of {expected.bytes:,}"
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except InputError as error:  # a pipe or a device, or no permission
-        return str(error)
-    except OSError as error:
-        return f"{file}: cannot be read: {error.strerror}"
-    return (
-        ""
-        if digest == expected.sha256
-        else f"{file}: damaged: it has not the checksum in {MANIFEST}"
-    )
+@dataclass(frozen=True)
+class PackFolder(KeptFolder):
+    """The folder of a pack: its manifest has the sizes and checksums of its files."""
+
+    files: Mapping[str, File]
+
+    def problem_of(self, name: str) -> str:
+        """Read every byte of a file; return what is wrong with it, or an empty string."""
+        file = self.path / name
+        expected = self.files[name]
+        try:
+            with json_files.open_regular(file) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                # A file of another size may be huge, and is not read.
+                if size != expected.bytes:
+                    return f"{file}: damaged: it has {size:,} bytes instead of {expected.bytes:,}"
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except InputError as error:  # a pipe or a device, or no permission
+            return str(error)
+        except OSError as error:
+            return f"{file}: cannot be read: {error.strerror}"
+        if digest != expected.sha256:
+            return f"{file}: damaged: it has not the checksum in {MANIFEST}"
+        return ""
+
+
+def pack_folder(path: Path, files: Mapping[str, File]) -> PackFolder:
+    """Return the folder of a pack with these files, by their names."""
+    no_stems = re.compile("(?!)")  # its files have plain names
+    manifest_name = re.compile(re.escape(MANIFEST))
+    return PackFolder(path, "the pack", no_stems, manifest_name, has_manifest=True, files=files)
 
 
 def check_store(folder: Path, manifest: Manifest) -> None:
-    """InputError unless the store of a pack matches the manifest, and its files have the form of
-    the store.
-    """
-    opened = Reader(folder / STATES)
-    listed = {f"{STATES}/{name}" for name in opened.manifest.files}
-    lacking = sorted(listed - manifest.files.keys())
-    written = None if lacking else store.written_in(folder / STATES, list(opened.manifest.files))
-    expected = (opened.contents, opened.reason, opened.head)
-    absent = [window for window in manifest.windows if window not in opened.windows]
-    problem = ""
-    if lacking:
-        problem = f"lacks {lacking[0]}"
-    elif written != expected:
-        problem = "its files are not of one form, or have other shapes than its manifest says"
-    elif absent:
-        problem = f"lacks {len(absent):,} of the {len(manifest.windows):,} windows in {MANIFEST}, {absent[0]} among them"
-    elif opened.windows.keys() != set(manifest.windows):
-        problem = (
-            f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(set(manifest.windows)):,}"
-        )
+    """InputError unless the store of a pack matches the manifest, and its files are of one form."""
+    problem = problem_of_store(Reader(folder / STATES), manifest)
     if problem:
         raise InputError(f"{folder}: {STATES}: {problem}")
+
+
+def problem_of_store(opened: Reader, manifest: Manifest) -> str:
+    """Return how the store of a pack differs from the pack's manifest; empty if it does not."""
+    listed = {f"{STATES}/{name}" for name in opened.manifest.files}
+    lacking = sorted(listed - manifest.files.keys())
+    if lacking:
+        return f"lacks {lacking[0]}"
+    form = store.written_in(opened.path, list(opened.manifest.files))
+    if form != store.Form(opened.contents, opened.reason, opened.head):
+        return "its files are not of one form, or have other shapes than its manifest says"
+    absent = [window for window in manifest.windows if window not in opened.windows]
+    n_windows = len(manifest.windows)
+    if absent:
+        count = f"{len(absent):,} of the {n_windows:,} windows in {MANIFEST}"
+        return f"lacks {count}, {absent[0]} among them"
+    distinct = set(manifest.windows)
+    if opened.windows.keys() != distinct:
+        return f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(distinct):,}"
+    return ""
 
 
 def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -251,8 +273,8 @@ def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         with safe_open(file, "np") as opened:
             names = opened.keys()
-            tensors = {name: opened.get_tensor(name) for name in names}
-            return tensors, opened.metadata() or {}
+            arrays = {name: opened.get_tensor(name) for name in names}
+            return arrays, opened.metadata() or {}
     except Exception as error:  # safetensors raises its own error class
         raise InputError(f"{file}: damaged: {one_line(error)}") from None
 
@@ -260,40 +282,51 @@ def arrays_of(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
 def write_scores(
     folder: Path, windows: Sequence[str], ends: Sequence[int], columns: Mapping[str, Any]
 ) -> None:
-    """Write the engine's own scores of the windows with these digests, which users reproduce from
-    the pack's states.
+    """Write the engine's own scores of windows, which users reproduce from the pack's states.
 
-    ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``: where the scores of each window
-    end.
+    ``windows``: their digests; ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``:
+    where the scores of each window end.
     """
     import numpy as np
     from safetensors.numpy import save_file
 
-    digests = np.frombuffer(bytes.fromhex("".join(windows)), np.uint8).reshape(
-        len(windows), DIGEST_BYTES
-    )
-    scores = {name: columns[name] for name in COMPARED}
-    save_file({"ends": np.array(ends, np.int64), "digests": digests, **scores}, folder / SCORES)
+    digests = np.frombuffer(bytes.fromhex("".join(windows)), np.uint8)
+    arrays = {
+        "ends": np.array(ends, np.int64),
+        "digests": digests.reshape(len(windows), DIGEST_BYTES),
+    }
+    for name in COMPARED:
+        arrays[name] = columns[name]
+    save_file(arrays, folder / SCORES)
 
 
 def scores_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the engine's own scores: digest of the window -> name in ``COMPARED`` -> float32 [T]."""
+    """Return the engine's own scores: digest of the window -> name in ``COMPARED`` -> float32 [T].
+
+    InputError if they are damaged.
+    """
     arrays, _ = arrays_of(folder / SCORES)
     try:
-        check_array(arrays, "digests", "u", 2)
-        check_array(arrays, "ends", "i", 1)
-        for name in COMPARED:
-            check_array(arrays, name, "f", 1)
-        digests = [row.tobytes().hex() for row in arrays["digests"]]
-        edges = [0, *arrays["ends"].tolist()]
-        scores = {}
-        for digest, (begin, end) in zip(digests, itertools.pairwise(edges), strict=True):
-            if begin > end or any(end > len(arrays[name]) for name in COMPARED):
-                raise ValueError("its windows do not fit its scores")
-            scores[digest] = {name: arrays[name][begin:end] for name in COMPARED}
-        return scores
+        return scores_by_window(arrays)
     except ValueError as error:
         raise InputError(f"{folder / SCORES}: damaged: {error}") from None
+
+
+def scores_by_window(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cut the arrays of ``SCORES`` at the ends of the windows; ValueError if they do not fit."""
+    check_array(arrays, "digests", "u", 2)
+    check_array(arrays, "ends", "i", 1)
+    for name in COMPARED:
+        check_array(arrays, name, "f", 1)
+    shortest = min(len(arrays[name]) for name in COMPARED)
+    digests = [row.tobytes().hex() for row in arrays["digests"]]
+    edges = [0, *arrays["ends"].tolist()]
+    scores = {}
+    for digest, (begin, end) in zip(digests, itertools.pairwise(edges), strict=True):
+        if begin > end or end > shortest:
+            raise ValueError("its windows do not fit its scores")
+        scores[digest] = {name: arrays[name][begin:end] for name in COMPARED}
+    return scores
 
 
 def check_array(arrays: Mapping[str, Any], name: str, kind: str, dimensions: int) -> None:
@@ -303,81 +336,81 @@ def check_array(arrays: Mapping[str, Any], name: str, kind: str, dimensions: int
     """
     if name not in arrays:
         raise ValueError(f"it has no {name}")
-    found = arrays[name]
-    if found.dtype.kind != kind or found.ndim != dimensions:
-        raise ValueError(f"{name} has the wrong type or shape: {found.dtype} {list(found.shape)}")
+    array = arrays[name]
+    if array.dtype.kind != kind or array.ndim != dimensions:
+        raise ValueError(f"{name} has the wrong type or shape: {array.dtype} {list(array.shape)}")
 
 
 def data_keys(folder: Path) -> dict[str, Any]:
     """Return the keys of a data spec for the text of a pack."""
-    manifest = read(folder)
-    keys = {
-        key: value for key, value in manifest.text.items() if key != "trust_remote_code"
-    }  # the user's to give
-    return {
-        **keys,
-        "tokenizer_dir": str(folder.absolute() / TOKENIZER),
-        "pack": str(folder.absolute()),
-    }
+    keys = {}
+    for key, value in read(folder).text.items():
+        # Only the user may allow code of others to run.
+        if key != "trust_remote_code":
+            keys[key] = value
+    keys["tokenizer_dir"] = str(folder.absolute() / TOKENIZER)
+    keys["pack"] = str(folder.absolute())
+    return keys
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, File]]:
     """Yield (name, size and checksum) of every file below a folder, in order."""
     for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            yield (
-                file.relative_to(folder).as_posix(),
-                File(bytes=file.stat().st_size, sha256=digest),
-            )
+        if not file.is_file():
+            continue
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        name = file.relative_to(folder).as_posix()
+        yield name, File(bytes=file.stat().st_size, sha256=digest)
 
 
 def write_manifest(folder: Path, **facts: Any) -> Manifest:
     """Write the manifest of a pack whose other files are complete, and return it."""
     manifest = Manifest(**facts, files=dict(entries_of(folder)))
-    storage.write_whole(folder / MANIFEST, storage.dump(manifest.model_dump(mode="json"), indent=1))
+    content = manifest.model_dump(mode="json")
+    pack_folder(folder, manifest.files).write_document(MANIFEST, content, indent=1)
     return manifest
 
 
 def title_of_text(manifest: Manifest) -> str:
     """Return the name of a pack's text."""
-    return str(
-        manifest.text.get("dataset_display_name")
-        or manifest.text.get("path")
-        or manifest.text.get("dataset")
-    )
+    for key in ("dataset_display_name", "path"):
+        if manifest.text.get(key):
+            return str(manifest.text[key])
+    return str(manifest.text.get("dataset"))
 
 
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (title, text) of the facts that readers need about a pack; ``opened``: contents and
-    bytes of its store.
+    """Return (title, text) of the facts that readers need about a pack.
+
+    ``opened``: name of the text ("text"), and "contents" and "bytes" of the pack's store.
     """
-    floor = "not measured" if manifest.floor_kld is None else f"KLD {manifest.floor_kld:.5g} nats"
-    count = amount(len(manifest.windows), "window")
-    scored = amount(manifest.scored_tokens, "scored token")
-    revision = f", revision {manifest.revision}" if manifest.revision else ""
+    reference = manifest.model
+    if manifest.revision:
+        reference += f", revision {manifest.revision}"
+    hardware = manifest.provenance.get("where") or "unknown hardware"
+    n_windows = amount(len(manifest.windows), "window")
+    n_tokens = amount(manifest.scored_tokens, "scored token")
+    perplexity = f"{manifest.ppl:.6g}"
+    if manifest.ppl_stderr:
+        perplexity += f" ± {manifest.ppl_stderr:.2g}"
+    noise_floor = "not measured"
+    if manifest.floor_kld is not None:
+        noise_floor = f"KLD {manifest.floor_kld:.5g} nats"
     contents = f"{opened['contents']}, {bytes_in_words(opened['bytes'])}"
-    whole = sum(file.bytes for file in manifest.files.values())
-    if whole:
-        contents += f"; {bytes_in_words(whole)} with tokens, scores and tokenizer"
+    n_bytes = sum(file.bytes for file in manifest.files.values())
+    # A pack's card is written before its manifest, when the other files are not listed yet.
+    if n_bytes:
+        contents += f"; {bytes_in_words(n_bytes)} with tokens, scores and tokenizer"
+    model_license = manifest.model_license or "not known"
+    text_license = manifest.text_license or "not known"
     return [
-        ("reference", f"{manifest.model}{revision}"),
-        (
-            "engine",
-            f"{manifest.engine}, on {manifest.provenance.get('where') or 'unknown hardware'}",
-        ),
-        ("text", f"{opened['text']}: {count}, {scored}"),
-        (
-            "perplexity",
-            f"{manifest.ppl:.6g}"
-            + (f" ± {manifest.ppl_stderr:.2g}" if manifest.ppl_stderr else ""),
-        ),
-        ("noise floor", floor),
+        ("reference", reference),
+        ("engine", f"{manifest.engine}, on {hardware}"),
+        ("text", f"{opened['text']}: {n_windows}, {n_tokens}"),
+        ("perplexity", perplexity),
+        ("noise floor", noise_floor),
         ("contents", contents),
-        (
-            "licenses",
-            f"model {manifest.model_license or 'not known'}, text {manifest.text_license or 'not known'}",
-        ),
+        ("licenses", f"model {model_license}, text {text_license}"),
         ("made", manifest.created),
     ]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..common import storage
 from ..common.message_text import dtype_name
 from .head import Contents, head_difference, head_mismatch, largest_finite
-from .store import DTYPES
+from .store import DTYPES, store_folder
 
 if TYPE_CHECKING:
     import torch
@@ -30,16 +30,20 @@ if TYPE_CHECKING:
 
 SAMPLED_ROWS = 64
 """Rows of a window whose logits are compared with the head's product."""
-PIECE_BYTES = 16 << 20
+WRITE_BYTES = 16 << 20
+"""Bytes of a tensor to copy from its device, and to write, at a time."""
+SAFETENSORS_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Recorder:
-    """Writes into ``folder``; ``contents``: states or logits are recorded; ``reason``: why logits,
-    not states.
+    """Writes the windows and the head of a reference into a folder.
 
-    ``windows``: the digests of the windows, by their indices; their files are named by the digests.
-    ``key``: of the reference; each file has it, since a file may be moved into the folder of
-    another reference.
+    Attributes:
+        key: of the reference; each file has it, since a file may be moved into the folder of
+            another reference.
+        windows: the digests of the windows, by their indices; their files are named by the digests.
+        contents: states or logits are recorded.
+        reason: why logits are recorded instead of states; empty for states.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Recorder:
         contents: Contents,
         reason: str = "",
     ) -> None:
-        self.folder = folder
+        self.folder = store_folder(folder)
         self.key = key
         self.windows = windows
         self.contents = contents
@@ -66,61 +70,69 @@ class Recorder:
         logits: torch.Tensor,
         states: Callable[[], torch.Tensor],
     ) -> Recorder:
-        """Return a recorder of states if the head recomputes the first window's logits from them,
-        else of logits.
+        """Return a recorder of states if the head recomputes logits from them, else of logits.
 
-        ``logits`` [T, V]; ``states`` returns states [T, H], and is only called if ``head`` is not a
-        reason.
+        ``logits`` [T, V] of the first window; ``states`` returns its states [T, H], and is only
+        called if ``head`` is not a reason.
         """
         sample = logits[:SAMPLED_ROWS]
-        difference = (
-            head
-            if isinstance(head, str)
-            else head_difference(head, states()[:SAMPLED_ROWS], sample)
-        )
+        difference: float | str
+        if isinstance(head, str):
+            difference = head
+        else:
+            difference = head_difference(head, states()[:SAMPLED_ROWS], sample)
         reason = head_mismatch(difference, largest_finite(sample), dtype_name(sample.dtype))
-        return cls(folder, key, windows, "logits" if reason else "states", reason)
+        contents: Contents = "states"
+        if reason:
+            contents = "logits"
+        return cls(folder, key, windows, contents, reason)
 
     def chosen(self, logits: torch.Tensor, states: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the ``states()`` [n, H] or ``logits`` [n, V] of these rows, by ``contents``."""
-        return states() if self.contents == "states" else logits
+        if self.contents == "states":
+            return states()
+        return logits
 
-    def write(self, window: int, kept: torch.Tensor) -> None:
-        """Write the ``chosen`` rows of a whole window, bit for bit; thread-safe for different
-        windows.
+    def write(self, window: int, rows: torch.Tensor) -> None:
+        """Write the ``chosen`` rows of a whole window, bit for bit.
+
+        Thread-safe for different windows.
         """
-        self.write_pieces(window, len(kept), iter([kept]))
+        self.write_pieces(window, len(rows), iter([rows]))
 
-    def write_pieces(self, window: int, n_rows: int, kept: Iterator[torch.Tensor]) -> None:
+    def write_pieces(
+        self, window: int, n_rows: int, pieces_of_rows: Iterator[torch.Tensor]
+    ) -> None:
         """Write the ``chosen`` rows of a window that has ``n_rows``, in pieces."""
-        first = next(kept)
-        like = first.new_empty((n_rows, first.shape[1]), device="meta")
+        first = next(pieces_of_rows)
+        # The header of the whole window comes before the first piece; "meta" takes no memory.
+        window_rows = first.new_empty((n_rows, first.shape[1]), device="meta")
         metadata = storage.facts_line({"key": self.key, "reason": self.reason})
-        rows = chain(
-            [header([(self.contents, like)], metadata)],
+        content = chain(
+            [header([(self.contents, window_rows)], metadata)],
             raw(first),
-            chain.from_iterable(map(raw, kept)),
+            chain.from_iterable(raw(piece) for piece in pieces_of_rows),
         )
-        with storage.keeping("the reference", self.folder):
-            storage.keep(self.folder, f"row.{self.windows[window]}", rows)
+        self.folder.add(f"row.{self.windows[window]}", content)
 
     def write_head(self, head: RecomputableHead | str, first: int = 0) -> None:
-        """Write the head, whose entries begin at ``first``; RuntimeError if ``head`` is only a
-        reason.
+        """Write the head, whose entries begin at ``first``.
+
+        RuntimeError if ``head`` is only a reason why there is none.
         """
         if isinstance(head, str):
             raise RuntimeError(head)
-        weight, bias, what_it_does = head
-        tensors = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        metadata = storage.facts_line({"key": self.key, "head": asdict(what_it_does)})
-        with storage.keeping("the reference", self.folder):
-            storage.keep(self.folder, f"head.{first:06d}", pieces(tensors, metadata))
+        weight, bias, head_facts = head
+        tensors = {"weight": weight}
+        if bias is not None:
+            tensors["bias"] = bias
+        metadata = storage.facts_line({"key": self.key, "head": asdict(head_facts)})
+        self.folder.add(f"head.{first:06d}", pieces(tensors, metadata))
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Iterator[Any]:
-    """Yield the bytes of a safetensors file of tensors on any device: the header, then every
-    tensor.
-    """
+    """Yield the bytes of a safetensors file: its header, then every tensor, from any device."""
+    # The library's order: the widest dtype first, so that every tensor is aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     yield header(ordered, metadata)
     for _, tensor in ordered:
@@ -128,37 +140,43 @@ def pieces(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Ite
 
 
 def header(tensors: list[tuple[str, torch.Tensor]], metadata: dict[str, str]) -> bytes:
-    """Return eight bytes with the length of the JSON, and the JSON, padded with blanks to a
-    multiple of eight.
+    """Return a safetensors header: the length of a JSON text in eight bytes, and the text.
+
+    Blanks pad the text to a multiple of eight bytes.
     """
-    names = {ours: theirs for theirs, ours in DTYPES.items()}
     fields: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
+    begin = 0
     for name, tensor in tensors:
-        begin, end = end, end + tensor.nbytes
-        dtype = names[dtype_name(tensor.dtype)]
-        fields[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        end = begin + tensor.nbytes
+        fields[name] = {
+            "dtype": SAFETENSORS_DTYPES[dtype_name(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def raw(tensor: torch.Tensor) -> Iterator[Any]:
-    """Yield the bytes of a tensor, some rows at a time; from a GPU in a separate stream, next to
-    later computations.
+    """Yield the bytes of a tensor, some rows at a time.
 
-    That stream must wait for the one that computes the tensor, or else it may copy memory that is
-    not written yet.
+    Bytes of a GPU are copied in a separate stream, next to later computations.
     """
     import torch
 
-    behind: Any = nullcontext()
+    copy_stream: Any = nullcontext()
     if tensor.is_cuda:
         stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        # Without this, the stream may copy memory that is not written yet.
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        behind = torch.cuda.stream(stream)
-    rows = max(PIECE_BYTES // max(tensor[:1].nbytes, 1), 1)
-    for begin in range(0, len(tensor), rows):
-        with behind:
-            piece = tensor[begin : begin + rows].cpu().contiguous()
+        copy_stream = torch.cuda.stream(stream)
+    row_bytes = tensor[:1].nbytes
+    # A row may have no bytes, and is itself a piece if it is larger than a piece.
+    n_rows = max(WRITE_BYTES // max(row_bytes, 1), 1)
+    for begin in range(0, len(tensor), n_rows):
+        # Entered for the copy only: the caller's code runs between two pieces.
+        with copy_stream:
+            piece = tensor[begin : begin + n_rows].cpu().contiguous()
         yield piece.view(torch.uint8).numpy().reshape(-1).data

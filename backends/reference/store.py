@@ -1,5 +1,4 @@
-"""A reference store: the final hidden states of every scored position, and the head once, in a
-folder.
+"""A reference store: the final hidden states of every scored position, and the head once.
 
 The names of its files contain their checksums (``backends/common/storage.py``):
 
@@ -38,15 +37,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from ..common import storage
 from ..common.errors import InputError, ModelError
+from ..common.kept_folder import KeptFolder
 from ..common.message_text import one_line
 from .head import Contents, Head
 
@@ -61,12 +60,17 @@ VERSION = 4
 contain checksums, and a store is created in its final place; compare_q 0.3 wrote it.  4: windows
 are named by their digests instead of their numbers in one text.
 """
-MANIFEST, UNFINISHED = "reference.json", "unfinished.json"
+MANIFEST = "reference.json"
+UNFINISHED = "unfinished.json"
 WINDOW = re.compile(r"row\.([0-9a-f]{32}|\d{6,9})")
-"""File name of a window, by its digest; by a number in older stores, whose files are deleted like
-these."""
+"""Stem of a window's file: "row", and the window's digest.
+
+In older stores it is the window's number; these files are deleted like the others.
+"""
 OLDER_WINDOW = re.compile(r"row\.\d{6,9}")
 HEAD = re.compile(r"head\.(\d{6,9})")
+STEMS = re.compile(f"{WINDOW.pattern}|{HEAD.pattern}")
+DOCUMENTS = re.compile(f"{re.escape(MANIFEST)}|{re.escape(UNFINISHED)}")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
 CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
@@ -76,11 +80,21 @@ FileName = Annotated[
 ]
 
 
-class Manifest(BaseModel):
-    """A store's identity, contents, why it holds logits (``reason``), head, and the size of its
-    files by name.
+def store_folder(path: Path) -> KeptFolder:
+    """Return the folder of a store, to read, check and delete its files."""
+    return KeptFolder(path, "the reference", STEMS, DOCUMENTS, has_manifest=True)
 
-    ``made``: compare_q created the folder, and may delete it when it is empty.
+
+class Manifest(BaseModel):
+    """Identity and contents of a store, and the names of its files.
+
+    Attributes:
+        identity: model, engine and hardware.
+        contents: "states" or "logits".
+        reason: why it holds logits; empty for states.
+        head: without its weight, which is in files.
+        made: compare_q created the folder, and may delete it when it is empty.
+        files: the size of each file of tensors, by its name.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, validate_by_name=True)
@@ -108,28 +122,30 @@ def windows_among(names: Iterable[str]) -> dict[str, str]:
     """Return the names of windows' files among ``names``, by the windows' digests."""
     files = {}
     for name in sorted(names):
-        match = WINDOW.fullmatch(storage.what_of(name))
+        match = WINDOW.fullmatch(storage.stem_of(name))
         if match:
             files[match[1]] = name
     return files
 
 
 def heads_among(names: Iterable[str]) -> dict[int, str]:
-    """Return the names of a head's files among ``names``, by the number of their first entry, in
-    order.
-    """
+    """Return the names of a head's files among ``names``, by their first entry, in order."""
     files = {}
     for name in names:
-        match = HEAD.fullmatch(storage.what_of(name))
+        match = HEAD.fullmatch(storage.stem_of(name))
         if match:
             files[int(match[1])] = name
     return dict(sorted(files.items()))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store; InputError if it is missing, damaged or of another version."""
+    """Return the manifest of a store.
+
+    InputError if it is missing, damaged or of another version.
+    """
     file = folder / MANIFEST
     try:
+        # A folder or a pipe of this name is not opened.
         if not file.is_file():
             raise ValueError("it is not there")
         content = storage.load_file(file)
@@ -137,25 +153,25 @@ def read_manifest(folder: Path) -> Manifest:
             return Manifest.model_validate_json(json.dumps(content))
     except InputError as error:
         raise InputError(f"{error}; {AGAIN}") from None
-    except (OSError, ValueError) as error:  # of pydantic too
+    except (OSError, ValueError) as error:  # pydantic's error is a ValueError
         raise InputError(f"{file}: not a reference store: {one_line(error)}; {AGAIN}") from None
-    raise InputError(
-        f"{file}: layout {content.get('version')}, this compare_q reads {VERSION}; {AGAIN}"
-    )
+    version = content.get("version")
+    raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; {AGAIN}")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace a manifest, completely or not at all."""
-    storage.write_whole(
-        folder / MANIFEST, storage.dump(manifest.model_dump(by_alias=True), indent=1)
-    )
+    content = manifest.model_dump(by_alias=True)
+    store_folder(folder).write_document(MANIFEST, content, indent=1)
 
 
 class Reader:
     """A store to read; InputError names the file that is missing, damaged or of another version.
 
-    ``windows``: the files of its windows, by the windows' digests; ``heads``: the files of its
-    head, by their first entry; ``stored_bytes``: of all windows and the head.
+    Attributes:
+        windows: the files of its windows, by the windows' digests.
+        heads: the files of its head, by their first entry, in order.
+        stored_bytes: bytes of all windows and the head.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -171,10 +187,10 @@ class Reader:
         self.heads_digest = "".join(self.heads.values())
 
     def recording(self, window: str) -> str:
-        """Return 16 hexadecimal digits that identify the stored numbers of a window and the head;
-        empty without it.
+        """Return 16 hexadecimal digits that identify the stored numbers of a window and the head.
 
         Scores that were compared with other numbers of the same window have another recording.
+        Empty without this window.
         """
         name = self.windows.get(window)
         if name is None:
@@ -182,19 +198,22 @@ class Reader:
         return hashlib.sha256(f"{name} {self.heads_digest}".encode()).hexdigest()[:16]
 
     def verify(
-        self, windows: Collection[str] | None = None, advance: Callable[[], None] = lambda: None
+        self,
+        windows: Collection[str] | None = None,
+        advance: Callable[[], None] | None = None,
     ) -> None:
-        """Check every byte of the head and of the ``windows`` (digests; None: all).
+        """Check every byte of the head and of the ``windows`` (digests; None: all); InputError.
 
         ``advance`` is called after each file.
         """
         names = list(self.heads.values())
-        asked = self.windows if windows is None else windows
-        names += [name for window, name in self.windows.items() if window in asked]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for problem in pool.map(problem_of, (self.path / name for name in names)):
-                if problem:
-                    raise InputError(f"{problem}; {AGAIN}")
+        for window, name in self.windows.items():
+            if windows is None or window in windows:
+                names.append(name)
+        for problem in store_folder(self.path).problems(names):
+            if problem:
+                raise InputError(f"{problem}; {AGAIN}")
+            if advance is not None:
                 advance()
 
     def window_bytes(self, window: str) -> int:
@@ -203,8 +222,12 @@ class Reader:
 
     def bytes_of(self, windows: Collection[str]) -> int:
         """Bytes of the head and of these windows (digests)."""
-        head = sum(self.manifest.files[name] for name in self.heads.values())
-        return head + sum(map(self.window_bytes, windows))
+        n_bytes = 0
+        for name in self.heads.values():
+            n_bytes += self.manifest.files[name]
+        for window in windows:
+            n_bytes += self.window_bytes(window)
+        return n_bytes
 
     def n_rows(self, window: str) -> int:
         """Scored positions of the window with this digest, read from its file."""
@@ -212,9 +235,7 @@ class Reader:
             return int(rows.get_shape()[0])
 
     def window(self, window: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """States [n, H] or logits [n, V], by ``contents``, of rows ``begin`` to ``end`` of a
-        window, on the CPU.
-        """
+        """States [n, H] or logits [n, V] of rows ``begin`` to ``end`` of a window, on the CPU."""
         with self._opened(window) as rows:
             tensor: torch.Tensor = rows[begin:end]
             return tensor
@@ -228,9 +249,8 @@ class Reader:
         try:
             with safe_open(file, "pt") as opened:
                 yield opened.get_slice(self.contents)
-        except (
-            Exception
-        ) as error:  # safetensors raises its own error class for missing and for damaged files
+        except Exception as error:
+            # safetensors raises its own error class for missing and for damaged files.
             raise InputError(
                 f"{file}: this window of the reference cannot be read: {one_line(error)}"
             ) from None
@@ -238,61 +258,55 @@ class Reader:
     def weight(
         self, first: int, last: int, device: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the head's weight [last - first, H] and bias on a device."""
+        """Return the head's weight [last - first, H] and its bias, if any, on a device."""
         import torch
         from safetensors import safe_open
 
-        weights, biases = [], []
+        weights = []
+        biases = []
         for begin, name in self.heads.items():
             with safe_open(self.path / name, "pt") as file:
                 piece = file.get_slice("weight")
                 end = begin + piece.get_shape()[0]
-                low, high = min(max(first, begin), end) - begin, max(min(last, end), begin) - begin
-                if low < high or first == last:  # a rank that has only padding needs no entries
+                low = min(max(first, begin), end) - begin
+                high = max(min(last, end), begin) - begin
+                # A rank that has only padding needs no entries, but a weight of shape [0, H].
+                if low < high or first == last:
                     weights.append(piece[low:high])
-                    biases += [file.get_tensor("bias")[low:high]] if "bias" in file.keys() else []  # noqa: SIM118
-        if not weights or sum(map(len, weights)) != last - first:
-            raise InputError(
-                f"{self.path}: the reference's head lacks entries between {first} and {last}; {AGAIN}"
-            )
+                    if "bias" in file.keys():  # noqa: SIM118 (safe_open does not support ``in``)
+                        biases.append(file.get_tensor("bias")[low:high])
+        if not weights or sum(len(piece) for piece in weights) != last - first:
+            missing = f"the reference's head lacks entries between {first} and {last}"
+            raise InputError(f"{self.path}: {missing}; {AGAIN}")
         # A single piece is not copied: copying 1 GB of a head took longer than comparing it.
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return weight.to(device), torch.cat(biases).to(device) if biases else None
+        weight = weights[0]
+        if len(weights) > 1:
+            weight = torch.cat(weights)
+        bias = None
+        if biases:
+            bias = torch.cat(biases).to(device)
+        return weight.to(device), bias
 
 
 def open_reference(path: Path) -> Reader:
     """Return the store at ``path``; InputError names what is wrong with it."""
+    # The version is read before the manifest: if the manifest is replaced in between, the kept
+    # store has an old version, and is read again next time.
     version = storage.version_of(path / MANIFEST)
-    if version is not None and (path / MANIFEST).is_file():
-        return reader_of_version(path, version)
-    if (path / MANIFEST).is_file():
+    if not (path / MANIFEST).is_file():
+        raise InputError(
+            f"{path}: holds no reference: there is no {MANIFEST}; name another path and mark the "
+            'model as the reference ("reference": true), so that it is recorded'
+        )
+    if version is None:
         return Reader(path)
-    raise InputError(
-        f"{path}: holds no reference: there is no {MANIFEST}; name another path and mark the model as the reference "
-        '("reference": true), so that it is recorded'
-    )
+    return reader_of_version(path, version)
 
 
 @functools.lru_cache(maxsize=4)
 def reader_of_version(path: Path, _version: tuple[int, int, int]) -> Reader:
-    """Return the store at ``path``; the process keeps it as long as its manifest has this version."""
+    """Return the store at ``path``, which is kept as long as its manifest has this version."""
     return Reader(path)
-
-
-def problem_of(file: Path) -> str:
-    """Read every byte of a file of a store, and return what is wrong with it; empty if nothing is."""
-    if not storage.is_regular(file):
-        return (
-            f"{file}: {'is not a file' if os.path.lexists(file) else 'missing from the reference'}"
-        )
-    try:
-        return (
-            ""
-            if storage.is_whole(file)
-            else f"{file}: damaged: its checksum is not the one in its name"
-        )
-    except OSError as error:
-        return f"{file}: cannot be read: {error.strerror}"
 
 
 def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,37 +316,38 @@ def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Manifest | None:
     """Return the manifest of an existing store, if any; InputError if it is another reference's."""
-    manifest = read_manifest(folder) if os.path.lexists(folder / MANIFEST) else None
-    if manifest and identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
+    if not os.path.lexists(folder / MANIFEST):
+        return None
+    manifest = read_manifest(folder)
+    if identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
         raise InputError(f"{folder}: contains another reference; give another path")
     return manifest
 
 
 def is_older(folder: Path) -> bool:
-    """Return True if a folder has a store of an older layout, also one that a killed run has not
-    finished.
-    """
+    """Return True if a folder has a store of an older layout, also an unfinished one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return bool(storage.load((folder / MANIFEST).read_bytes())["version"] < VERSION)
-    return any(OLDER_WINDOW.fullmatch(storage.what_of(file.name)) for file in own_files(folder))
+    for file in store_folder(folder).own_tensor_files():
+        if OLDER_WINDOW.fullmatch(storage.stem_of(file.name)):
+            return True
+    return False
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """Return the key of a reference, 40 hexadecimal digits: the SHA-256 of its identity as
-    canonical JSON.
-    """
+    """Return the key of a reference: 40 hexadecimal digits of its identity's SHA-256."""
     content = json.dumps(["reference", unlabelled(identity)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:40]
 
 
 def key_in(folder: Path) -> str:
-    """Return the key of the reference whose store is in a folder, or is being made there; empty if
-    there is none.
-    """
+    """Return the key of the store in a folder, which may be unfinished; empty without a store."""
     with suppress(InputError):
         return key_of(read_manifest(folder).identity)
     unfinished = unfinished_in(folder)
-    return key_of(unfinished["identity"]) if unfinished else ""
+    if not unfinished:
+        return ""
+    return key_of(unfinished["identity"])
 
 
 def begin(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -341,33 +356,42 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError
     if the folder holds the store of another reference, or a user's file.
     """
-    storage.sweep(folder)
+    kept_folder = store_folder(folder)
+    kept_folder.sweep()
     if manifest_in(folder, identity) is not None:
-        storage.delete(
-            [folder / UNFINISHED]
-        )  # left by a run that was killed after writing the manifest
+        # It remains if a run was killed after it had written the manifest.
+        kept_folder.delete([UNFINISHED])
         return
-    made = not os.path.lexists(folder)
+    is_new = not os.path.lexists(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise InputError(f"{folder}: is no folder; give another path") from None
     unfinished = unfinished_in(folder)
     if unfinished.get("identity") != unlabelled(identity):
-        storage.delete(own_files(folder))
-        content = {"identity": unlabelled(identity), "made": made or unfinished.get("made", False)}
-        storage.write_whole(folder / UNFINISHED, storage.dump(content))
+        storage.delete(kept_folder.own_files())
+        content = {
+            "identity": unlabelled(identity),
+            "made": is_new or unfinished.get("made", False),
+        }
+        kept_folder.write_document(UNFINISHED, content)
 
 
 def unfinished_in(folder: Path) -> dict[str, Any]:
-    """Return ``identity`` and ``made`` in ``unfinished.json``; empty if it does not exist or is
-    damaged.
-    """
+    """Return the content of ``unfinished.json``; empty if it is missing or damaged."""
     with suppress(OSError, ValueError):
         content = storage.load((folder / UNFINISHED).read_bytes())
         if content.keys() == {"identity", "made"}:
             return content
     return {}
+
+
+def was_made(folder: Path, manifest: Manifest | None) -> bool:
+    """Return True if compare_q created the folder of a store, which may be unfinished."""
+    if manifest is not None:
+        return manifest.made
+    is_made: bool = unfinished_in(folder).get("made", False)
+    return is_made
 
 
 def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) -> None:
@@ -378,120 +402,173 @@ def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) ->
     to another reference.
     """
     old = manifest_in(folder, identity)
-    listed = old.files if old else {}
+    listed: Mapping[str, int] = {}
+    if old is not None:
+        listed = old.files
     new = unlisted(folder, old)
+    # The store's own windows come second, so that they replace those that were recorded again.
     by_window = windows_among(new) | windows_among(listed)
-    missing = [window for window in windows if window not in by_window]
+    check_complete(windows, by_window)
+    if not new:
+        return
+    form = written_in(folder, new)
+    if form is None:
+        raise ModelError(f"{folder}: what was kept of the reference is not of one form; run again")
+    head = head_to_seal(folder, form, new, old)
+    heads = heads_among(new) | heads_among(listed)
+    sizes = {}
+    for name in sorted([*by_window.values(), *heads.values()]):
+        if name in new:
+            sizes[name] = (folder / name).stat().st_size
+        else:
+            sizes[name] = listed[name]
+    manifest = Manifest(
+        identity=dict(identity),
+        contents=form.contents,
+        reason=form.reason,
+        head=head,
+        made=was_made(folder, old),
+        files=sizes,
+    )
+    write_manifest(folder, manifest)
+    # Only now: a kill before this line leaves files that the next run finds.
+    recorded_twice = [name for name in new if name not in sizes]
+    store_folder(folder).delete([UNFINISHED, *recorded_twice])
+
+
+def check_complete(windows: Collection[str], recorded: Collection[str]) -> None:
+    """ModelError if some of the ``windows`` were not recorded (digests)."""
+    missing = [window for window in windows if window not in recorded]
     if missing:
         count = f"{len(missing):,} of {len(windows):,} windows"
         raise ModelError(
             f"{count} of the reference were not kept, window {missing[0]} among them; {CANNOT}"
         )
-    if not new:
-        return
-    written = written_in(folder, new)
-    if written is None:
-        raise ModelError(f"{folder}: what was kept of the reference is not of one form; run again")
-    contents, reason, new_head = written
-    head = old.head if old else new_head
-    if head is None:
-        raise ModelError(f"the reference's head was not kept; {CANNOT}")
-    new_heads = heads_among(new)
-    if old and (old.contents != contents or new_head not in (None, head) or new_heads):
+
+
+class Form(NamedTuple):
+    """The form of a store's files, from their headers."""
+
+    contents: Contents
+    reason: str  # why they are logits
+    head: Head | None  # None as long as a part of it is missing
+
+
+def head_to_seal(folder: Path, form: Form, new: Sequence[str], old: Manifest | None) -> Head:
+    """Return the store's head, or the writers' head of a new store; ModelError: see ``seal``.
+
+    ``form``: of the writers' files, whose names are ``new``.
+    """
+    if old is None:
+        if form.head is None:
+            raise ModelError(f"the reference's head was not kept; {CANNOT}")
+        return form.head
+    has_other_head = form.head is not None and form.head != old.head
+    # A head's file that is not in the store has other bytes: equal bytes have the same name.
+    if old.contents != form.contents or has_other_head or heads_among(new):
         conflict = "this run kept a reference with another head or other contents"
         raise ModelError(f"{folder}: {conflict}; delete the folder, or give another path")
-    heads = new_heads | heads_among(listed)
-    files = {}
-    for name in sorted([*by_window.values(), *heads.values()]):
-        files[name] = (folder / name).stat().st_size if name in new else listed[name]
-    made = old.made if old else unfinished_in(folder).get("made", False)
-    manifest = Manifest(
-        identity=dict(identity), contents=contents, reason=reason, head=head, made=made, files=files
-    )
-    write_manifest(folder, manifest)
-    storage.delete([folder / UNFINISHED, *(folder / name for name in new if name not in files)])
+    return old.head
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:
-    """Delete the windows with these digests; the whole store, if no other window is left in it or
-    its head is damaged.
+    """Delete the windows with these digests.
 
-    The manifest is written before files are deleted, so that a kill between the two leaves a store
-    that is whole.
+    The whole store is deleted if no other window is left in it, or its head is damaged.
     """
     manifest = None
     with suppress(InputError):  # a damaged manifest
         manifest = manifest_in(folder)
-    others = set(manifest.windows if manifest else ()) - set(windows)
-    damaged = manifest is not None and any(
-        problem_of(folder / name) for name in manifest.heads.values()
-    )
-    if manifest is None or not others or damaged:
+    if manifest is None or not remains_useful(folder, manifest, windows):
         discard(folder)
         return
-    dropped = []
+    forgotten = []
     for name in [*manifest.files, *unlisted(folder, manifest)]:
-        match = WINDOW.fullmatch(storage.what_of(name))
+        match = WINDOW.fullmatch(storage.stem_of(name))
         if match and match[1] in windows:
-            dropped.append(name)
-    files = {name: size for name, size in manifest.files.items() if name not in dropped}
+            forgotten.append(name)
+    files = {name: size for name, size in manifest.files.items() if name not in forgotten}
+    # Before the files are deleted: a kill between the two leaves a complete store.
     write_manifest(folder, manifest.model_copy(update={"files": files}))
-    storage.delete(folder / name for name in dropped)
+    store_folder(folder).delete(forgotten)
 
 
-def written_in(folder: Path, names: Sequence[str]) -> tuple[Contents, str, Head | None] | None:
-    """Return (contents, why they are logits, head) of the writers' files, from their headers.
+def remains_useful(folder: Path, manifest: Manifest, forgotten: Collection[str]) -> bool:
+    """Return True if the store has other windows, and its head is undamaged."""
+    if not manifest.windows.keys() - set(forgotten):
+        return False
+    kept_folder = store_folder(folder)
+    return not any(kept_folder.problem_of(name) for name in manifest.heads.values())
 
-    The head is None as long as a part of it is missing.  None if the files' forms differ, or one is
-    damaged.  A window may exist twice, written by two runs.
+
+def written_in(folder: Path, names: Sequence[str]) -> Form | None:
+    """Return the form of the writers' files, from their headers.
+
+    None if the files' forms differ, or one is damaged.  A window may exist twice, written by two
+    runs.
     """
+    kept_folder = store_folder(folder)
     forms: set[tuple[str, str, int, str]] = set()
     heads: set[Head] = set()
-    pieces: dict[int, int] = {}
+    n_entries: dict[int, int] = {}  # of each piece of the head, by the piece's first entry
     try:
         for name in names:
-            facts, tensors = storage.header_of(folder / name)
-            piece = HEAD.fullmatch(storage.what_of(name))
-            if piece and int(piece[1]) in pieces:
-                return None
-            if piece:
-                pieces[int(piece[1])] = int(tensors["weight"]["shape"][0])
-                heads.add(Head(**facts["head"]))
-            else:
+            facts, tensors = kept_folder.header(name)
+            match = HEAD.fullmatch(storage.stem_of(name))
+            if match is None:
                 ((contents, tensor),) = tensors.items()
                 forms.add((contents, tensor["dtype"], tensor["shape"][-1], facts["reason"]))
-        contents, dtype, width, reason = forms.pop() if forms else ("states", "", 0, "")
-        head = heads.pop() if heads else None
-        if contents == "logits" and not (forms or heads or head):
-            return "logits", reason, Head(width, DTYPES[dtype])
-        if contents != "states" or forms or heads:
+                continue
+            first = int(match[1])
+            if first in n_entries:
+                return None
+            n_entries[first] = int(tensors["weight"]["shape"][0])
+            heads.add(Head(**facts["head"]))
+        if len(forms) > 1 or len(heads) > 1:
             return None
+        reason = ""
+        if forms:
+            contents, dtype, width, reason = forms.pop()
+            if contents == "logits" and not heads:
+                return Form("logits", reason, Head(width, DTYPES[dtype]))
+            if contents != "states":
+                return None
     except (ValueError, LookupError, TypeError, OverflowError):
+        # The store of a pack is from an unknown source: its headers may have any content.
         return None
+    if heads:
+        head = heads.pop()
+        if entries_from_zero(n_entries) >= head.vocab_size:
+            return Form("states", reason, head)
+    return Form("states", reason, None)
+
+
+def entries_from_zero(n_entries: Mapping[int, int]) -> int:
+    """Return the number of entries of a head without a gap; negative if a piece is missing.
+
+    ``n_entries``: of each piece, by the piece's first entry.
+    """
     end = 0
-    for first, count in sorted(pieces.items()):
-        end = end + count if first == end else -1
-    return "states", reason, head if head is not None and end >= head.vocab_size else None
+    for first, count in sorted(n_entries.items()):
+        if first != end:
+            return -1
+        end += count
+    return end
 
 
 def unlisted(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Return the windows' and head's files that the manifest does not list, without files of other
-    references.
+    """Return the windows' and head's files that the manifest does not list.
+
+    Files of other references, which somebody moved here, are left out.
     """
+    kept_folder = store_folder(folder)
     key = key_in(folder)
     names = []
-    for file in own_files(folder):
+    for file in kept_folder.own_tensor_files():
         is_listed = manifest is not None and file.name in manifest.files
-        if storage.what_of(file.name) and not is_listed and not is_foreign(file, key):
+        if not is_listed and not kept_folder.is_foreign(file.name, key):
             names.append(file.name)
     return names
-
-
-def is_foreign(file: Path, key: str) -> bool:
-    """Return True if a file's metadata name another reference's key."""
-    with suppress(ValueError):
-        return bool(storage.header_of(file)[0].get("key") != key)
-    return False
 
 
 def recorded(folder: Path, windows: Collection[str]) -> frozenset[str]:
@@ -502,70 +579,62 @@ def recorded(folder: Path, windows: Collection[str]) -> frozenset[str]:
     is left out until the head is written too: the run that records it also writes the head, which
     is then compared with the store's head.
     """
+    kept_folder = store_folder(folder)
     manifest = manifest_in(folder)
     new = []
     for name in unlisted(folder, manifest):
-        window = WINDOW.fullmatch(storage.what_of(name))
-        if window is None or window[1] in windows:
+        match = WINDOW.fullmatch(storage.stem_of(name))
+        if match is None or match[1] in windows:
             new.append(name)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = list(pool.map(problem_of, (folder / name for name in new)))
-    undamaged = [name for name, problem in zip(new, problems, strict=True) if not problem]
-    written = written_in(folder, undamaged) if undamaged else None
-    storage.delete(folder / name for name in new if written is None or name not in undamaged)
-    complete = set(windows_among(undamaged)) if written else set()
-    has_head = manifest is None and written is not None and written[2] is not None
+    undamaged = []
+    for name, problem in zip(new, kept_folder.problems(new), strict=True):
+        if not problem:
+            undamaged.append(name)
+    form = None
+    if undamaged:
+        form = written_in(folder, undamaged)
+    usable: list[str] = []
+    if form is not None:
+        usable = undamaged
+    kept_folder.delete(name for name in new if name not in usable)
+    complete = set(windows_among(usable))
+    has_head = manifest is None and form is not None and form.head is not None
     if complete and not has_head:
         complete.remove(max(complete))
-    stored = set(manifest.windows) if manifest else set()
-    return frozenset(complete | (stored & set(windows)))
-
-
-def own_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that have names of a store, the manifest first; none if the
-    folder is a link.
-    """
-    files = (
-        []
-        if folder.is_symlink()
-        else [file for file in storage.files_in(folder) if is_own(file.name)]
-    )
-    return sorted(files, key=lambda file: bool(storage.what_of(file.name)))
-
-
-def is_own(name: str) -> bool:
-    """Return True if a file name can only belong to a store."""
-    what = storage.what_of(name)
-    return name in (MANIFEST, UNFINISHED) or bool(WINDOW.fullmatch(what) or HEAD.fullmatch(what))
+    if manifest is not None:
+        complete |= manifest.windows.keys() & set(windows)
+    return frozenset(complete)
 
 
 def is_free(folder: Path) -> bool:
-    """Return True if a store may be made at a path: it does not exist, or holds only files of
-    killed runs.
+    """Return True if a store may be made at a path.
+
+    It does not exist, or holds only files of killed runs.
     """
-    with suppress(OSError):
-        return all(is_own(name) or storage.TEMPORARY.fullmatch(name) for name in os.listdir(folder))
-    return not os.path.lexists(folder)
+    return store_folder(folder).is_free()
 
 
 def discard(folder: Path) -> None:
-    """Delete the store's files in a folder, and the folder if compare_q created it and it is empty
-    then.
+    """Delete the store's files in a folder, and the folder if compare_q created it and it is empty.
 
     InputError, without deleting, if the folder or its manifest is a link.
     """
-    if folder.is_symlink() or (
-        os.path.lexists(folder / MANIFEST) and not storage.is_regular(folder / MANIFEST)
-    ):
+    manifest_file = folder / MANIFEST
+    has_special_manifest = os.path.lexists(manifest_file) and not storage.is_regular(manifest_file)
+    if folder.is_symlink() or has_special_manifest:
         raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links")
-    made = unfinished_in(folder).get("made", False)
-    with suppress(InputError):
-        made = made or read_manifest(folder).made
-    storage.delete(own_files(folder))
-    if left := own_files(folder):
-        raise InputError(f"{left[0]}: cannot be deleted; is the file yours?")
-    storage.sweep(folder)
-    if made:
+    kept_folder = store_folder(folder)
+    # The documents are read before they are deleted.
+    is_made = unfinished_in(folder).get("made", False)
+    if not is_made:
+        with suppress(InputError):
+            is_made = read_manifest(folder).made
+    storage.delete(kept_folder.own_files())
+    remaining = kept_folder.own_files()
+    if remaining:
+        raise InputError(f"{remaining[0]}: cannot be deleted; is the file yours?")
+    kept_folder.sweep()
+    if is_made:
         with suppress(OSError):  # a user's own files
             folder.rmdir()
 
@@ -576,15 +645,22 @@ def abandon(folder: Path, windows: Collection[str]) -> int:
     Return the bytes of an average one, 0 if there are none.  Windows that another run is recording
     are kept.
     """
-    new = windows_among(unlisted(folder, manifest_in(folder)))
-    files = [folder / name for window, name in new.items() if window in windows]
-    sizes = [storage.size_of(file) or 0 for file in files]
-    storage.delete(files)
-    storage.sweep(folder)
-    return sum(sizes) // max(len(sizes), 1)
+    kept_folder = store_folder(folder)
+    names = []
+    for window, name in windows_among(unlisted(folder, manifest_in(folder))).items():
+        if window in windows:
+            names.append(name)
+    n_bytes = 0
+    for name in names:
+        n_bytes += storage.size_of(folder / name) or 0
+    kept_folder.delete(names)
+    kept_folder.sweep()
+    return n_bytes // max(len(names), 1)
 
 
 def tidy(folder: Path) -> None:
     """Discard a folder without any window, for example after a model failed to load."""
-    if not any(storage.what_of(file.name) or file.name == MANIFEST for file in own_files(folder)):
-        discard(folder)
+    for file in store_folder(folder).own_files():
+        if file.name != UNFINISHED:
+            return
+    discard(folder)

@@ -1,5 +1,6 @@
-"""Token scores on disk: one file per group of windows committed together, so that a killed run
-loses little.
+"""Token scores on disk: one file per group of windows that are committed together.
+
+A killed run loses only the windows that it has not committed.
 
 A folder holds the scores of one model in one engine, alone and compared with any reference, for
 windows of any text.  A window is found by its digest (``Window.digest``).  Files are added and
@@ -27,11 +28,11 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,31 +41,45 @@ from safetensors import numpy as safetensors
 from ..base import TokenScores, Window
 from ..common import json_files, storage
 from ..common.errors import InputError, ModelError
+from ..common.kept_folder import KeptFolder
 from ..common.message_text import redacted
 
 TAG = re.compile("alone|[0-9a-f]{16}")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
+ANY_VERSION = re.compile(".+")
+"""Stems of segments of every version: older ones are deleted with the others, but never read."""
 ALONE = "alone"
 """Tag of scores without a reference."""
 VERSION = 4
 """Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the
 scores; 3 (compare_q 0.3) numbered the windows of one text."""
-COLUMNS = {
+COLUMNS_ALONE = {
     "logprob": np.float32,
     "entropy": np.float32,
     "top1_logprob": np.float32,
     "top1": np.bool_,
+}
+COLUMNS_OF_REFERENCE = {
     "ref_logprob": np.float32,
     "ref_top1_logprob": np.float32,
     "kld": np.float32,
     "same_top": np.bool_,
 }
+COLUMNS = {**COLUMNS_ALONE, **COLUMNS_OF_REFERENCE}
 """The fields of ``TokenScores`` and their dtypes."""
-
-
 MOST_HEADERS = 10_000
 """Number of segments whose headers a process keeps, because a run looks up its scores several
 times."""
+
+
+def scores_folder(path: Path) -> KeptFolder:
+    """Return the folder of the scores of one model, to write and delete its files."""
+    return KeptFolder(path, "the scores", ANY_VERSION, RECORD, has_manifest=False)
+
+
+def record_name(session: str) -> str:
+    """Return the name of the file with a session's record."""
+    return f"record.{session}.json"
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,7 @@ class Entry:
 
     window: str  # its digest
     n_scored: int  # number of its scored positions
-    recording: (
-        str  # of the reference's numbers that it was compared with; empty without a reference
-    )
+    recording: str  # of the reference's numbers in the comparison; empty without a reference
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,11 @@ class Segment:
     seconds: float
     windows: tuple[Entry, ...]
 
+    @property
+    def n_scored(self) -> int:
+        """Number of scored positions of all its windows."""
+        return sum(entry.n_scored for entry in self.windows)
+
     def windows_for(self, tag: str, recordings: Mapping[str, str]) -> frozenset[str]:
         """Return the digests of the windows whose scores can be used as scores of a tag.
 
@@ -98,11 +116,12 @@ class Segment:
             return frozenset(entry.window for entry in self.windows)
         if tag != self.tag:
             return frozenset()
-        return frozenset(
-            entry.window
-            for entry in self.windows
-            if recordings.get(entry.window, entry.recording) == entry.recording
-        )
+        windows = set()
+        for entry in self.windows:
+            # A window that the reference no longer has counts as unchanged.
+            if recordings.get(entry.window, entry.recording) == entry.recording:
+                windows.add(entry.window)
+        return frozenset(windows)
 
 
 @dataclass(frozen=True)
@@ -124,21 +143,21 @@ def commit(
     seconds: float,
     recordings: Mapping[str, str] = MappingProxyType({}),
 ) -> Path | None:
-    """Write the scores of windows that took ``seconds`` together, and return the file; None without
-    windows.
+    """Write the scores of windows, and return the file; None without windows.
 
-    With ``ALONE``, columns that depend on a reference are left out.  ``recordings``: of the
-    reference's windows that were compared, by their digests.  ModelError if positions of a window
-    have no score, or windows have different columns; InputError if the file cannot be written
-    (nothing is left of it).
+    ``seconds``: that the windows took together.  ``recordings``: of the reference's windows that
+    were compared, by their digests.  With ``ALONE``, columns that depend on a reference are left
+    out.  ModelError if positions of a window have no score, or windows have different columns;
+    InputError if the file cannot be written (nothing is left of it).
     """
     if not scored:
         return None
     ordered = sorted(scored, key=lambda pair: pair[0].index)
-    columns = joined([(window, asked_for(scores, tag)) for window, scores in ordered])
+    columns = joined([(window, columns_for(tag, scores)) for window, scores in ordered])
     entries = []
     for window, _ in ordered:
-        entries.append(Entry(window.digest, window.n_scored, recordings.get(window.digest, "")))
+        recording = recordings.get(window.digest, "")
+        entries.append(Entry(window.digest, window.n_scored, recording))
     return write_segment(folder, tag, session, seconds, entries, columns)
 
 
@@ -150,8 +169,9 @@ def write_segment(
     entries: Sequence[Entry],
     columns: Mapping[str, NDArray[Any]],
 ) -> Path:
-    """Write a segment with the columns [N] of the windows of ``entries``, and return the file;
-    InputError.
+    """Write a segment with the columns [N] of the windows of ``entries``; return the file.
+
+    InputError if it cannot be written.
     """
     facts = {
         "version": VERSION,
@@ -162,41 +182,56 @@ def write_segment(
         "windows": [[entry.window, entry.n_scored, entry.recording] for entry in entries],
     }
     content = safetensors.save(dict(columns), metadata=storage.facts_line(facts))
-    with writing(folder):
-        return storage.keep(folder, tag, [content])
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Create the folder, and raise errors of a block that writes into it as InputError."""
-    with storage.keeping("the scores", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
+    kept_folder = scores_folder(folder)
+    kept_folder.create()
+    return kept_folder.add(tag, [content])
 
 
 def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[Any]]:
     """Return the joined columns of windows; ModelError: see ``commit``."""
-    given = dict[str, list[NDArray[Any]]]()
+    parts: dict[str, list[NDArray[Any]]] = {}
     for number, (window, scores) in enumerate(scored):
-        there = {name: column for name in COLUMNS if (column := getattr(scores, name)) is not None}
-        if number and there.keys() != given.keys():
-            differ = ", ".join(sorted(there.keys() ^ given.keys()))
-            raise ModelError(f"window {window.index}: some windows have {differ} and others do not")
-        for name, column in there.items():
+        columns = present_columns(scores)
+        if number == 0:
+            parts = {name: [] for name in columns}
+        elif columns.keys() != parts.keys():
+            names = ", ".join(sorted(columns.keys() ^ parts.keys()))
+            raise ModelError(f"window {window.index}: some windows have {names} and others do not")
+        for name, column in columns.items():
             if column.shape != (window.n_scored,) or column.dtype != COLUMNS[name]:
-                what = f"{name}: {len(column)} of {window.n_scored} positions were scored, in {column.dtype}"
-                raise ModelError(f"window {window.index}: {what}")
-            given.setdefault(name, []).append(column)
-    return {name: np.concatenate(parts) for name, parts in given.items()}
+                raise ModelError(
+                    f"window {window.index}: {name}: {len(column)} of {window.n_scored} positions "
+                    f"were scored, in {column.dtype}"
+                )
+            parts[name].append(column)
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def present_columns(scores: TokenScores) -> dict[str, NDArray[Any]]:
+    """Return the columns of scores by name, without absent ones."""
+    columns = {}
+    for name in COLUMNS:
+        column = getattr(scores, name)
+        if column is not None:
+            columns[name] = column
+    return columns
+
+
+def columns_for(tag: str, scores: TokenScores) -> TokenScores:
+    """Return the scores with only the columns of a tag."""
+    if tag != ALONE:
+        return scores
+    absent: dict[str, Any] = dict.fromkeys(COLUMNS_OF_REFERENCE)
+    return replace(scores, **absent)
 
 
 def committed(
     folder: Path, tag: str, recordings: Mapping[str, str] = MappingProxyType({})
 ) -> frozenset[str]:
-    """Return the digests of windows with all columns of a tag, by the segments' headers; ``load``
-    checks the content.
+    """Return the digests of windows with all columns of a tag, by the segments' headers.
 
-    ``recordings``: of the windows that the reference has now, by the windows' digests.
+    ``load`` checks the content.  ``recordings``: of the windows that the reference has now, by the
+    windows' digests.
     """
     windows: set[str] = set()
     for segment in segments_in(folder):
@@ -205,8 +240,9 @@ def committed(
 
 
 def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]:
-    """Return which recordings of the reference these windows were compared with under a tag, by
-    their digests.
+    """Return the recordings of the reference that these windows were compared with under a tag.
+
+    By the windows' digests; a window without scores of this tag is absent.
     """
     by_window = defaultdict[str, set[str]](set)
     for segment in segments_in(folder):
@@ -220,26 +256,18 @@ def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]
 def segments_in(folder: Path) -> list[Segment]:
     """Return the undamaged segments of a folder's own key, by their file names."""
     segments = []
-    for file in segment_files(folder):
+    for file in scores_folder(folder).tensor_files(TAG):
         segment = segment_in(file)
         if segment is not None and segment.key == folder.name:
             segments.append(segment)
     return segments
 
 
-def segment_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that have the name of a segment, in the order of their names."""
-    return [file for file in storage.files_in(folder) if TAG.fullmatch(storage.what_of(file.name))]
+class Usable(NamedTuple):
+    """A segment, and its windows that are needed and can be used (digests)."""
 
-
-def asked_for(scores: TokenScores, tag: str) -> TokenScores:
-    """Return the scores with only the columns of a tag: with ``ALONE``, the first line of
-    ``COLUMNS``.
-    """
-    if tag != ALONE:
-        return scores
-    columns_of_reference: dict[str, Any] = dict.fromkeys(list(COLUMNS)[4:])
-    return replace(scores, **columns_of_reference)
+    segment: Segment
+    windows: frozenset[str]
 
 
 def load(
@@ -258,43 +286,16 @@ def load(
     - segments of the tag with most of the windows, so that few sessions are mixed;
     - segments of ``tag``.
     """
-    place: dict[str, int] = {}
+    index_of: dict[str, int] = {}
     for window in windows:
-        place.setdefault(window.digest, window.index)
-    damaged: list[Path] = []
-    usable: list[tuple[Segment, frozenset[str]]] = []  # with the wanted windows of each segment
-    covered = defaultdict[str, set[str]](set)
-    for file in segment_files(folder):
-        segment = segment_in(file)
-        if segment is None:
-            if tag in (ALONE, storage.what_of(file.name)):
-                damaged.append(file)
-        elif segment.key == folder.name:
-            wanted = segment.windows_for(tag, recordings) & place.keys()
-            if wanted:
-                usable.append((segment, wanted))
-                covered[segment.tag] |= wanted
-
-    recorded = read_records(folder)[0].keys()
-
-    def priority(pair: tuple[Segment, frozenset[str]]) -> tuple[Any, ...]:
-        segment, wanted = pair
-        first = min(place[window] for window in wanted)
-        is_killed = segment.session not in recorded
-        return (
-            is_killed,
-            -len(covered[segment.tag]),
-            segment.tag != tag,
-            segment.tag,
-            first,
-            segment.file.name,
-        )
-
+        # Of windows that are equal, the first counts.
+        index_of.setdefault(window.digest, window.index)
+    usable, damaged = usable_segments(folder, tag, index_of.keys(), recordings)
     scores: dict[str, TokenScores] = {}
     sessions = defaultdict[str, float](float)
     used = []
-    for segment, wanted in sorted(usable, key=priority):
-        new = wanted - scores.keys()
+    for segment, needed in by_priority(usable, folder, tag, index_of):
+        new = needed - scores.keys()
         if not new:
             continue
         columns = columns_in(segment)
@@ -304,21 +305,65 @@ def load(
         n_new = 0
         for entry, part in parts_of(segment, columns):
             if entry.window in new:
-                scores[entry.window] = asked_for(TokenScores(place[entry.window], **part), tag)
+                window_scores = TokenScores(index_of[entry.window], **part)
+                scores[entry.window] = columns_for(tag, window_scores)
                 n_new += entry.n_scored
-        n_scored = sum(entry.n_scored for entry in segment.windows)
-        sessions[segment.session] += segment.seconds * n_new / n_scored
+        sessions[segment.session] += segment.seconds * n_new / segment.n_scored
         used.append(segment.file)
-    records, damaged_records = read_records(
-        folder
-    )  # after the segments, since a record precedes its last segment
+    # After the segments: a record is written before the last segment of its session.
+    records, damaged_records = read_records(folder)
     return Loaded(scores, dict(sessions), records, tuple(used), (*damaged_records, *damaged))
+
+
+def usable_segments(
+    folder: Path, tag: str, windows: Set[str], recordings: Mapping[str, str]
+) -> tuple[list[Usable], list[Path]]:
+    """Return the segments that have some of the ``windows`` (digests), and the damaged files."""
+    usable = []
+    damaged = []
+    for file in scores_folder(folder).tensor_files(TAG):
+        segment = segment_in(file)
+        if segment is None:
+            # The scores of other references are not needed now, but those of ``tag`` are.
+            if tag in (ALONE, storage.stem_of(file.name)):
+                damaged.append(file)
+        elif segment.key == folder.name:
+            needed = segment.windows_for(tag, recordings) & windows
+            if needed:
+                usable.append(Usable(segment, needed))
+    return usable, damaged
+
+
+def by_priority(
+    usable: Sequence[Usable], folder: Path, tag: str, index_of: Mapping[str, int]
+) -> list[Usable]:
+    """Return the segments in the order of ``load``; ``index_of``: of a window, by its digest."""
+    covered = defaultdict[str, set[str]](set)
+    for segment, needed in usable:
+        covered[segment.tag] |= needed
+    recorded_sessions = records(folder).keys()
+
+    def priority(candidate: Usable) -> tuple[Any, ...]:
+        segment, needed = candidate
+        return (
+            segment.session not in recorded_sessions,
+            -len(covered[segment.tag]),
+            segment.tag != tag,
+            # The rest only makes the order independent of the file system.
+            segment.tag,
+            min(index_of[window] for window in needed),
+            segment.file.name,
+        )
+
+    return sorted(usable, key=priority)
 
 
 def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
     """Return the columns [N] of a segment by name; None if it is damaged."""
     try:
-        return safetensors.load_file(segment.file) if storage.is_whole(segment.file) else None
+        if not storage.is_whole(segment.file):
+            return None
+        return safetensors.load_file(segment.file)
     except Exception:  # safetensors has its own error class
         return None
 
@@ -335,10 +380,10 @@ def parts_of(
 
 
 def segment_in(file: Path) -> Segment | None:
-    """Return a segment from its header; None if the header is damaged or does not match the file's
-    name.
+    """Return a segment from its header.
 
-    A segment of another version has no key, so that it belongs to no folder.
+    None if the header is damaged or does not match the file's name.  A segment of another version
+    has no key, so that it belongs to no folder.
     """
     version = storage.version_of(file)
     if version is None:
@@ -348,14 +393,14 @@ def segment_in(file: Path) -> Segment | None:
 
 @functools.lru_cache(maxsize=MOST_HEADERS)
 def segment_of_version(file: Path, _version: tuple[int, int, int]) -> Segment | None:
-    """Return ``read_segment`` of a file; the process keeps it as long as the file has this version."""
+    """Return ``read_segment`` of a file, which is kept as long as the file has this version."""
     return read_segment(file)
 
 
 def read_segment(file: Path) -> Segment | None:
     """Read a segment's header from its file; see ``segment_in``."""
     with suppress(ValueError, KeyError, TypeError):
-        facts = storage.header_of(file)[0]
+        facts, _ = storage.header_of(file)
         if facts["version"] != VERSION:
             return Segment(file, "", "", "", 0.0, ())
         entries = []
@@ -369,33 +414,37 @@ def read_segment(file: Path) -> Segment | None:
             float(facts["seconds"]),
             tuple(entries),
         )
-        if segment.tag == storage.what_of(file.name):
+        if segment.tag == storage.stem_of(file.name):
             return segment
     return None
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:
-    """Delete the scores of the windows with these digests, damaged files, and records that no
-    segment needs now.
+    """Delete the scores of the windows with these digests.
 
-    InputError, without deleting, if the folder is a link.
+    Damaged files, and records that no segment needs now, are deleted too.  InputError, without
+    deleting, if the folder is a link.
     """
-    rewrite(folder, lambda _, entry: entry.window in windows)
+
+    def is_forgotten(_: Segment, entry: Entry) -> bool:
+        return entry.window in windows
+
+    rewrite(folder, is_forgotten)
 
 
 def forget_outdated(
     folder: Path, tag: str, windows: Collection[str], recordings: Mapping[str, str]
 ) -> None:
-    """Delete the scores of a tag of these windows that were compared with other numbers than the
-    reference has now.
+    """Delete a tag's scores of windows that the reference has recorded again.
 
-    They are about to be scored again.  Who reads the folder then finds one recording of each
-    window.
+    These scores were compared with other numbers than ``recordings`` (of the windows that the
+    reference has now, by their digests) and are about to be made again.  Readers of the folder then
+    find one recording of each window.
     """
 
     def is_outdated(segment: Segment, entry: Entry) -> bool:
-        now = recordings.get(entry.window, entry.recording)
-        return segment.tag == tag and entry.window in windows and entry.recording != now
+        current = recordings.get(entry.window, entry.recording)
+        return segment.tag == tag and entry.window in windows and entry.recording != current
 
     rewrite(folder, is_outdated)
 
@@ -403,40 +452,41 @@ def forget_outdated(
 def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> None:
     """Delete the scores of some windows, damaged files, and records that no segment needs now.
 
-    Scores of other windows in the same segments are written again before the segments are deleted.
     Files of another key or version are kept.  InputError, without deleting, if the folder is a
     link.
     """
     if folder.is_symlink():
         raise InputError(f"{folder}: is a link; compare_q deletes nothing through links")
-    sessions = set()  # those that still have segments
-    # those that had some: a session that has only its record is about to commit its first segment
-    forgotten = set()
-    for file in segment_files(folder):
+    kept_folder = scores_folder(folder)
+    remaining_sessions = set()
+    # Sessions that lost a segment: one that has only its record is about to commit its first.
+    cut_sessions = set()
+    for file in kept_folder.tensor_files(TAG):
         segment = segment_in(file)
         if segment is not None and segment.key != folder.name:
             continue
-        columns = columns_in(segment) if segment is not None else None
+        columns = None
+        if segment is not None:
+            columns = columns_in(segment)
         if segment is None or columns is None:  # damaged
             storage.delete([file])
             continue
-        others = [
-            (entry, part)
-            for entry, part in parts_of(segment, columns)
-            if not is_forgotten(segment, entry)
-        ]
+        others = []
+        for entry, part in parts_of(segment, columns):
+            if not is_forgotten(segment, entry):
+                others.append((entry, part))
         if others:
-            sessions.add(segment.session)
+            remaining_sessions.add(segment.session)
         if len(others) < len(segment.windows):
+            # Written before the deletion: a kill between the two loses no scores.
             if others:
                 write_part(folder, segment, others)
             storage.delete([file])
-            forgotten.add(segment.session)
-    own_records, damaged = read_records(folder)
+            cut_sessions.add(segment.session)
+    session_records, damaged = read_records(folder)
     storage.delete(damaged)
-    storage.delete(
-        folder / f"record.{session}.json" for session in own_records.keys() & (forgotten - sessions)
-    )
+    unneeded = session_records.keys() & (cut_sessions - remaining_sessions)
+    kept_folder.delete(record_name(session) for session in unneeded)
 
 
 def write_part(
@@ -444,39 +494,41 @@ def write_part(
 ) -> None:
     """Write some windows of a segment into a new segment, with their share of its seconds."""
     entries = [entry for entry, _ in parts]
-    names = parts[0][1].keys()
-    columns = {name: np.concatenate([part[name] for _, part in parts]) for name in names}
-    n_scored = sum(entry.n_scored for entry in entries)
-    share = n_scored / sum(entry.n_scored for entry in segment.windows)
+    columns = {}
+    for name in parts[0][1]:
+        columns[name] = np.concatenate([part[name] for _, part in parts])
+    share = sum(entry.n_scored for entry in entries) / segment.n_scored
     write_segment(folder, segment.tag, segment.session, segment.seconds * share, entries, columns)
 
 
 def write_record(folder: Path, session: str, record: Mapping[str, Any]) -> None:
-    """Write the metadata of a session (JSON types), or replace it; InputError if it cannot be
-    written.
-    """
-    with writing(folder):
-        content = storage.dump(
-            {"session": session, "key": folder.name, "record": redacted(dict(record))}
-        )
-        storage.write_whole(folder / f"record.{session}.json", content)
-        storage.sweep(folder)  # incomplete files of a killed worker
+    """Write or replace the metadata of a session (JSON types); InputError if that fails."""
+    kept_folder = scores_folder(folder)
+    kept_folder.create()
+    content = {"session": session, "key": folder.name, "record": redacted(dict(record))}
+    with storage.keeping(kept_folder.title, folder):
+        kept_folder.write_document(record_name(session), content)
+    kept_folder.sweep()
 
 
 def read_records(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Path]]:
     """Return (session -> its record, files of records that are damaged or of another session)."""
-    records, damaged = {}, []
+    by_session = {}
+    damaged = []
     for file in storage.files_in(folder):
-        if named := RECORD.fullmatch(file.name):
-            try:
-                content = storage.load(json_files.read_bytes(file))
-                if content["session"] != named[1]:
-                    raise ValueError("it is another session's")
-                if content.get("key") == folder.name:
-                    records[named[1]] = dict(content["record"])
-            except (InputError, ValueError, KeyError, TypeError):
-                damaged.append(file)
-    return records, damaged
+        match = RECORD.fullmatch(file.name)
+        if match is None:
+            continue
+        session = match[1]
+        try:
+            content = storage.load(json_files.read_bytes(file))
+            if content["session"] != session:
+                raise ValueError("it is another session's")
+            if content.get("key") == folder.name:
+                by_session[session] = dict(content["record"])
+        except (InputError, ValueError, KeyError, TypeError):
+            damaged.append(file)
+    return by_session, damaged
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
@@ -485,33 +537,19 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def foreign(folder: Path) -> int:
-    """Return the number of segments in a folder that belong to another key, or are of another
-    version.
-    """
-    segments = [segment_in(file) for file in segment_files(folder)]
-    return sum(segment is not None and segment.key != folder.name for segment in segments)
+    """Return the number of segments in a folder that have another key, or another version."""
+    count = 0
+    for file in scores_folder(folder).tensor_files(TAG):
+        segment = segment_in(file)
+        if segment is not None and segment.key != folder.name:
+            count += 1
+    return count
 
 
 def is_older(folder: Path) -> bool:
     """Return True if the first segment of a folder is of an older version."""
-    for file in own_segments(folder):
+    for file in scores_folder(folder).own_tensor_files():
         with suppress(ValueError, KeyError):
-            return bool(storage.header_of(file)[0]["version"] < VERSION)
+            facts, _ = storage.header_of(file)
+            return bool(facts["version"] < VERSION)
     return False
-
-
-def own_segments(folder: Path) -> list[Path]:
-    """Return the segments of a folder, also damaged ones and those of older versions; empty if it
-    is a link.
-    """
-    return [file for file in own_files(folder) if not RECORD.fullmatch(file.name)]
-
-
-def own_files(folder: Path) -> list[Path]:
-    """Return the segments and records of a folder, including damaged ones; empty if the folder is a
-    link.
-    """
-    if folder.is_symlink():
-        return []
-    files = storage.files_in(folder)
-    return [file for file in files if RECORD.fullmatch(file.name) or storage.what_of(file.name)]

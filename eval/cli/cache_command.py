@@ -103,7 +103,7 @@ def last_use(section: str, path: Path, files: Sequence[Path]) -> float:
     """
     touched = [*files, path]
     if section == "scores":
-        touched = segments.own_segments(path) or list(files)
+        touched = segments.scores_folder(path).own_tensor_files() or list(files)
     return max(file.stat().st_mtime for file in touched)
 
 
@@ -136,7 +136,7 @@ def parts_of(entry: Entry) -> list[Part]:
     """
     groups = [tuple(own_files(entry.section, entry.path))]
     if entry.section == "scores":
-        scores = segments.own_segments(entry.path)
+        scores = segments.scores_folder(entry.path).own_tensor_files()
         if scores:
             groups = [(file,) for file in scores]
     parts = []
@@ -190,7 +190,10 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
             # this one.
             if entry.key not in cache.used_by_runs() and not claimed_windows(entry.path):
                 storage.delete(file for part in parts for file in part.files)
-                if entry.section != "scores" or not segments.own_segments(entry.path):
+                if (
+                    entry.section != "scores"
+                    or not segments.scores_folder(entry.path).own_tensor_files()
+                ):
                     cache.remove(entry.section, entry.path)
         remove_lock(lock)
     return before - size_of(entry)

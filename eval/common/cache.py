@@ -235,7 +235,7 @@ class Cache:
         After a kill the next run deletes it.
         """
         self.check_writable()
-        with storage.beside(self.root / "scratch") as file:
+        with storage.temporary_next_to(self.root / "scratch") as file:
             yield file
 
     def lock_at(self, file: Path) -> FileLock:
@@ -391,9 +391,9 @@ def own_files(section: str, path: Path) -> list[Path]:
     if not ENTRY_NAMES[section].fullmatch(path.name):
         return []
     if section == "scores":
-        return segments.own_files(path)
+        return segments.scores_folder(path).own_files()
     if section == "references":
-        return reference_store.own_files(path)
+        return reference_store.store_folder(path).own_files()
     if storage.is_regular(path):
         return [path]
     return []

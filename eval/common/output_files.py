@@ -40,7 +40,7 @@ def replacing(target: Path) -> Iterator[Path]:
         return
     real = Path(os.path.realpath(target))
     storage.sweep(real.parent)  # left by a killed run
-    with storage.beside(real) as temporary:
+    with storage.temporary_next_to(real) as temporary:
         yield temporary
         with suppress(OSError):  # the old file may not exist
             shutil.copymode(real, temporary)

@@ -80,7 +80,7 @@ def lock_file(folder: Path) -> Path:
 def write_claim(held: ExitStack, folder: Path, windows: Collection[str]) -> None:
     """Write the claim of this run, which ends with ``held``; nothing on a full disk."""
     try:
-        file = held.enter_context(storage.beside(Path(os.path.abspath(folder))))
+        file = held.enter_context(storage.temporary_next_to(Path(os.path.abspath(folder))))
         file.write_text(
             json.dumps({"claim": folder.name, "windows": sorted(windows)}), encoding="utf-8"
         )

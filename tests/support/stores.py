@@ -57,16 +57,19 @@ def record(
     seed: int = 0,
     identity: Mapping[str, Any] = IDENTITY,
 ) -> None:
-    """Record the windows of one process: states [3, H] from ``numbers`` with the window as seed,
-    and this head.
+    """Record the windows of one process: states [3, H] from ``numbers``, and this head.
+
+    The seed of a window's states is ``seed`` and the window's number.
     """
     begin(folder, identity)
-    named = digests(windows)
-    recorder = Recorder(folder, key_of(identity), named, "states")
-    for window in named:
+    by_number = digests(windows)
+    recorder = Recorder(folder, key_of(identity), by_number, "states")
+    for window in by_number:
         recorder.write(window, numbers(3, weight.shape[1], seed=seed + window, dtype=weight.dtype))
+    if head is None:
+        head = Head(len(weight), dtype_name(weight.dtype))
     if closed:
-        recorder.write_head((weight, bias, head or Head(len(weight), dtype_name(weight.dtype))))
+        recorder.write_head((weight, bias, head))
 
 
 def store_of(
@@ -90,7 +93,7 @@ def state_store(folder: Path, windows: int = 2) -> Reader:
 
 
 def recorded(engine: Engine, windows: list[Window], folder: Path) -> Path:
-    """Record a loaded engine's states or logits in ``folder / "store"``; return the store's path."""
+    """Record a loaded engine's states or logits in ``folder / "store"``; return this path."""
     store = folder / "store"
     store.mkdir()
     list(engine.score(windows, ScoreRequest(record=store)))

@@ -1,6 +1,4 @@
-"""Files that compare_q writes, which appear complete or not at all; and JSON from elsewhere that is
-refused.
-"""
+"""Files that compare_q writes, which appear complete or not at all, and JSON that is refused."""
 
 from __future__ import annotations
 
@@ -54,13 +52,13 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout.readline() == "writing\n"
-        (left,) = tmp_path.iterdir()
+        (temporary,) = tmp_path.iterdir()
         storage.sweep(tmp_path)
-        assert left.exists()
+        assert temporary.exists()
         writer.kill()
         writer.wait()
-        with output_files.replacing(tmp_path / "other") as temporary:
-            temporary.write_bytes(b"whole")
+        with output_files.replacing(tmp_path / "other") as other:
+            other.write_bytes(b"whole")
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
@@ -77,9 +75,7 @@ def test_every_single_bit_and_every_length_is_checked() -> None:
 
 
 def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> None:
-    """The checksums of .npz do not cover the names in its directory: a flipped bit could rename an
-    array.
-    """
+    """A flipped bit could rename an array: .npz has no checksums of the names."""
     file = tmp_path / "arrays.npz"
     storage.write_arrays(file, ids=np.arange(3), scored=np.array([True, False]), chat="x")
     good = file.read_bytes()
@@ -91,33 +87,35 @@ def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> Non
             with pytest.raises(ValueError, match="checksum"):
                 storage.read_arrays(file)
     file.write_bytes(good)
-    found = storage.read_arrays(file)
-    assert {name: array.tolist() for name, array in found.items()} == {
-        "ids": [0, 1, 2],
-        "scored": [True, False],
-        "chat": "x",
-    }
+    arrays = storage.read_arrays(file)
+    assert arrays.keys() == {"ids", "scored", "chat"}
+    assert arrays["ids"].tolist() == [0, 1, 2]
+    assert arrays["scored"].tolist() == [True, False]
+    assert arrays["chat"].tolist() == "x"
     with np.load(file) as plain:  # numpy can read them without compare_q
-        assert sorted(plain) == sorted(found)
+        assert sorted(plain) == sorted(arrays)
 
 
 def test_only_what_is_named_like_a_temporary_file_of_ours_is_swept(tmp_path: Path) -> None:
     """Folders and links are kept; on a file system without locks, files are kept for a day."""
-    gone, held = tmp_path / storage.temporary_name(), tmp_path / storage.temporary_name()
-    gone.write_text("")
-    kept = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}
-    for name in kept:
+    abandoned = tmp_path / storage.temporary_name()
+    abandoned.write_text("")
+    held = tmp_path / storage.temporary_name()
+    users = {".compare_q.part", ".part", "mine.part", f"{storage.temporary_name()}.txt"}
+    for name in users:
         (tmp_path / name).write_text("")
-    folder, link, held_folder = (tmp_path / storage.temporary_name() for _ in range(3))
+    folder = tmp_path / storage.temporary_name()
     folder.mkdir()
+    held_folder = tmp_path / storage.temporary_name()
     held_folder.mkdir()
+    link = tmp_path / storage.temporary_name()
     link.symlink_to(tmp_path / "mine.part")
     descriptors = [storage.hold(held), storage.hold(held_folder)]
     assert storage.is_abandoned(folder)
     assert not storage.is_abandoned(held_folder)
     storage.sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *kept,
+        *users,
         folder.name,
         link.name,
         held.name,

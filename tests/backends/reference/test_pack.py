@@ -1,6 +1,4 @@
-"""A pack finds its windows by their digests, and is refused if its store has other windows than its
-manifest lists.
-"""
+"""A pack finds its windows by their digests, and is refused if it is damaged or hostile."""
 
 from __future__ import annotations
 
@@ -69,7 +67,9 @@ def folder(tmp_path: Path) -> Path:
     shutil.move(tmp_path / "store", folder / STATES)
     order = [WINDOWS[index] for index in (2, 0, 3, 1)]
     scores = list(engine.score(order, ScoreRequest()))
-    columns = {name: np.concatenate([getattr(each, name) for each in scores]) for name in COMPARED}
+    columns = {}
+    for name in COMPARED:
+        columns[name] = np.concatenate([getattr(window, name) for window in scores])
     ends = np.cumsum([window.n_scored for window in order])
     pack_files.write_scores(folder, [window.digest for window in order], ends.tolist(), columns)
     pack_files.write_manifest(folder, **facts())
@@ -83,24 +83,28 @@ def loaded(folder: Path) -> PackEngine:
 
 
 def test_the_scores_of_a_window_are_found_by_its_digest(folder: Path) -> None:
-    found = pack_files.scores_of(folder)
-    assert found.keys() == set(DIGESTS)
+    stored = pack_files.scores_of(folder)
+    assert stored.keys() == set(DIGESTS)
     for window, scores in zip(WINDOWS, fake().score(WINDOWS, ScoreRequest()), strict=True):
         for name in COMPARED:
-            np.testing.assert_array_equal(found[window.digest][name], getattr(scores, name))
+            np.testing.assert_array_equal(stored[window.digest][name], getattr(scores, name))
 
 
 def test_a_pack_scores_windows_under_any_index(folder: Path) -> None:
-    """A run may use some of them, in another order; each is compared with its own recorded scores."""
+    """A run may use some of them, in another order.
+
+    The scores of each window are compared with its recorded ones.
+    """
     pack_files.verified(folder)
     windows = [replace(WINDOWS[3], index=7), WINDOWS[0], replace(WINDOWS[3], index=9)]
     engine = loaded(folder)
-    found: list[TokenScores] = list(engine.score(windows, ScoreRequest(reference=folder / STATES)))
-    assert [scores.window for scores in found] == [7, 0, 9]
-    for scores in found:
+    request = ScoreRequest(reference=folder / STATES)
+    rescored: list[TokenScores] = list(engine.score(windows, request))
+    assert [scores.window for scores in rescored] == [7, 0, 9]
+    for scores in rescored:
         assert scores.kld is not None
         assert not scores.kld.any()
-    np.testing.assert_array_equal(found[0].logprob, found[2].logprob)
+    np.testing.assert_array_equal(rescored[0].logprob, rescored[2].logprob)
     (unknown,) = toy_windows(1, 21)
     with pytest.raises(ModelError, match="lacks 1 of 2 windows, window 5 among them"):
         list(engine.score([WINDOWS[0], replace(unknown, index=5)], ScoreRequest()))
@@ -184,9 +188,10 @@ def key(name: str, value: str) -> Callable[[Path], None]:
     """Give a key of the manifest another value, as JSON text."""
 
     def changed(content: str) -> str:
-        found = json.loads(content)
-        del found[name]
-        return f'{json.dumps(found)[:-1]}, "{name}": {value}}}'
+        manifest = json.loads(content)
+        del manifest[name]
+        others = json.dumps(manifest)[:-1]
+        return f'{others}, "{name}": {value}}}'
 
     return manifest_with(changed)
 
@@ -287,12 +292,12 @@ def test_a_tensor_without_a_shape_is_of_no_form(
     tmp_path: Path, pattern: str, tensor: str, shape: Any
 ) -> None:
     """The header of a file in an untrusted store may say anything."""
-    made = state_store(tmp_path / "store").path
-    file = sorted(made.glob(pattern))[0]
+    folder = state_store(tmp_path / "store").path
+    file = sorted(folder.glob(pattern))[0]
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     header[tensor]["shape"] = shape
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-    assert store.written_in(made, [file.name]) is None
+    assert store.written_in(folder, [file.name]) is None

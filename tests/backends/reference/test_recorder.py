@@ -1,6 +1,4 @@
-"""Recorded references: states if the head can be recomputed from them, otherwise logits; logits
-from states.
-"""
+"""Recorded references: states if the head can be recomputed, otherwise logits."""
 
 from __future__ import annotations
 
@@ -29,25 +27,30 @@ HEAD = Head(50, "float32")
 
 
 def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_path: Path) -> None:
-    """States are kept if logits differ by at most four spacings of the largest logit, in the first
-    64 rows.
-    """
-    states, weight = numbers(80, 4), numbers(50, 4, seed=1)
-    logits = head_logits(HEAD, states, weight, None)
-    near, far = logits.clone(), logits.clone()
-    near[3, 7] += 3 * 2**-14 * logits[:64].abs().max()
-    far[3, 7] += 5 * 2**-14 * logits[:64].abs().max()
-    later = logits.clone()
-    later[64:] += 1
-    for given, contents in (
-        (logits, "states"),
-        (near, "states"),
-        (far, "logits"),
-        (later, "states"),
-    ):
-        recorder = Recorder.of_engine(tmp_path, "", {}, (weight, None, HEAD), given, lambda: states)
-        assert (recorder.contents, bool(recorder.reason)) == (contents, contents == "logits")
-        assert recorder.chosen(given, lambda: states) is (states if contents == "states" else given)
+    """Logits may differ by four spacings of the largest logit, in the first 64 rows."""
+    states = numbers(80, 4)
+    weight = numbers(50, 4, seed=1)
+    head = (weight, None, HEAD)
+
+    def recorder_of(logits: torch.Tensor) -> Recorder:
+        return Recorder.of_engine(tmp_path, "", {}, head, logits, lambda: states)
+
+    exact = head_logits(HEAD, states, weight, None)
+    spacing = 2**-14 * exact[:64].abs().max()
+    close = exact.clone()
+    close[3, 7] += 3 * spacing
+    distant = exact.clone()
+    distant[3, 7] += 5 * spacing
+    distant_later = exact.clone()
+    distant_later[64:] += 1
+    for logits in (exact, close, distant_later):
+        recorder = recorder_of(logits)
+        assert (recorder.contents, recorder.reason) == ("states", "")
+        assert recorder.chosen(logits, lambda: states) is states
+    recorder = recorder_of(distant)
+    assert recorder.contents == "logits"
+    assert recorder.reason
+    assert recorder.chosen(distant, lambda: states) is distant
 
 
 CASES = {
@@ -68,8 +71,9 @@ CASES = {
 def test_files_are_byte_for_byte_those_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, piece: int
 ) -> None:
-    monkeypatch.setattr(recorder, "PIECE_BYTES", piece)
-    tensors, metadata = CASES[name], storage.facts_line({"reason": "é"})
+    monkeypatch.setattr(recorder, "WRITE_BYTES", piece)
+    tensors = CASES[name]
+    metadata = storage.facts_line({"reason": "é"})
     file = storage.keep(tmp_path, "row.000000", recorder.pieces(tensors, metadata))
     data = file.read_bytes()
     assert data == save(
@@ -83,20 +87,24 @@ def test_files_are_byte_for_byte_those_of_the_library(
 def test_what_a_gpu_still_computes_is_kept_as_it_will_be() -> None:
     """Half a second of matrix products is queued when the bytes are requested."""
     factor = torch.randn(4096, 4096, device="cuda") / 64
-    kept = factor
+    product = factor
     for _ in range(200):
-        kept = torch.tanh(kept @ factor)
-    assert b"".join(map(bytes, recorder.raw(kept))) == kept.cpu().numpy().tobytes()
+        product = torch.tanh(product @ factor)
+    content = b"".join(bytes(piece) for piece in recorder.raw(product))
+    assert content == product.cpu().numpy().tobytes()
 
 
-INF, NAN = math.inf, math.nan
+INF = math.inf
+NAN = math.nan
 
 
 def test_logits_from_states_by_hand() -> None:
-    """State [1, 2], head rows [3, 4], [5, 6], [0, -1]: 11, 17, -2; plus a bias; then 10 tanh(z /
-    10); then halved.
+    """State [1, 2], head rows [3, 4], [5, 6], [0, -1]: the logits are 11, 17, -2.
+
+    Then plus a bias, 10 tanh(z / 10), and halved.
     """
-    states, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, -1.0]])
+    states = torch.tensor([[1.0, 2.0]])
+    weight = torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, -1.0]])
     bias = torch.tensor([0.5, 0.0, -1.0])
     (plain,) = head_logits(Head(3, "float32"), states, weight, None).tolist()
     assert plain == [11.0, 17.0, -2.0]
@@ -107,9 +115,8 @@ def test_logits_from_states_by_hand() -> None:
     gold = [10 * math.tanh(z / 10) for z in (11.5, 17.0, -3.0)]
     (capped,) = head_logits(Head(3, "float32", soft_cap=10.0), states, weight, bias).tolist()
     assert capped == pytest.approx(gold, rel=1e-6)
-    (both,) = head_logits(
-        Head(3, "float32", soft_cap=10.0, scale=0.5), states, weight, bias
-    ).tolist()
+    head = Head(3, "float32", soft_cap=10.0, scale=0.5)
+    (both,) = head_logits(head, states, weight, bias).tolist()
     assert both == pytest.approx([z / 2 for z in gold], rel=1e-6)
     assert states.tolist() == [[1.0, 2.0]]
     assert bias.tolist() == [0.5, 0.0, -1.0]
@@ -141,7 +148,9 @@ def test_a_head_is_recomputable_up_to_four_spacings_of_the_largest_logit() -> No
 
 
 def test_how_far_a_heads_product_is_from_the_logits() -> None:
-    states, weight, bias = numbers(5, 4), numbers(9, 4, seed=1), numbers(9, seed=2)
+    states = numbers(5, 4)
+    weight = numbers(9, 4, seed=1)
+    bias = numbers(9, seed=2)
     head = (weight, bias, Head(9, "float32", 30.0, 0.5))
     logits = head_logits(head[2], states, weight, bias)
     assert head_difference(head, states, logits) == 0.0

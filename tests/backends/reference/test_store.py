@@ -1,6 +1,4 @@
-"""The reference store: it returns what was written, can grow, stays valid after a kill, and damage
-is reported.
-"""
+"""The reference store: it returns what was written, can grow, and stays valid after a kill."""
 
 from __future__ import annotations
 
@@ -50,12 +48,20 @@ from tests.support.stores import (
 )
 from tests.support.toy import refusal
 
-INF, NAN = math.inf, math.nan
+INF = math.inf
+NAN = math.nan
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def assert_unchanged(folder: Path, before: dict[str, bytes]) -> None:
+    """Assert that a folder still has these files, except that its manifest may be another one."""
+    for name, data in before.items():
+        if name != MANIFEST:
+            assert (folder / name).read_bytes() == data, name
 
 
 @pytest.fixture
@@ -84,18 +90,18 @@ def names(folder: Path) -> set[str]:
 def record_logits(folder: Path, windows: list[int], logits: torch.Tensor | None = None) -> None:
     begin(folder, IDENTITY)
     recorder = Recorder(folder, KEY, digests(windows), "logits", "its head is a Strange")
+    if logits is None:
+        logits = numbers(3, 300)
     for window in windows:
-        recorder.write(window, numbers(3, 300) if logits is None else logits)
+        recorder.write(window, logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
-    weight, states = (
-        numbers(300, 4, dtype=dtype),
-        [numbers(n, 4, seed=n, dtype=dtype) for n in (3, 5)],
-    )
+    weight = numbers(300, 4, dtype=dtype)
+    states = [numbers(3, 4, seed=3, dtype=dtype), numbers(5, 4, seed=5, dtype=dtype)]
     recorder = Recorder(folder, "", digests([0, 1]), "states")
     head = Head(300, "bfloat16", 30.0, 0.25)
     recorder.write(1, states[1])  # windows come in the order in which they finish
@@ -110,15 +116,16 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
         assert store.window(digest(window)).dtype == dtype
         assert torch.equal(store.window(digest(window)), states[window])
         assert store.n_rows(digest(window)) == len(states[window])
-    found, bias = store.weight(0, 300, "cpu")
-    assert found.dtype == dtype
-    assert torch.equal(found, weight)
+    stored_weight, bias = store.weight(0, 300, "cpu")
+    assert stored_weight.dtype == dtype
+    assert torch.equal(stored_weight, weight)
     assert bias is None
-    files = [file for file in folder.iterdir() if file.name != MANIFEST]
-    stems = [file.name.rsplit(".", 2)[0] for file in sorted(files)]
-    assert stems == ["head.000000", f"row.{digest(0)}", f"row.{digest(1)}"]
-    assert store.stored_bytes == sum(file.stat().st_size for file in files)
-    sizes = {file.name.rsplit(".", 2)[0]: file.stat().st_size for file in files}
+    sizes = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        sizes[file.name.rsplit(".", 2)[0]] = file.stat().st_size
+    assert list(sizes) == ["head.000000", f"row.{digest(0)}", f"row.{digest(1)}"]
+    assert len(list(folder.iterdir())) == len(sizes) + 1  # the manifest
+    assert store.stored_bytes == sum(sizes.values())
     assert store.window_bytes(digest(1)) == sizes[f"row.{digest(1)}"]
     assert store.window_bytes(digest(2)) == 0
     assert store.bytes_of(some([1])) == sizes["head.000000"] + sizes[f"row.{digest(1)}"]
@@ -126,9 +133,7 @@ def test_states_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Logits keep the engine's dtype, even values that float16 cannot hold; non-finite logits are
-    counted later.
-    """
+    """Logits keep the engine's dtype, with values that float16 cannot hold, infinities and NaN."""
     largest = torch.finfo(dtype).max
     logits = torch.tensor([[1 + 2**-11, -largest, 0.1, -INF], [38.25, largest / 2, 1e-7, NAN]]).to(
         dtype
@@ -145,8 +150,17 @@ def test_logits_are_kept_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> None:
-    """Two ranks: one has window 0 and entries 200 to 300, the other window 1 and entries 0 to 200."""
-    weight, bias = numbers(300, 4), numbers(300) if has_bias else None
+    """Two ranks: entries 200 to 300 with window 0, entries 0 to 200 with window 1."""
+    weight = numbers(300, 4)
+    bias = None
+    if has_bias:
+        bias = numbers(300)
+
+    def head_of(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor | None, Head]:
+        if bias is None:
+            return weight[first:last], None, HEAD
+        return weight[first:last], bias[first:last], HEAD
+
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     for window, first, last in ((0, 200, 300), (1, 0, 200)):
@@ -155,10 +169,8 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
         assert recorded(folder, some([0, 1])) == set()
         recorder = Recorder(folder, KEY, digests([0, 1]), "states")
         recorder.write(window, numbers(3, 4, seed=window))
-        recorder.write_head(
-            (weight[first:last], None if bias is None else bias[first:last], HEAD), first
-        )
-    padding = (weight[:0], None if bias is None else bias[:0], HEAD)  # a rank may have nothing else
+        recorder.write_head(head_of(first, last), first)
+    padding = head_of(300, 300)  # a rank may have nothing else
     Recorder(folder, KEY, {}, "states").write_head(padding, 300)
     seal(folder, IDENTITY, some([0, 1]))
     store = Reader(folder)
@@ -168,9 +180,12 @@ def test_several_processes_make_one_store(tmp_path: Path, has_bias: bool) -> Non
     inside = [(0, 300), (0, 200), (200, 300), (199, 201), (150, 250), (0, 1), (299, 300), (10, 20)]
     nothing = [(0, 0), (100, 100), (200, 200), (300, 300)]  # for a rank that holds only padding
     for first, last in inside + nothing:
-        found, found_bias = store.weight(first, last, "cpu")
-        assert torch.equal(found, weight[first:last])  # shapes too: [0, 4] of nothing
-        assert found_bias is None if bias is None else torch.equal(found_bias, bias[first:last])
+        entries, bias_entries = store.weight(first, last, "cpu")
+        assert torch.equal(entries, weight[first:last])  # shapes too: [0, 4] of nothing
+        if bias is None:
+            assert bias_entries is None
+        else:
+            assert torch.equal(bias_entries, bias[first:last])
     text = refusal(store.weight, 100, 301, "cpu")
     assert text.startswith(
         f"{store.path}: the reference's head lacks entries between 100 and 301; "
@@ -184,13 +199,12 @@ def record_slowly(folder: Path, first: int) -> None:
 
 @pytest.mark.engine
 def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
-    """After a SIGKILL at any point, the written windows count, and the next run records the missing
-    ones.
-    """
+    """After a SIGKILL, the written windows count, and the next run records the missing ones."""
     folder = tmp_path / "store"
     begin(folder, IDENTITY)
     context = multiprocessing.get_context("fork")
-    one, two = (context.Process(target=record_slowly, args=(folder, first)) for first in (0, 1))
+    one = context.Process(target=record_slowly, args=(folder, 0))
+    two = context.Process(target=record_slowly, args=(folder, 1))
     one.start()
     two.start()
     while len(list(folder.glob("row.*"))) < 20 and one.is_alive():
@@ -199,9 +213,9 @@ def test_two_processes_record_and_one_is_killed(tmp_path: Path) -> None:
     for process in (one, two):
         process.join()
     assert two.exitcode == 0
-    there = recorded(folder, some(range(60)))
-    assert there >= set(some(range(1, 60, 2)))
-    record(folder, [window for window in range(60) if digest(window) not in there])
+    complete = recorded(folder, some(range(60)))
+    assert complete >= set(some(range(1, 60, 2)))
+    record(folder, [window for window in range(60) if digest(window) not in complete])
     seal(folder, IDENTITY, some(range(60)))
     store = Reader(folder)
     store.verify()
@@ -214,10 +228,10 @@ def grown(folder: Path, windows: Iterable[int]) -> None:
     """Do as a run that needs these windows: record the missing ones, and seal the store."""
     needed = list(windows)
     begin(folder, IDENTITY)
-    there = recorded(folder, some(needed))
-    wanted = [window for window in needed if digest(window) not in there]
-    if wanted:
-        record(folder, wanted)
+    complete = recorded(folder, some(needed))
+    missing = [window for window in needed if digest(window) not in complete]
+    if missing:
+        record(folder, missing)
     seal(folder, IDENTITY, some(needed))
 
 
@@ -232,15 +246,11 @@ def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
     store.verify()
     assert store.windows.keys() == set(some([1, 2, 5, 7, 9]))
     assert store.identity["label"] == "other label"
-    assert all(
-        (folder / name).read_bytes() == data for name, data in before.items() if name != MANIFEST
-    )
+    assert_unchanged(folder, before)
     assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))  # it was not replaced
     assert torch.equal(store.window(digest(9)), numbers(3, 4, seed=18))
-    assert names(folder) == {
-        MANIFEST,
-        *store.manifest.files,
-    }  # the second recording of window 2 is deleted
+    # The second recording of window 2 is deleted.
+    assert names(folder) == {MANIFEST, *store.manifest.files}
     assert store.manifest.made
     grown(folder, [0, 9])
     assert Reader(folder).windows.keys() == set(some([0, 1, 2, 5, 7, 9]))
@@ -251,9 +261,7 @@ def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
 
 
 def test_a_recording_identifies_a_windows_numbers_and_the_head(tmp_path: Path) -> None:
-    """It stays the same while the store grows, and in a store that is recorded again with the same
-    numbers.
-    """
+    """It stays the same while the store grows, and if the same numbers are recorded again."""
     store = Reader(store_with(tmp_path / "one" / "store", [0, 1]))
     recording = store.recording(digest(0))
     assert len(recording) == 16
@@ -270,6 +278,11 @@ def test_a_recording_identifies_a_windows_numbers_and_the_head(tmp_path: Path) -
     assert other_head.recording(digest(0)) != recording
 
 
+def listed_files(manifest: bytes) -> bytes:
+    """Return the part of a manifest's text that lists its files."""
+    return manifest.partition(b'"files"')[2].partition(b'"sha256"')[0]
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
@@ -279,9 +292,10 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
     for operation in range(100):
         folder = tmp_path / str(operation) / "store"
         folder.parent.mkdir()
+        old = {}
         if first:
             store_with(folder, range(first))
-        old = contents_of(folder) if first else {}
+            old = contents_of(folder)
         ended = False
         with suppress(KilledError), killed_at(operation, monkeypatch):
             grown(folder, range(4))
@@ -290,18 +304,13 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
             store = Reader(folder)
             store.verify()
             assert store.windows.keys() in (set(some(range(first))), set(some(range(4))))
-        assert all(
-            (folder / name).read_bytes() == data for name, data in old.items() if name != MANIFEST
-        )
+        assert_unchanged(folder, old)
         assert is_free(folder) or first or (folder / MANIFEST).exists()
         grown(folder, range(4))
         tidy(folder)
-        found = contents_of(folder)
-        found[MANIFEST] = found[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0]
-        assert found == {
-            **gold,
-            MANIFEST: gold[MANIFEST].partition(b'"files"')[2].partition(b'"sha256"')[0],
-        }, operation
+        contents = contents_of(folder)
+        contents[MANIFEST] = listed_files(contents[MANIFEST])
+        assert contents == {**gold, MANIFEST: listed_files(gold[MANIFEST])}, operation
         shutil.rmtree(folder.parent)
         if ended:
             break
@@ -311,8 +320,9 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     """An existing folder is kept, and so are a user's files, links and folders with any name."""
-    folder, outside = tmp_path / "users", tmp_path / "outside"
+    folder = tmp_path / "users"
     folder.mkdir()
+    outside = tmp_path / "outside"
     outside.write_text("mine")
     assert is_free(folder)
     assert is_free(tmp_path / "nowhere")
@@ -320,11 +330,12 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     state_store(folder)
     discard(folder)
     assert names(folder) == set()
-    made = state_store(tmp_path / "deep" / "ours").path
-    discard(made)
-    assert not made.exists()
-    discard(made)  # a missing folder is accepted
-    state_store(made)
+    ours = state_store(tmp_path / "deep" / "ours").path
+    discard(ours)
+    assert not ours.exists()
+    discard(ours)  # a missing folder is accepted
+    state_store(ours)
+    files_of_store = names(ours)
     digest = "0" * 40
     for name in (
         "notes.txt",
@@ -333,21 +344,21 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
         "part.x.jsonl",
         ".hidden",
     ):
-        (made / name).write_text("mine")
-    (made / f"row.000008.{digest}.safetensors").symlink_to(outside)
-    (made / f"row.000009.{digest}.safetensors").mkdir()
-    mine = {entry.name for entry in made.iterdir()} - names(
-        state_store(tmp_path / "other" / "ours").path
-    )
-    assert not is_free(made)
-    discard(made)
-    assert names(made) == mine
+        (ours / name).write_text("mine")
+    (ours / f"row.000008.{digest}.safetensors").symlink_to(outside)
+    (ours / f"row.000009.{digest}.safetensors").mkdir()
+    mine = names(ours) - files_of_store
+    assert len(mine) == 7
+    assert not is_free(ours)
+    discard(ours)
+    assert names(ours) == mine
     assert outside.read_text() == "mine"
     assert "is no folder; give another path" in refusal(begin, outside, IDENTITY)
 
 
 def test_nothing_is_deleted_through_a_link(folder: Path, tmp_path: Path) -> None:
-    link, before = tmp_path / "link", contents_of(folder)
+    before = contents_of(folder)
+    link = tmp_path / "link"
     link.symlink_to(folder)
     assert "compare_q deletes nothing through links" in refusal(discard, link)
     (folder / MANIFEST).rename(tmp_path / "manifest")
@@ -405,8 +416,9 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
 def test_a_killed_run_records_one_of_its_windows_again_until_the_head_is_written(
     tmp_path: Path,
 ) -> None:
-    """The run that records this window also writes the head.  In a store, the head is compared with
-    the store's.
+    """The run that records this window also writes the head.
+
+    In a store, this head is compared with the store's.
     """
     folder = tmp_path / "store"
     record(folder, [3, 0, 8], closed=False)
@@ -446,13 +458,12 @@ def test_windows_that_cannot_be_kept_are_deleted_alone(folder: Path) -> None:
     record(folder, [1, 6, 7], seed=1)
     abandon(folder, some([0, 1, 6]))
     assert names(folder) == before.keys() | {window_of(folder, digest(7)).name}
-    assert all((folder / name).read_bytes() == data for name, data in before.items())
+    for name, data in before.items():
+        assert (folder / name).read_bytes() == data
 
 
 def test_windows_of_another_store_are_not_taken(tmp_path: Path) -> None:
-    """A file that was moved from another reference's folder is ignored: its header names the key of
-    that reference.
-    """
+    """A file from another reference's folder is ignored: its header has that reference's key."""
     mine = tmp_path / "mine"
     other = tmp_path / "other"
     record(mine, [0], closed=False)
@@ -482,7 +493,8 @@ def test_a_store_forgets_windows(folder: Path) -> None:
     assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))
     assert store.head == Head(300, "float32")
     assert names(folder) == {MANIFEST, *store.manifest.files, new.name}
-    assert all((folder / name).read_bytes() == before[name] for name in store.manifest.files)
+    for name in store.manifest.files:
+        assert (folder / name).read_bytes() == before[name]
     assert recorded(folder, some([0, 1, 2])) == set(some([0, 2]))
     grown(folder, [1])
     assert torch.equal(Reader(folder).window(digest(1)), numbers(3, 4, seed=1))
@@ -514,10 +526,11 @@ def test_a_store_that_is_of_no_use_is_deleted(folder: Path, reason: str) -> None
 def test_a_kill_while_windows_are_forgotten_leaves_a_whole_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: list[int]
 ) -> None:
-    """A run is killed before its n-th operation on a file, for every n; another run forgets them,
-    or needs them.
+    """A run is killed before its n-th operation on a file, for every n.
+
+    Another run then forgets the windows, or needs them.
     """
-    kept = [window for window in range(3) if window not in windows]
+    remaining = [window for window in range(3) if window not in windows]
     ended = False
     for operation in range(100):
         folder = store_with(tmp_path / str(operation) / "store", range(3))
@@ -527,13 +540,14 @@ def test_a_kill_while_windows_are_forgotten_leaves_a_whole_store(
         if (folder / MANIFEST).exists():
             store = Reader(folder)
             store.verify()
-            assert store.windows.keys() in (set(some(range(3))), set(some(kept)))
+            assert store.windows.keys() in (set(some(range(3))), set(some(remaining)))
         again = folder.with_name("again")
         if folder.exists():
             shutil.copytree(folder, again)
             forget(again, some(windows))
-            assert bool(list(again.glob("row.*"))) == bool(kept)
-            assert not kept or Reader(again).windows.keys() == set(some(kept))
+            assert bool(list(again.glob("row.*"))) == bool(remaining)
+            if remaining:
+                assert Reader(again).windows.keys() == set(some(remaining))
         grown(folder, range(3))
         store = Reader(folder)
         store.verify()
@@ -551,7 +565,9 @@ def test_a_store_of_0_3_is_refused_and_not_deleted(folder: Path) -> None:
     for file in folder.glob("row.*"):
         _, window, checksum, suffix = file.name.split(".")
         file.rename(folder / f"row.{int(window, 16):06d}.{checksum}.{suffix}")
-    files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
+    files = {}
+    for file in folder.glob("*.safetensors"):
+        files[file.name] = file.stat().st_size
     content = storage.load((folder / MANIFEST).read_bytes())
     (folder / MANIFEST).write_bytes(storage.dump({**content, "version": 3, "files": files}))
     before = contents_of(folder)

@@ -83,7 +83,7 @@ def test_a_store_that_lacks_a_window_fails_in_one_line(
     assert isinstance(message, Failed)
     assert str(store) in message.reason
     assert "\n" not in message.reason
-    assert not segments.segment_files(tmp_path / "scores")
+    assert not segments.scores_folder(tmp_path / "scores").own_tensor_files()
 
 
 def test_scores_of_a_changed_model_are_never_committed(
