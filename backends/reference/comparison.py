@@ -1,5 +1,4 @@
-"""Compare a model that is being scored with a reference store, with both models' logits on one
-device.
+"""Compare a model that is being scored with a reference store, on one device.
 
 ``ReferenceWindows`` reads windows ahead of their use.  ``Comparison`` turns stored rows into the
 reference's logits, for the whole vocabulary (0, V) or for a tensor-parallel rank's share.
@@ -27,19 +26,18 @@ if TYPE_CHECKING:
 AHEAD_BYTES = 512 << 20
 """Bytes of windows to read ahead: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
 PIECE_BYTES = 64 << 20
-"""Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16, so that most windows are
-one piece."""
-CHUNK_ELEMENTS = 1 << 26
-"""Logits of the reference that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16.
+"""Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16.
+
+Most windows are one piece.
 """
+CHUNK_ELEMENTS = 1 << 26
+"""The reference's logits that ``Comparison.statistics`` computes at a time: 128 MiB in bfloat16."""
 COMPARED_ENTRIES = 1 << 13
 """Vocabulary entries of two heads that are compared at a time."""
 FEW_ROWS = 64
-"""With fewer rows per window on average, rows of several windows are joined on the host and copied
-to the GPU once."""
+"""Fewer rows per window, on average, are joined on the host, so that a GPU copies them once."""
 HeadKey = tuple[Path, tuple[str, ...], int, int]
-"""Identity of a head: the store's path, the checksums of the head's files, the vocabulary entries
-[first, last)."""
+"""Identity of a head: the store's path, its head's files, the vocabulary entries [first, last)."""
 
 
 class StoredRows(NamedTuple):
@@ -64,8 +62,7 @@ class Piece(NamedTuple):
 
 
 class ReferenceWindows:
-    """Reads windows of a store in pieces of at most ``PIECE_BYTES``; a thread reads ahead in the
-    order of their use.
+    """Reads windows of a store in pieces; a thread reads ahead in the order of their use.
 
     ``windows``: the digests of the windows that will be scored, by their indices and in the order
     of scoring; nothing else of the store is read.  ``pin``: read into pinned memory; a GPU copies
@@ -78,62 +75,77 @@ class ReferenceWindows:
         self.pin = pin
         self.pool = ThreadPoolExecutor(1)
         self.pieces: list[Piece] = []  # all, in the order of their use
-        for index in windows:
-            self.pieces += [Piece(index, number) for number in range(self.n_pieces(index))]
-        self.place = {piece: number for number, piece in enumerate(self.pieces)}
-        sizes = [store.window_bytes(digest) for digest in windows.values()]
-        average = max(sum(sizes) // max(len(self.pieces), 1), 1)
-        self.ahead = min(max(AHEAD_BYTES // average, 1), 64)
+        n_bytes = 0
+        for window, digest in windows.items():
+            n_bytes += store.window_bytes(digest)
+            for number in range(self.n_pieces(window)):
+                self.pieces.append(Piece(window, number))
+        self.index_of = {piece: index for index, piece in enumerate(self.pieces)}
+        piece_bytes = max(n_bytes // max(len(self.pieces), 1), 1)  # on average
+        self.n_ahead = min(max(AHEAD_BYTES // piece_bytes, 1), 64)
         self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
-        self.asked: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
+        self.requested: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
-        return max(-(-self.store.window_bytes(self.windows[window]) // PIECE_BYTES), 1)
+        return max(ceil_div(self.store.window_bytes(self.windows[window]), PIECE_BYTES), 1)
 
     def read(self, piece: Piece) -> tuple[torch.Tensor, int]:
         """Return a piece's rows, and the number of rows of its window."""
         digest = self.windows[piece.window]
         n_rows = self.store.n_rows(digest)
-        size = -(-n_rows // self.n_pieces(piece.window))
+        size = ceil_div(n_rows, self.n_pieces(piece.window))
         tensor = self.store.window(digest, piece.number * size, (piece.number + 1) * size)
-        return tensor.pin_memory() if self.pin else tensor, n_rows
+        if self.pin:
+            tensor = tensor.pin_memory()
+        return tensor, n_rows
 
     def get(self, rows: StoredRows) -> torch.Tensor:
-        """Return states [n, H] or logits [n, V] of rows of a window, on the CPU; forget the pieces
-        before them.
+        """Return states [n, H] or logits [n, V] of rows of a window, on the CPU.
 
-        ModelError unless the store has one row per scored position of the window: with another
-        warm-up, every position would be shifted.
+        The pieces before them are forgotten.  ModelError unless the store has one row per scored
+        position of the window: with another warm-up, every position would be shifted.
         """
         import torch
 
-        size = -(-rows.n_scored // self.n_pieces(rows.window))
-        first, last = rows.begin // size, (rows.end - 1) // size
+        size = ceil_div(rows.n_scored, self.n_pieces(rows.window))
+        first = rows.begin // size
+        last = (rows.end - 1) // size
         self.forget(rows.window, first)
-        found = [self.piece(Piece(rows.window, number)) for number in range(first, last + 1)]
-        if (stored := found[0][1]) != rows.n_scored:
+        pieces = [self.piece(Piece(rows.window, number)) for number in range(first, last + 1)]
+        tensor, n_stored = pieces[0]
+        if n_stored != rows.n_scored:
             raise ModelError(
-                f"window {rows.window}: the reference has {stored} positions, the window {rows.n_scored}"
+                f"window {rows.window}: the reference has {n_stored} positions, "
+                f"the window {rows.n_scored}"
             )
-        tensor = found[0][0] if first == last else torch.cat([each for each, _ in found])
+        if len(pieces) > 1:
+            tensor = torch.cat([part for part, _ in pieces])
         return tensor[rows.begin - first * size : rows.end - first * size]
 
     def piece(self, piece: Piece) -> tuple[torch.Tensor, int]:
         """Return the result of ``read``, and start to read the next pieces."""
-        if piece not in self.asked or piece not in self.futures:  # a preempted window starts again
-            self.asked.add(piece)
-            first = self.place[piece] + 1
-            for later in (piece, *self.pieces[first : first + self.ahead]):
-                if later not in self.futures and (later == piece or later not in self.asked):
-                    self.futures[later] = self.pool.submit(self.read, later)
+        # A piece that was requested before is missing if vLLM has preempted its window, and now
+        # starts the window again.
+        if piece not in self.requested or piece not in self.futures:
+            self.requested.add(piece)
+            self.start_reading(piece)
+            begin = self.index_of[piece] + 1
+            for later in self.pieces[begin : begin + self.n_ahead]:
+                if later not in self.requested:
+                    self.start_reading(later)
         return self.futures[piece].result()
 
-    def forget(self, window: int, before: int) -> None:
-        """Forget the pieces of a window before one of them."""
-        for number in range(before):
+    def start_reading(self, piece: Piece) -> None:
+        """Read a piece in the thread, unless it has been read or is being read."""
+        if piece not in self.futures:
+            self.futures[piece] = self.pool.submit(self.read, piece)
+
+    def forget(self, window: int, end: int) -> None:
+        """Forget the first ``end`` pieces of a window."""
+        for number in range(end):
             self.futures.pop(Piece(window, number), None)
-            self.asked.add(Piece(window, number))
+            self.requested.add(Piece(window, number))
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""
@@ -143,6 +155,11 @@ class ReferenceWindows:
         """Stop reading."""
         self.pool.shutdown(cancel_futures=True)
         self.futures.clear()
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """Return a quotient of integers, rounded up; exact also where a float would not be."""
+    return -(-value // divisor)
 
 
 @dataclass(frozen=True)
@@ -162,19 +179,18 @@ def head_key(store: Reader, shard: tuple[int, int]) -> HeadKey:
 
 
 def load_head(
-    store: Reader, shard: tuple[int, int], device: Any, own: torch.Tensor | None = None
+    store: Reader, shard: tuple[int, int], device: Any, model_weight: torch.Tensor | None = None
 ) -> LoadedHead:
     """Return the head of a store of states, on a device.
 
-    ``own``: the model's own head [last - first, H] on that device, if it has a head without bias.
-    Its memory is used if it holds the same numbers.
+    ``model_weight``: the model's own head [last - first, H] on that device, if it has a head
+    without bias.  Its memory is used if it holds the same numbers.
     """
-    if own is not None and is_same_weight(store, own, *shard):
-        return LoadedHead(
-            head_key(store, shard), own, None, "the model's own, bit for bit", is_own=True
-        )
+    key = head_key(store, shard)
+    if model_weight is not None and is_same_weight(store, model_weight, *shard):
+        return LoadedHead(key, model_weight, None, "the model's own, bit for bit", is_own=True)
     weight, bias = store.weight(*shard, device)
-    return LoadedHead(head_key(store, shard), weight, bias, f"a copy, {weight.nbytes >> 20} MiB")
+    return LoadedHead(key, weight, bias, f"a copy, {weight.nbytes >> 20} MiB")
 
 
 def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -> bool:
@@ -184,20 +200,20 @@ def is_same_weight(store: Reader, weight: torch.Tensor, first: int, last: int) -
     for begin in range(first, last, COMPARED_ENTRIES):
         end = min(begin + COMPARED_ENTRIES, last)
         stored, bias = store.weight(begin, end, "cpu")
-        given = weight[begin - first : end - first]
-        if bias is not None or stored.dtype != given.dtype or stored.shape != given.shape:
+        entries = weight[begin - first : end - first]
+        if bias is not None or stored.dtype != entries.dtype or stored.shape != entries.shape:
             return False
-        if not torch.equal(stored.to(given.device), given):
+        if not torch.equal(stored.to(entries.device), entries):
             return False
     return True
 
 
 class Comparison:
-    """Logits of a reference store on a device, over the vocabulary entries [first, last) of
-    ``shard``.
+    """Logits of a reference store on a device, over the vocabulary entries of a shard.
 
-    ``windows``: the digests of the windows that will be scored, by their indices.  ``head``: the
-    store's head, if it is loaded already.  ``close`` ends the reading thread.
+    ``shard``: the entries [first, last).  ``windows``: the digests of the windows that will be
+    scored, by their indices.  ``head``: the store's head, if it is loaded already.  ``close`` ends
+    the reading thread.
     """
 
     def __init__(
@@ -217,34 +233,39 @@ class Comparison:
         self.windows = ReferenceWindows(store, windows, pin=device.type == "cuda")
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
-        """Return the stored states [n, H], or logits [n, last - first] of the shard, of some rows
-        of a window.
-        """
-        part = self.windows.get(rows)
-        return part if self.head is not None else part[:, slice(*self.shard)]
+        """Return the stored states [n, H] of some rows, or their logits [n, last - first]."""
+        stored = self.windows.get(rows)
+        if self.head is None:
+            return stored[:, slice(*self.shard)]
+        return stored
 
     def on_device(self, parts: Sequence[StoredRows]) -> torch.Tensor:
-        """Return stored rows of different windows, one after the other, on the device, without
-        waiting for the copy.
+        """Return stored rows of different windows, one after the other, on the device.
+
+        The copy to the device is not waited for.
         """
         import torch
 
         stored = [self.on_host(part) for part in parts]
-        n_rows = sum(map(len, stored))
-        if self.device.type == "cuda" and len(stored) > 1 and n_rows < FEW_ROWS * len(stored):
-            pinned = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, pin_memory=True)
+        n_rows = sum(len(rows) for rows in stored)
+        shape = (n_rows, stored[0].shape[1])
+        dtype = stored[0].dtype
+        has_short_parts = n_rows < FEW_ROWS * len(stored)
+        if self.device.type == "cuda" and len(stored) > 1 and has_short_parts:
+            pinned = torch.empty(shape, dtype=dtype, pin_memory=True)
             stored = [torch.cat(stored, out=pinned)]
         if len(stored) == 1:
             return stored[0].to(self.device, non_blocking=True)
-        out = torch.empty(n_rows, stored[0].shape[1], dtype=stored[0].dtype, device=self.device)
-        for part, place in zip(stored, torch.split(out, list(map(len, stored))), strict=True):
-            place.copy_(part, non_blocking=True)
+        out = torch.empty(shape, dtype=dtype, device=self.device)
+        begin = 0
+        for rows in stored:
+            end = begin + len(rows)
+            out[begin:end].copy_(rows, non_blocking=True)
+            begin = end
         return out
 
     def logits(self, parts: Sequence[StoredRows]) -> torch.Tensor:
-        """Return the reference's logits [n, last - first] of the rows of ``parts``, one after the
-        other.
-        """
+        """Return the reference's logits [n, last - first] of rows, one part after the other."""
         stored = self.on_device(parts)
         if self.head is None:
             return stored
@@ -253,26 +274,26 @@ class Comparison:
     def statistics(
         self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.integer[Any]]
     ) -> NDArray[np.float32]:
-        """Return partial statistics [n, F] of rows of a window from their logits [n, V], cut to the
-        shard (0, V').
+        """Return partial statistics [n, F] of rows of a window from their logits [n, V].
 
-        ``targets``: integers [n].  The reference's logits are computed in pieces of at most
-        ``CHUNK_ELEMENTS``.
+        The logits are cut to the shard, which is (0, V') here.  ``targets``: integers [n].  The
+        reference's logits are computed in pieces of at most ``CHUNK_ELEMENTS``.
         """
         import torch
 
         logits = logits[:, slice(*self.shard)]
-        n_rows, entries = logits.shape
+        n_rows, n_entries = logits.shape
         ids = token_statistics.target_ids(rows.window, logits, targets)
         out = torch.empty(n_rows, token_statistics.width(True), device=logits.device)
-        step = max(CHUNK_ELEMENTS // entries, 1)
+        step = max(CHUNK_ELEMENTS // n_entries, 1)
         for begin in range(0, n_rows, step):
             end = min(begin + step, n_rows)
             reference = self.logits([rows._replace(begin=rows.begin + begin, end=rows.begin + end)])
             token_statistics.partial(
                 logits[begin:end], ids[begin:end], out[begin:end], reference=reference
             )
-        return out.cpu().numpy()  # waits until the GPU has copied the window
+        # Waits until the GPU has copied the window.
+        return out.cpu().numpy()
 
     def drop(self, window: int) -> None:
         """Forget a window that has been scored."""

@@ -1,5 +1,6 @@
-"""The head of a model, which turns final hidden states into logits; check if it can recompute the
-model's logits.
+"""The head of a model, which turns final hidden states into logits.
+
+A head can be recomputed if its product gives the model's logits up to rounding.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ SPACINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-14}
 
 @dataclass(frozen=True)
 class Head:
-    """A head without its weight: the product, ``soft_cap`` c (z -> c tanh(z / c)), ``scale`` s (z
-    -> s z).
+    """A head without its weight: what it computes after the product with the states.
+
+    ``soft_cap`` c replaces a logit z by c tanh(z / c), then ``scale`` s by s z.
     """
 
+    # For the manifest of a store, which is read from a file.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True}
 
     vocab_size: int  # number of logits without padding
@@ -36,18 +39,19 @@ class Head:
 def head_logits(
     head: Head, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return logits [n, V'] from states [n, H] and the head's weight [V', H] and bias [V'], in
-    their dtype.
+    """Return logits [n, V'] from states [n, H], in their dtype.
 
-    Product, bias, soft cap and scale are each rounded, in the order of the engines that record
-    states.
+    ``weight`` [V', H] and ``bias`` [V'] may be a part of the head's.  Product, bias, soft cap and
+    scale are each rounded, in the order of the engines that record states.
     """
     import torch
 
     logits = torch.nn.functional.linear(states, weight, bias)
     if head.soft_cap is not None:
         logits = logits.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
-    return logits.mul_(head.scale) if head.scale != 1.0 else logits
+    if head.scale != 1.0:
+        logits = logits.mul_(head.scale)
+    return logits
 
 
 def spacing(dtype: str) -> float:
@@ -63,45 +67,49 @@ def spacing(dtype: str) -> float:
 def head_difference(
     head: RecomputableHead | str, states: torch.Tensor, logits: torch.Tensor
 ) -> float | str:
-    """Return the largest |head(states) - logits| of states [n, H] and the engine's own logits [n,
-    V].
+    """Return the largest |head(states) - logits|.
 
-    If they cannot be compared, return the reason instead: ``head`` if it is a reason, or a note on
-    different shapes.
+    ``states`` [n, H] and ``logits`` [n, V] are the engine's own.  If they cannot be compared,
+    return the reason instead: ``head`` if it is a reason, or a note on different shapes.
     """
     if isinstance(head, str):
         return head
-    weight, bias, rest = head
+    weight, bias, head_facts = head
     if len(weight) != logits.shape[1]:
         return f"its head has {len(weight)} entries for {logits.shape[1]} logits"
     if states.ndim != 2 or len(states) != len(logits):
         return "its head is given other rows than its logits have"
-    return largest_difference(head_logits(rest, states, weight, bias), logits)
+    return largest_difference(head_logits(head_facts, states, weight, bias), logits)
 
 
 def head_mismatch(difference: float | str, largest: float, dtype: str) -> str:
-    """Return why logits must be recorded instead of states; empty if the head recomputes logits up
-    to rounding.
+    """Return why logits must be recorded instead of states.
 
-    ``difference``: from ``head_difference``; ``largest``: the largest |logit|; ``dtype``: of the
-    logits.  Four spacings are allowed: both sides round the product and, with a soft cap, the cap.
+    Empty if the head recomputes logits up to rounding.  ``difference``: from ``head_difference``;
+    ``largest``: the largest |logit|; ``dtype``: of the logits.  Four spacings are allowed: both
+    sides round the product and, with a soft cap, the cap.
     """
     if isinstance(difference, str):
         return difference
+    # False for NaN, so that a NaN is a difference.
     if difference <= 4 * spacing(dtype) * largest:
         return ""
     return f"its head's product differs from its logits by {difference:.3g}"
 
 
 def largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest |a - b|; infinite if only one is masked or NaN, so that no comparison passes by
-    accident.
+    """Largest |a - b|.
+
+    Infinite if only one is masked or NaN, so that no comparison passes by accident.
     """
     import torch
 
-    a, b = a.float(), b.float()
-    apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, a - b).abs()
-    return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+    a = a.float()
+    b = b.float()
+    # Of two equal infinities, a - b would be NaN.
+    is_equal = (a == b) | (a.isnan() & b.isnan())
+    difference = torch.where(is_equal, 0.0, a - b).abs()
+    return float(difference.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
 
 
 def largest_finite(logits: torch.Tensor) -> float:

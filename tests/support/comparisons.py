@@ -1,6 +1,4 @@
-"""Runs with a reference: their models, their results, and the correct results, in float64 from
-whole logits.
-"""
+"""Runs with a reference: their models, their results, and the correct results."""
 
 from __future__ import annotations
 
@@ -19,7 +17,9 @@ from compare_q.backends.reference.store import MANIFEST
 from tests.support.toy import Ran
 
 Models = Sequence[dict[str, Any]]
-N_WINDOWS, LENGTH = 3, 100  # number and tokens of the windows in runs of one text
+N_WINDOWS = 3
+LENGTH = 100
+"""Number and tokens of the windows in runs of one text."""
 KLD = 0.078622  # of uniform logits from logits with a boost of 3 for the real token; 500 tokens
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
 """Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows.
@@ -47,9 +47,8 @@ class Measured(Ran):
 
     def tokens(self, label: str) -> dict[str, list[Any]]:
         """A model's token scores."""
-        columns: dict[str, list[Any]] = parquet.read_table(
-            self.folder / f"{label}.parquet"
-        ).to_pydict()
+        table = parquet.read_table(self.folder / f"{label}.parquet")
+        columns: dict[str, list[Any]] = table.to_pydict()
         return columns
 
 
@@ -58,7 +57,10 @@ Compare = Callable[..., Measured]
 
 def fake(label: str, *, vocab_size: int = 500, **keys: Any) -> dict[str, Any]:
     """Return the spec of a fake model; all keys except ``reference`` are options of its engine."""
-    marks = {name: keys.pop(name) for name in ("reference", "out_logits") if name in keys}
+    marks = {}
+    for name in ("reference", "out_logits"):
+        if name in keys:
+            marks[name] = keys.pop(name)
     engine = {"vocab_size": vocab_size, **keys}
     return {"load_fn": "fake", "model_dir": "none", "label": label, "engine": engine, **marks}
 
@@ -83,9 +85,7 @@ def stub(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> di
 
 
 def toy(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dict[str, Any]:
-    """Return the spec of a model in Transformers, always on the CPU, where the gold values are
-    computed.
-    """
+    """Return the spec of a model in Transformers, on the CPU like the gold values."""
     engine = {"dtype": dtype, "device_map": "cpu"}
     return {
         "load_fn": "transformers",
@@ -98,7 +98,8 @@ def toy(folder: Path, label: str, *, dtype: str = "float32", **keys: Any) -> dic
 
 def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
     """Write data specs of texts of 1,000 random characters; return name -> file of the spec."""
-    generator, files = np.random.default_rng(5), {}
+    generator = np.random.default_rng(5)
+    files = {}
     for name, length in LENGTHS.items():
         (folder / f"{name}.txt").write_text("".join(generator.choice(list("abcdefgh \n"), 1000)))
         spec = {
@@ -115,8 +116,10 @@ def write_texts(folder: Path, tokenizer: Path) -> dict[str, Path]:
 
 def result_of(ran: Ran, file: Path, folder: Path) -> Measured:
     """Return the outcome of a command line, with the files that it wrote."""
-    whole = json.loads(file.read_text()) if file.exists() else {}
-    return Measured(ran.status, ran.out, ran.err, whole, folder)
+    results = {}
+    if file.exists():
+        results = json.loads(file.read_text())
+    return Measured(ran.status, ran.out, ran.err, results, folder)
 
 
 def store_of(root: Path) -> Path:
@@ -126,9 +129,11 @@ def store_of(root: Path) -> Path:
 
 
 def cut_divergence(boost: float, entries: int) -> float:
-    """Return the KLD of uniform logits from logits with a boost for the real token, over this
-    number of entries.
+    """Return the KLD of uniform logits from logits with a boost for the real token.
+
+    ``entries``: number of vocabulary entries.
     """
     total = math.exp(boost) + entries - 1
-    p, rest = math.exp(boost) / total, 1 / total
-    return p * math.log(p * entries) + (entries - 1) * rest * math.log(rest * entries)
+    p = math.exp(boost) / total  # of the real token
+    q = 1 / total  # of each other token
+    return p * math.log(p * entries) + (entries - 1) * q * math.log(q * entries)

@@ -73,9 +73,9 @@ def test_windows_are_read_ahead_within_the_memory_for_it(
     monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
     windows = ReferenceWindows(store, digests(range(6)), pin=False)
     windows.get(whole(0))
-    assert set(windows.futures) == {Piece(window, 0) for window in (0, 1, 2, 3)}
+    assert list(windows.futures) == [Piece(0, 0), Piece(1, 0), Piece(2, 0), Piece(3, 0)]
     windows.get(whole(3))
-    assert set(windows.futures) == {Piece(window, 0) for window in range(6)}
+    assert list(windows.futures)[4:] == [Piece(4, 0), Piece(5, 0)]
     windows.close()
     monkeypatch.setattr(comparison, "AHEAD_BYTES", 0)  # at least one window
     windows = ReferenceWindows(store, digests(range(6)), pin=False)
@@ -85,8 +85,9 @@ def test_windows_are_read_ahead_within_the_memory_for_it(
 
 
 def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four chunks of 250 rows: two are read ahead, earlier ones are dropped, and any rows may be
-    read again.
+    """Four pieces of 250 rows: two are read ahead, earlier ones are dropped.
+
+    Any rows may be read again.
     """
     record(tmp_path, [1, 2])
     states = numbers(1000, 4, seed=9)
@@ -133,8 +134,9 @@ def test_a_dropped_window_is_forgotten_and_can_be_read_again(tmp_path: Path) -> 
 def test_only_windows_that_are_scored_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: Sequence[int], ahead_bytes: int
 ) -> None:
-    """A replica scores a share of a store's 60 windows; others are not read, and none is in memory
-    afterwards.
+    """A replica scores a share of a store's 60 windows.
+
+    Others are not read, and none is in memory afterwards.
     """
     monkeypatch.setattr(comparison, "AHEAD_BYTES", ahead_bytes)
     store = counting(tmp_path / "store", 60)
@@ -168,17 +170,20 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_shard_is_its_part_of_the_whole_vocabulary(tmp_path: Path, has_bias: bool) -> None:
-    weight, bias = numbers(50, 4), numbers(50, seed=1) if has_bias else None
+    weight = numbers(50, 4)
+    bias = None
+    if has_bias:
+        bias = numbers(50, seed=1)
     head = Head(50, "float32", 30.0, 0.5)
     store = store_of(tmp_path / "store", weight, bias, head=head)
     exact = head_logits(head, store.window(digest(1)), weight, bias)
-    whole = Comparison(store, digests([1]), (0, 50), CPU)
-    torch.testing.assert_close(whole.logits([StoredRows(1, 3, 0, 3)]), exact)
+    all_entries = Comparison(store, digests([1]), (0, 50), CPU)
+    torch.testing.assert_close(all_entries.logits([StoredRows(1, 3, 0, 3)]), exact)
     for first, last in ((0, 20), (20, 50), (50, 50)):
         part = Comparison(store, digests([1]), (first, last), CPU)
         torch.testing.assert_close(part.logits([StoredRows(1, 3, 1, 3)]), exact[1:, first:last])
         part.close()
-    whole.close()
+    all_entries.close()
 
 
 def test_a_shard_of_stored_logits(tmp_path: Path) -> None:
@@ -219,10 +224,8 @@ def test_no_store_at_all(tmp_path: Path) -> None:
     (tmp_path / "logits.safetensors.rows").mkdir()
     (tmp_path / "notes").write_text("no safetensors")
     os.mkfifo(tmp_path / "pipe")  # opening the pipe must not block
-    for path in (
-        tmp_path / name
-        for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe")
-    ):
+    for name in ("nowhere", "", "logits.safetensors", "model.safetensors", "notes", "pipe"):
+        path = tmp_path / name
         assert refusal(open_reference, path).startswith(
             f"{path}: holds no reference: there is no reference.json; "
         )
