@@ -1,24 +1,24 @@
-"""Logits -> log-probability, entropy and KL divergence of every token, exactly, over the whole
-vocabulary.
+"""Log-probability, entropy and KL divergence of every token, over the whole vocabulary.
 
-For one position with logits z and a reference's logits r over the same V tokens, in nats:
+Nothing is approximated.  For one position with logits z and a reference's logits r over the same V
+tokens, in nats:
 
     logprob   ln q[target],  ln q = log_softmax(z)      entropy   -sum q ln q
     kld       sum p (ln p - ln q),  p = softmax(r)      top1_logprob   max ln q
 
 The softmax runs over the vocabulary without padding in float32; nothing is added or clamped.  A
 tensor-parallel rank reduces its slice of the vocabulary to one row of partial statistics per
-position (``partial``), and the rows of all ranks are merged in float64 (``scores``).  With m = max
-z and s = sum exp(z - m):
+position (``partial``), and the rows of all ranks are merged in float64 (``scores``).  With
+m = max z and s = sum exp(z - m):
 
     logZ = m + ln s      entropy = ln s - u / s,  u = sum exp(z - m) (z - m)
     kld = d / s_r - (logZ_r - logZ),  d = sum exp(r - m_r) (r - z)
 
-These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference r -
-z, which is exactly 0 for equal logits, so that a model against itself has a KLD of exactly 0.  For
-close logits it is exact and small, and the roundings of its products are small too.  The remaining
-error is about 1e-7 of the mean of |r - z| and of the sums, of either sign (at most 7e-7 nats per
-token against float64).  A KLD near 0 may be -1e-7, and is not changed.
+These are the definitions with ln q = z - logZ and ln p = r - logZ_r.  d uses the raw difference
+r - z, which is exactly 0 for equal logits, so that a model against itself has a KLD of exactly 0.
+For close logits it is exact and small, and the roundings of its products are small too.  The
+remaining error is about 1e-7 of the mean of |r - z| and of the sums, of either sign (at most 7e-7
+nats per token against float64).  A KLD near 0 may be -1e-7, and is not changed.
 
 Not finite: a token with logit -inf has probability 0, and a term of probability 0 contributes 0.  A
 token that the reference allows (r > -inf) and the model excludes (z = -inf) makes kld +inf.  A
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,18 +44,22 @@ if TYPE_CHECKING:
     import torch
 
 CPU_ELEMENTS = 1 << 19
-"""Logits at a time on a CPU (10 rows of 49,152).  Their float32 temporaries fit the processor's
-cache, which makes this 4 times as fast as 64 rows."""
+"""Logits at a time on a CPU: 10 rows of 49,152.
+
+Their float32 temporaries fit the processor's cache, which makes this 4 times as fast as 64 rows.
+"""
 DEVICE_ELEMENTS = 1 << 24
-"""Logits at a time on a device without Triton: 64 MiB of float32 need few kernel launches and
-little memory."""
+"""Logits at a time on a device without Triton.
+
+64 MiB of float32 need few kernel launches and little memory.
+"""
 
 
 class Column(IntEnum):
     """Columns of a row of partial statistics, float32, over one slice of the vocabulary.
 
-    Without a reference, a row ends after TOP; the second half has the same columns for the
-    reference's logits r.  Token ids are exact in float32 up to 16,777,216.
+    z are the model's logits, r the reference's.  Without a reference, a row ends after TOP; the
+    second half has the same columns for r.  Token ids are exact in float32 up to 16,777,216.
     """
 
     MAX = 0  # m = max z
@@ -72,7 +76,9 @@ class Column(IntEnum):
 
 def width(has_reference: bool) -> int:
     """Columns of a row of partial statistics."""
-    return 10 if has_reference else 5
+    if has_reference:
+        return len(Column)
+    return int(Column.REF_MAX)
 
 
 def partial(
@@ -83,26 +89,38 @@ def partial(
     first: int = 0,
     reference: torch.Tensor | None = None,
 ) -> None:
-    """Write the partial statistics of one slice of the vocabulary into ``out``, which is filled as
-    a whole.
+    """Write the partial statistics of one slice of the vocabulary into ``out``.
 
-    ``logits`` [n, V_local], any float dtype, also a column slice of a wider tensor; ``targets``
-    int64 [n], global token ids; ``out`` float32 [n, ``width``]; ``first`` the global id of column
-    0; ``reference`` like ``logits``, of any float dtype.  All tensors are on one device; on CUDA
-    one kernel reads z and r once, if Triton is installed.  ValueError if the shapes or dtypes do
-    not fit.
+    All tensors are on one device.  On CUDA one kernel reads z and r once, if Triton is installed.
+    ValueError if the shapes or dtypes do not fit.
+
+    Args:
+        logits: z [n, V_local], any float dtype, also a column slice of a wider tensor.
+        targets: int64 [n], global token ids.
+        out: float32 [n, ``width``], which is filled as a whole.
+        first: the global id of column 0.
+        reference: r [n, V_local], any float dtype.
     """
     import torch
 
     rows, columns = logits.shape
-    given = [(tuple(each.shape), each.dtype) for each in (targets, out)]
-    fits = given == [((rows,), torch.int64), ((rows, width(reference is not None)), torch.float32)]
-    if not fits or (reference is not None and reference.shape != logits.shape):
+    shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in (targets, out)]
+    n_columns_out = width(reference is not None)
+    expected = [((rows,), torch.int64), ((rows, n_columns_out), torch.float32)]
+    has_other_shape = reference is not None and reference.shape != logits.shape
+    if shapes != expected or has_other_shape:
         raise ValueError(
-            f"targets and out are {given} for logits {(rows, columns)} and a reference of their shape"
+            f"targets and out are {shapes} for logits {(rows, columns)} and a reference of their "
+            "shape"
         )
-    fused = triton_kernels() if logits.is_cuda and columns > 0 else None
-    (fused.partial_statistics if fused else torch_partial)(logits, targets, out, first, reference)
+    kernels = None
+    # A rank that holds only padding has no columns; the kernel needs at least one.
+    if logits.is_cuda and columns > 0:
+        kernels = triton_kernels()
+    if kernels is None:
+        torch_partial(logits, targets, out, first, reference)
+    else:
+        kernels.partial_statistics(logits, targets, out, first, reference)
 
 
 @cache
@@ -125,23 +143,30 @@ def torch_partial(
     """``partial`` in torch operations."""
     import torch
 
-    rows, columns = logits.shape
-    if columns == 0:  # a rank that holds only padding
-        nothing = [-math.inf, 0.0, 0.0, -math.inf, float(first)]
-        out[:] = torch.tensor(nothing * (out.shape[1] // 5), device=out.device)
+    n_rows, n_columns = logits.shape
+    if n_columns == 0:  # a rank that holds only padding
+        empty = [-math.inf, 0.0, 0.0, -math.inf, float(first)]  # MAX to TOP
+        n_models = out.shape[1] // len(empty)
+        out[:] = torch.tensor(empty * n_models, device=out.device)
         return
     on_cpu = logits.device.type == "cpu"
-    step = max((CPU_ELEMENTS if on_cpu else DEVICE_ELEMENTS) // columns, 1)
+    n_elements = DEVICE_ELEMENTS
+    if on_cpu:
+        n_elements = CPU_ELEMENTS
+    step = max(n_elements // n_columns, 1)
     with torch.no_grad():
-        for begin in range(0, rows, step):
-            part = slice(begin, begin + step)
-            z = logits[part].float()
-            r = None if reference is None else reference[part].float()
-            _fill(z, r, targets[part] - first, first, out[part], careful=not on_cpu)
-            # The careful way costs three more passes.  A GPU always takes it: reading a result
-            # would stop its queue.
-            if on_cpu and bool(out[part, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
-                _fill(z, r, targets[part] - first, first, out[part], careful=True)
+        for begin in range(0, n_rows, step):
+            chunk = slice(begin, begin + step)
+            z = logits[chunk].float()
+            r = None
+            if reference is not None:
+                r = reference[chunk].float()
+            local = targets[chunk] - first
+            # The careful way costs three more passes, so that a CPU takes it only if it is needed.
+            # A GPU always takes it: reading a result would stop its queue.
+            _fill(z, r, local, first, out[chunk], careful=not on_cpu)
+            if on_cpu and bool(out[chunk, Column.SHIFTED :: Column.REF_MAX].isnan().any()):
+                _fill(z, r, local, first, out[chunk], careful=True)
 
 
 def _fill(
@@ -152,8 +177,9 @@ def _fill(
     out: torch.Tensor,
     careful: bool,
 ) -> None:
-    """One sub-chunk, float32; ``local`` are columns.  Unless ``careful``, 0 * inf gives a NaN in
-    SHIFTED or GAP.
+    """Write the statistics of some rows, float32, into ``out``.
+
+    ``local``: the targets' columns.  Unless ``careful``, 0 * inf gives a NaN in SHIFTED or GAP.
     """
     weight, shifted = _side(z, local, first, out[:, : Column.REF_MAX])
     # einsum and bmm are not used: a float32 dot product on a CPU loses three digits that a product
@@ -164,8 +190,11 @@ def _fill(
     if r is None:
         return
     weight, gap = _side(r, local, first, out[:, Column.REF_MAX :])
+    # Written over r - max, which is not needed: this saves memory.
     terms = (gap.copy_(r).sub_(z)).mul_(weight)
     if careful:
+        # A token that only the model excludes makes the divergence infinite; one that the
+        # reference excludes contributes nothing.
         terms.masked_fill_(z == -math.inf, math.inf).masked_fill_(r == -math.inf, 0.0)
     out[:, Column.GAP] = terms.sum(-1)
 
@@ -173,18 +202,21 @@ def _fill(
 def _side(
     x: torch.Tensor, local: torch.Tensor, first: int, out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write maximum, sum, target and top of x [n, V] into out [n, 5]; returns exp(x - max) and x -
-    max, new [n, V].
+    """Write maximum, sum, target and top of x [n, V] into out [n, 5].
+
+    Return exp(x - max) and x - max, both new [n, V].
     """
+    n_columns = x.shape[1]
     top = argmax(x)[:, None]
     peak = x.gather(1, top)
+    # If all logits are -inf, 0 is subtracted: -inf - -inf would be NaN.
     shifted = x - peak.masked_fill(peak == -math.inf, 0.0)
     weight = shifted.exp()
-    inside = (local >= 0) & (local < x.shape[1])
-    target = x.gather(1, local.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
+    is_inside = (local >= 0) & (local < n_columns)
+    target = x.gather(1, local.clamp(0, n_columns - 1)[:, None])[:, 0]
     out[:, Column.MAX] = peak[:, 0]
     out[:, Column.SUM] = weight.sum(-1)
-    out[:, Column.TARGET] = target.masked_fill(~inside, -math.inf)
+    out[:, Column.TARGET] = target.masked_fill(~is_inside, -math.inf)
     out[:, Column.TOP] = top[:, 0] + first
     return weight, shifted
 
@@ -198,29 +230,33 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
-    return torch.from_numpy(x.numpy().argmax(-1)) if x.device.type == "cpu" else x.argmax(-1)
+    if x.device.type == "cpu":
+        return torch.from_numpy(x.numpy().argmax(-1))
+    return x.argmax(-1)
 
 
-def _merge(side: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """One softmax over all shards, float64, of MAX, SUM, TARGET and TOP of every shard, [R, T, 5].
+class Merged(NamedTuple):
+    """One softmax over all R shards of the vocabulary, float64."""
 
-    Returns the weights [R, T] that scale the shards' sums, and [T]: S, logZ, logprob, top1_logprob,
-    id of the top.
-    """
+    weight: NDArray[np.float64]  # [R, T]: scales the shards' sums to the common maximum
+    total: NDArray[np.float64]  # [T]: S = sum exp(z - m) with the common maximum m
+    log_total: NDArray[np.float64]  # [T]: logZ
+    logprob: NDArray[np.float64]  # [T]
+    top1_logprob: NDArray[np.float64]  # [T]
+    top: NDArray[np.float64]  # [T]: id of the most probable token, the lowest of equal ones
+
+
+def _merge(side: NDArray[np.float64]) -> Merged:
+    """Merge MAX, SUM, TARGET and TOP of every shard, [R, T, 5]."""
     peaks = side[..., Column.MAX]
     peak = peaks.max(0)
     weight = np.exp(peaks - peak)
     total = (weight * side[..., Column.SUM]).sum(0)
     log_total = peak + np.log(total)
     top = np.where(peaks == peak, side[..., Column.TOP], np.inf).min(0)
-    return (
-        weight,
-        total,
-        log_total,
-        side[..., Column.TARGET].max(0) - log_total,
-        peak - log_total,
-        top,
-    )
+    # Only one shard has the target; its logit is -inf in the others.
+    target = side[..., Column.TARGET].max(0)
+    return Merged(weight, total, log_total, target - log_total, peak - log_total, top)
 
 
 def scores(
@@ -234,47 +270,57 @@ def scores(
     lowest id is the top one.  ValueError if shapes do not fit.
     """
     shapes = {shard.shape for shard in shards}
-    if shapes not in ({(len(targets), width(False))}, {(len(targets), width(True))}):
+    n_targets = len(targets)
+    if shapes not in ({(n_targets, width(False))}, {(n_targets, width(True))}):
         raise ValueError(
-            f"window {window}: shards of shapes {sorted(shapes)} for {len(targets)} tokens"
+            f"window {window}: shards of shapes {sorted(shapes)} for {n_targets} tokens"
         )
     stacked = np.stack(shards).astype(np.float64)
-    side, ref_side = stacked[..., : Column.REF_MAX], stacked[..., Column.REF_MAX :]
+    side = stacked[..., : Column.REF_MAX]
+    ref_side = stacked[..., Column.REF_MAX :]
+    # Excluded tokens and NaN are results, not mistakes.
     with np.errstate(invalid="ignore", divide="ignore"):
-        weight, total, log_total, logprob, top_logprob, top = _merge(side)
-        peaks = side[..., Column.MAX]
-        move = np.where(
-            peaks == -np.inf, 0.0, peaks - peaks.max(0)
-        )  # an empty shard: 0 * -inf would be NaN
-        moved = (weight * (side[..., Column.SHIFTED] + move * side[..., Column.SUM])).sum(0)
-        finite = np.isfinite(logprob)
-        found = TokenScores(
+        model = _merge(side)
+        is_finite = np.isfinite(model.logprob)
+        model_scores = TokenScores(
             window,
-            logprob=logprob.astype(np.float32),
-            entropy=(np.log(total) - moved / total).astype(np.float32),
-            top1_logprob=top_logprob.astype(np.float32),
-            top1=(top == targets) & finite,
+            logprob=model.logprob.astype(np.float32),
+            entropy=_entropy(side, model).astype(np.float32),
+            top1_logprob=model.top1_logprob.astype(np.float32),
+            top1=(model.top == targets) & is_finite,
         )
         if ref_side.shape[-1] == 0:
-            return found
-        weight, total, ref_log_total, logprob, top_logprob, ref_top = _merge(ref_side)
-        gaps = ref_side[..., Column.GAP - Column.REF_MAX]
-        gap = np.where(gaps == np.inf, np.inf, weight * gaps).sum(
-            0
-        )  # inf also where the weight underflows
+            return model_scores
+        ref = _merge(ref_side)
         return replace(
-            found,
-            ref_logprob=logprob.astype(np.float32),
-            ref_top1_logprob=top_logprob.astype(np.float32),
-            kld=(gap / total - (ref_log_total - log_total)).astype(np.float32),
-            same_top=(top == ref_top) & finite & np.isfinite(ref_log_total),
+            model_scores,
+            ref_logprob=ref.logprob.astype(np.float32),
+            ref_top1_logprob=ref.top1_logprob.astype(np.float32),
+            kld=_divergence(ref_side, ref, model).astype(np.float32),
+            same_top=(model.top == ref.top) & is_finite & np.isfinite(ref.log_total),
         )
+
+
+def _entropy(side: NDArray[np.float64], model: Merged) -> NDArray[np.float64]:
+    """Return ln S - U / S [T]; U is u of all shards, moved to their common maximum."""
+    peaks = side[..., Column.MAX]
+    # An empty shard is not moved: 0 * -inf would be NaN.
+    move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))
+    shifted = side[..., Column.SHIFTED] + move * side[..., Column.SUM]
+    total_shifted = (model.weight * shifted).sum(0)
+    return np.log(model.total) - total_shifted / model.total
+
+
+def _divergence(ref_side: NDArray[np.float64], ref: Merged, model: Merged) -> NDArray[np.float64]:
+    """Return d / S_r - (logZ_r - logZ) [T]."""
+    gaps = ref_side[..., Column.GAP - Column.REF_MAX]
+    # Infinite also where the weight of the shard underflows to 0.
+    gap = np.where(gaps == np.inf, np.inf, ref.weight * gaps).sum(0)
+    return gap / ref.total - (ref.log_total - model.log_total)
 
 
 def check_targets(window: int, targets: NDArray[Any], entries: int) -> None:
-    """ModelError if a target has no logit: it is outside the ``entries`` vocabulary entries that
-    are scored.
-    """
+    """ModelError if a target is outside the ``entries`` vocabulary entries that have logits."""
     outside = targets[(targets < 0) | (targets >= entries)]
     if len(outside):
         raise ModelError(
@@ -283,7 +329,10 @@ def check_targets(window: int, targets: NDArray[Any], entries: int) -> None:
 
 
 def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torch.Tensor:
-    """Targets as int64 [T] on the device of the logits [T, V]; ModelError if a target has no logit."""
+    """Targets as int64 [T] on the device of the logits [T, V].
+
+    ModelError if a target has no logit.
+    """
     import torch
 
     check_targets(window, targets, logits.shape[1])
@@ -291,10 +340,9 @@ def target_ids(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> torc
 
 
 def of_rows(window: int, logits: torch.Tensor, targets: NDArray[Any]) -> NDArray[np.float32]:
-    """Partial statistics [n, 5] from whole logits [n, V], any float dtype, any device; ``targets``
-    integers [n].
+    """Partial statistics [n, 5] from whole logits [n, V], any float dtype, any device.
 
-    ModelError if a target is outside the vocabulary.
+    ``targets``: integers [n].  ModelError if a target is outside the vocabulary.
     """
     import torch
 

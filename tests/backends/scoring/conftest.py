@@ -33,12 +33,11 @@ TRITON = (
 
 def in_interpreter(saved: bytes) -> np.ndarray:
     """Run the kernel in the interpreter's process; ``saved``: its tensors, with their strides."""
-    given = torch.load(io.BytesIO(saved))
+    tensors = torch.load(io.BytesIO(saved))
+    kernels = importlib.import_module("compare_q.backends.scoring.triton_kernels")
     with np.errstate(all="ignore"):
-        importlib.import_module("compare_q.backends.scoring.triton_kernels").partial_statistics(
-            **given
-        )
-    out: np.ndarray = given["out"].numpy()
+        kernels.partial_statistics(**tensors)
+    out: np.ndarray = tensors["out"].numpy()
     return out
 
 
@@ -51,38 +50,41 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
             yield pool
 
 
-@pytest.fixture(
-    params=["torch", *(["torch-cuda"] if CUDA else []), pytest.param("triton", marks=TRITON)]
-)
+IMPLEMENTATIONS = ["torch", pytest.param("triton", marks=TRITON)]
+if CUDA:
+    IMPLEMENTATIONS.append("torch-cuda")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
 def partial(request: pytest.FixtureRequest) -> Partial:
-    """``partial(logits, targets, first=0, reference=None)`` -> [n, width]; other tensors must not
-    change.
+    """``partial(logits, targets, first=0, reference=None)`` -> [n, width].
+
+    Other tensors must not change.
     """
     implementation = request.param
 
-    def run(**given: Any) -> np.ndarray:
-        before = {
-            name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)
-        }
-        if implementation == "triton" and not CUDA and given["logits"].shape[1]:
+    def run(**tensors: Any) -> np.ndarray:
+        before = {}
+        for name, value in tensors.items():
+            if isinstance(value, torch.Tensor):
+                before[name] = value.clone()
+        if implementation == "triton" and not CUDA and tensors["logits"].shape[1]:
             buffer = io.BytesIO()
-            torch.save(given, buffer)
+            torch.save(tensors, buffer)
             pool = request.getfixturevalue("interpreter")
             return pool.submit(in_interpreter, buffer.getvalue()).result()
-        used = {
-            name: on_gpu(value) if CUDA and name in before and implementation != "torch" else value
-            for name, value in given.items()
-        }
-        assert (
-            implementation != "triton" or not CUDA or token_statistics.triton_kernels() is not None
-        )
-        (
-            token_statistics.torch_partial
-            if implementation == "torch-cuda"
-            else token_statistics.partial
-        )(**used)
+        used = dict(tensors)
+        if CUDA and implementation != "torch":
+            for name in before:
+                used[name] = on_gpu(tensors[name])
+        if implementation == "triton" and CUDA:
+            assert token_statistics.triton_kernels() is not None
+        if implementation == "torch-cuda":
+            token_statistics.torch_partial(**used)
+        else:
+            token_statistics.partial(**used)
         for name in before.keys() - {"out"}:
-            assert torch.equal(given[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
+            assert torch.equal(tensors[name].nan_to_num(7.5), before[name].nan_to_num(7.5))
         out: np.ndarray = used["out"].cpu().numpy()
         return out
 
@@ -98,7 +100,6 @@ def partial(request: pytest.FixtureRequest) -> Partial:
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
     """The same values, with the same row stride and offset."""
-    storage = torch.empty(
-        x.untyped_storage().nbytes() // x.element_size(), dtype=x.dtype, device="cuda"
-    )
+    n_elements = x.untyped_storage().nbytes() // x.element_size()
+    storage = torch.empty(n_elements, dtype=x.dtype, device="cuda")
     return storage.as_strided(x.shape, x.stride(), x.storage_offset()).copy_(x)

@@ -1,6 +1,7 @@
-"""Partial statistics and their merging, in torch and in the Triton kernel, compared with float64 in
-plain Python loops; excluded tokens, NaN and infinities, which are never replaced by a number, and
-never clamped.
+"""Partial statistics and their merging, in torch and in the Triton kernel.
+
+They are compared with float64 in plain Python loops.  Excluded tokens, NaN and infinities are never
+replaced by a number, and never clamped.
 """
 
 from __future__ import annotations
@@ -16,14 +17,21 @@ from compare_q.backends.base import TokenScores
 from compare_q.backends.scoring.token_statistics import Column, scores
 from tests.support.definitions import INF, NAN, Partial, definitions, draw, draw_excluding
 
+BOOLEAN = ("top1", "same_top")
 
-def assert_scores(found: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5) -> None:
+
+def assert_scores(
+    token_scores: TokenScores, expected: dict[str, list[float]], atol: float = 1e-5
+) -> None:
     for name, values in expected.items():
-        array = getattr(found, name)
+        array = getattr(token_scores, name)
         if not values:
             assert array is None, name
             continue
-        assert array.dtype == (np.bool_ if name in ("top1", "same_top") else np.float32), name
+        if name in BOOLEAN:
+            assert array.dtype == np.bool_, name
+        else:
+            assert array.dtype == np.float32, name
         np.testing.assert_allclose(
             array.astype(np.float64), np.array(values, float), rtol=1e-6, atol=atol, err_msg=name
         )
@@ -40,7 +48,9 @@ def split(
     edges = [0, *cuts, logits.shape[1]]
     shards = []
     for begin, end in pairwise(edges):
-        part = None if reference is None else reference[:, begin:end]
+        part = None
+        if reference is not None:
+            part = reference[:, begin:end]
         shards.append(partial(logits[:, begin:end], targets, begin, part))
     return scores(0, np.array(targets), shards)
 
@@ -52,20 +62,23 @@ def test_every_field_is_its_definition(
     partial: Partial, dtype: torch.dtype, rows: int, columns: int, with_reference: bool
 ) -> None:
     logits = draw(rows, columns).to(dtype)
-    reference = draw(rows, columns, seed=1).bfloat16() if with_reference else None
+    reference = None
+    if with_reference:
+        reference = draw(rows, columns, seed=1).bfloat16()
     targets = [(i * 31) % columns for i in range(rows)]
     targets[0] = int(logits[0].argmax())
-    found = split(partial, logits, targets, [], reference)
-    assert found.window == 0
-    assert_scores(found, definitions(logits, targets, reference))
+    token_scores = split(partial, logits, targets, [], reference)
+    assert token_scores.window == 0
+    assert_scores(token_scores, definitions(logits, targets, reference))
 
 
 @pytest.fixture(scope="module", params=[0.1, 3.0, 12.0], ids=["flat", "usual", "peaky"])
 def real_size(
     request: pytest.FixtureRequest,
 ) -> tuple[torch.Tensor, list[int], torch.Tensor, dict[str, list[float]]]:
-    """Logits of 49,152 entries, targets, a reference, and the scores by definition: a second of
-    plain Python.
+    """Logits of 49,152 entries, targets, a reference, and the scores by definition.
+
+    The definitions take a second of plain Python.
     """
     reference = draw(2, 49152, sigma=request.param).bfloat16()
     logits = (reference.float() + draw(2, 49152, seed=1, sigma=0.1)).bfloat16()
@@ -80,8 +93,8 @@ def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, real_size: 
 
 @pytest.mark.parametrize("offset", [1, 8])
 def test_a_column_slice_scores_like_its_copy(partial: Partial, offset: int) -> None:
-    wide, other = draw(11, 3000).bfloat16(), draw(11, 2501, seed=1)
-    logits, reference = wide[:, offset : offset + 2500], other[:, 1:]
+    logits = draw(11, 3000).bfloat16()[:, offset : offset + 2500]
+    reference = draw(11, 2501, seed=1)[:, 1:]
     assert logits.stride(0) > logits.shape[1]
     targets = list(range(0, 2500, 230))
     np.testing.assert_array_equal(
@@ -94,13 +107,14 @@ def test_a_column_slice_scores_like_its_copy(partial: Partial, offset: int) -> N
     "cuts", [[1500], [1000, 2000], [1, 2999], [700, 701, 702], [0, 3000]], ids=str
 )
 def test_shards_merge_to_the_whole(partial: Partial, cuts: list[int]) -> None:
-    logits, reference = draw(6, 3000).bfloat16(), draw(6, 3000, seed=1).bfloat16()
+    logits = draw(6, 3000).bfloat16()
+    reference = draw(6, 3000, seed=1).bfloat16()
     logits[:, 5] = 20.0  # the maxima and some targets are in the first shards only
     reference[:3, 2999] = 20.0
     targets = [5, 1, 2999, 1500, 701, 0]
-    found = split(partial, logits, targets, cuts, reference)
-    assert_scores(found, definitions(logits, targets, reference))
-    assert found.top1.tolist() == [True, False, False, False, False, False]
+    token_scores = split(partial, logits, targets, cuts, reference)
+    assert_scores(token_scores, definitions(logits, targets, reference))
+    assert token_scores.top1.tolist() == [True, False, False, False, False, False]
 
 
 @pytest.mark.parametrize("cuts", [[], [333], [1, 4000]], ids=str)
@@ -110,10 +124,10 @@ def test_a_model_against_itself_has_a_divergence_of_exactly_zero(
 ) -> None:
     logits = draw(9, 4500, sigma=6.0).to(dtype)
     logits[3, 100:900] = -INF
-    found = split(partial, logits, [0] * 9, cuts, logits.clone())
-    assert found.kld.tolist() == [0.0] * 9
-    assert found.same_top.all()
-    np.testing.assert_array_equal(found.ref_logprob, found.logprob)
+    token_scores = split(partial, logits, [0] * 9, cuts, logits.clone())
+    assert token_scores.kld.tolist() == [0.0] * 9
+    assert token_scores.same_top.all()
+    np.testing.assert_array_equal(token_scores.ref_logprob, token_scores.logprob)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +141,8 @@ def test_the_first_of_equal_maxima_is_the_top(partial: Partial, places: tuple[in
     both = partial(draw(1, 4100), [0], 0, logits)
     assert both[0, Column.REF_TOP] == low
     for cuts in ([], [low + 1], [high]):
-        found = [split(partial, logits, [target], cuts).top1 for target in places]
-        assert [None if top is None else top.tolist() for top in found] == [[True], [False]]
+        assert split(partial, logits, [low], cuts).top1.tolist() == [True]
+        assert split(partial, logits, [high], cuts).top1.tolist() == [False]
 
 
 def test_excluded_tokens(partial: Partial) -> None:
@@ -147,34 +161,32 @@ def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
     targets = [0, 1, 6001]
     masked = logits.clone()
     masked[logits < -1e30] = -INF
-    found, expected = split(partial, logits, targets, []), definitions(masked, targets, None)
-    assert_scores(found, expected)
-    np.testing.assert_allclose(
-        split(partial, logits, targets, [1]).logprob, expected["logprob"], atol=1e-5
-    )
+    expected = definitions(masked, targets, None)
+    assert_scores(split(partial, logits, targets, []), expected)
+    in_shards = split(partial, logits, targets, [1])
+    np.testing.assert_allclose(in_shards.logprob, expected["logprob"], atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [NAN, INF])
 @pytest.mark.parametrize("place", [0, 3, 2047, 2990])
 def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) -> None:
-    logits, reference = draw(3, 3000), draw(3, 3000, seed=1)
+    logits = draw(3, 3000)
+    reference = draw(3, 3000, seed=1)
     reference[:, 100] = logits[:, 100] = 25.0
     clean = definitions(logits, [100] * 3, reference)
     logits[0, place] = bad
     reference[1, place] = bad
     for cuts in ([], [1000], [2048, 2500]):
-        found = split(partial, logits, [100] * 3, cuts, reference)
-        assert np.isnan(
-            [
-                found.logprob[0],
-                found.entropy[0],
-                found.top1_logprob[0],
-                *found.kld[:2],
-                found.ref_logprob[1],
-            ]
-        ).all()
-        assert found.top1.tolist() == [False, True, True]
-        assert found.same_top.tolist() == [False, False, True]
-        np.testing.assert_allclose(found.logprob[1:], clean["logprob"][1:], atol=1e-5)
-        np.testing.assert_allclose(found.ref_logprob[::2], clean["ref_logprob"][::2], atol=1e-5)
-        np.testing.assert_allclose(found.kld[2], clean["kld"][2], atol=1e-5)
+        token_scores = split(partial, logits, [100] * 3, cuts, reference)
+        assert np.isnan(token_scores.logprob[0])
+        assert np.isnan(token_scores.entropy[0])
+        assert np.isnan(token_scores.top1_logprob[0])
+        assert np.isnan(token_scores.kld[:2]).all()
+        assert np.isnan(token_scores.ref_logprob[1])
+        assert token_scores.top1.tolist() == [False, True, True]
+        assert token_scores.same_top.tolist() == [False, False, True]
+        np.testing.assert_allclose(token_scores.logprob[1:], clean["logprob"][1:], atol=1e-5)
+        np.testing.assert_allclose(
+            token_scores.ref_logprob[::2], clean["ref_logprob"][::2], atol=1e-5
+        )
+        np.testing.assert_allclose(token_scores.kld[2], clean["kld"][2], atol=1e-5)
