@@ -1,8 +1,9 @@
 """A folder in which compare_q keeps files of tensors and documents.
 
-A user's own files may be in it too.  A file of tensors is ``<stem>.<digest>.safetensors`` and never changes; its name contains its
-checksum.  A document is a JSON file with a checksum inside, and may be replaced
-(``backends/common/storage.py``).  Readers take no lock, because a file is complete or absent.
+A user's own files may be in it too.  A file of tensors is ``<stem>.<digest>.safetensors`` and
+never changes; its name contains its checksum.  A document is a JSON file with a checksum inside,
+and may be replaced (``backends/common/storage.py``).  Readers take no lock, because a file is
+complete or absent.
 
 Reference stores, segments of scores and reference packs are such folders.  Their modules define
 the stems, the documents, and the versions of their content.
