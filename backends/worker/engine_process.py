@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
 from ..common.process import WORKER, die_with_parent, fork_blockers
-from . import temporary
+from . import shared_memory, temporary
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request the end of a run.  If one reaches all processes of a run, the driver decides
@@ -89,7 +89,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
         temporary.use(running.folder)
         from . import worker
 
-        worker.serve(running.channel, requested, alone)
+        worker.serve(running.channel, requested, alone, running.folder)
         atexit._run_exitfuncs()
         code = 0
     except BaseException:
@@ -198,27 +198,33 @@ def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list
 
 
 def end_all(workers: Workers) -> None:
-    """Kill the groups of all workers, and delete their temporary files."""
-    for group in workers:
+    """Kill the groups of all workers, and delete their temporary files and shared memory."""
+    shared_files: set[str] = set()
+    for group, worker in workers.items():
+        shared_files |= shared_memory.files_of_worker(group, worker.folder)
         end_group(group)
     for group, worker in workers.items():
         with suppress(ChildProcessError):
             os.waitpid(group, 0)
         temporary.remove(worker.folder)
+    shared_memory.remove(shared_files)
 
 
 def reap(workers: Workers) -> None:
     """Kill the rest of the groups of workers that have ended, and send the driver each worker's
     exit status.
 
-    The temporary files of these workers are deleted first.
+    The temporary files and the shared memory of these workers are deleted first.
     """
     for worker in list(workers):
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
-            end_group(worker)
             channel, folder = workers.pop(worker)
+            # Only living processes show their maps, and the folder has the worker's note.
+            shared_files = shared_memory.files_of_worker(worker, folder)
+            end_group(worker)
             temporary.remove(folder)
+            shared_memory.remove(shared_files)
             send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 
