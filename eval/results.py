@@ -11,30 +11,22 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from .. import __version__
 from ..backends.base import Layer, Storage
 from ..backends.common import json_files, machine
 from ..backends.common.engine_options import describe
 from ..backends.common.errors import InputError
-from ..backends.common.message_text import printable, redacted, shortened, unicode
+from ..backends.common.message_text import printable, shortened, unicode
 from ..backends.layers import groups
 from .common.output_files import write_text
+from .common.stored import JsonObject, Number, Positive, Stored, Text
 from .stats.estimates import PERCENTILES, BlockSums, Curve
 from .stats.slices import Slice
 from .stats.uncertainty import Count, Error
@@ -53,32 +45,6 @@ EMBEDDED_END = b"</script>"
 NO_RESULTS = "neither a results.json nor a report.html of compare_q"
 
 
-def json_value(value: Any) -> Any:
-    """Return the value as JSON: tuples become lists; bytes of a name that are not UTF-8 become
-    escape sequences.
-
-    ValueError for a number that is not finite.
-    """
-    if isinstance(value, str):
-        return unicode(value)
-    if isinstance(value, Mapping):
-        return {unicode(str(key)): json_value(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a number that JSON has")
-    return value
-
-
-Text = Annotated[
-    str,
-    BeforeValidator(lambda value: redacted(unicode(value)) if isinstance(value, str) else value),
-]
-JsonObject = Annotated[dict[str, Any], AfterValidator(json_value), AfterValidator(redacted)]
-Number = float | None
-Positive = Annotated[float, Field(gt=0)]
-
-
 def all_or_none(percentiles: dict[str, float]) -> dict[str, float]:
     """ValueError unless all percentiles are known, or none is: the plot needs all."""
     if percentiles and set(percentiles) != set(PERCENTILES):
@@ -88,28 +54,6 @@ def all_or_none(percentiles: dict[str, float]) -> dict[str, float]:
 
 Percentiles = Annotated[dict[str, float], AfterValidator(all_or_none)]
 """Percent ("50"), "min" and "max" -> value; empty if not known."""
-
-
-class Stored(BaseModel):
-    """A part of results.json, checked when it is made.  All numbers are finite, since JSON has no other numbers."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="ignore",
-        allow_inf_nan=False,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-    )
-
-    def updated(self, **changes: Any) -> Self:
-        """A copy with other values of some fields; ValidationError for values that results.json
-        cannot have.
-        """
-        return type(self)(
-            **{name: getattr(self, name) for name in type(self).model_fields} | changes
-        )
 
 
 @dataclass(frozen=True)
@@ -599,7 +543,7 @@ class UsedText(Stored):
     """Types of those facts about one text that tables and reports use."""
 
     name: Text = Field(min_length=1)
-    spec: dict[str, Any] = {}
+    spec: dict[str, Any] = Field(default={})
     text_tokens: Count | None = None
     windows: Count = 0
     windows_of_the_text: Count | None = None
@@ -607,7 +551,7 @@ class UsedText(Stored):
     scored_tokens: Count = 0
     method: str | None = None
     text_note: str = ""
-    notes: list[str] = []
+    notes: list[str] = Field(default=[])
 
 
 class UsedData(Stored):
@@ -645,8 +589,8 @@ class RunResult(Stored):
     )
     command: tuple[Text, ...] = Field(default=(), description="the command line")
     commit: str | None = Field(default=None, description="commit of the checkout of compare_q")
-    versions: dict[str, str] = {}
-    hardware: JsonObject = {}
+    versions: dict[str, str] = Field(default={})
+    hardware: JsonObject = Field(default={})
     title: Text | None = Field(
         default=None, description="the user's title of report and plots; None: each has its own"
     )

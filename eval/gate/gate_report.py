@@ -17,7 +17,8 @@ from ...backends.common import json_files
 from ...backends.common.engine_options import describe
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable
-from ..results import JsonObject, ModelResult, Stored, Text
+from ..common.stored import JsonObject, Stored, Text
+from ..results import ModelResult
 from ..table.render import escaped
 from .floor import Floor
 from .variants import SEPARATOR

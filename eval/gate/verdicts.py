@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..results import ModelResult, Stored, Text, WorstToken
+from ..common.stored import Stored, Text
+from ..results import ModelResult, WorstToken
 from ..table.numbers import error_text
 from .floor import Floor, Tokens
 from .variants import AGAIN, FULL, ONE, PREFILL

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import Storage
-from compare_q.eval.results import ModelResult, RunResult, Stored, WorstToken
+from compare_q.eval.common.stored import Stored
+from compare_q.eval.results import ModelResult, RunResult, WorstToken
 from compare_q.eval.run.row import against_reference, fields_of
 from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, TextRates
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
