@@ -1,18 +1,23 @@
-"""Compare method "llamacpp" with your own llama-perplexity: the same files, the same text, every printed number.
+"""Compare method "llamacpp" with your own llama-perplexity.
 
-    python benchmarks/against_llama_perplexity.py --binary llama-perplexity --base f16.gguf --model q4.gguf \\
-        --text wiki.test.raw --tokenizer FOLDER --chunks 32 --output table.json
+Both score the same text with the same files; every number that the tool prints is compared.
+
+    python benchmarks/against_llama_perplexity.py --binary llama-perplexity \\
+        --base f16.gguf --model q4.gguf --text wiki.test.raw --tokenizer FOLDER \\
+        --chunks 32 --output table.json
 
 The result has four columns:
 
 - *tool*: the numbers that llama-perplexity prints;
 - *compare_q*: the same statistics, computed as on the command line;
 - *exact*: float64, from the logits of both models;
-- *16-bit*: like *exact*, with the tool's own shortcuts.  Its store holds the reference's log-probabilities in 65,536
-  steps over the 16 nats below the largest logit.  A less probable token counts as if it were 16 nats below.  The tool's
-  divergence leaves out tokens below exp(-16).  It computes in float32.
+- *16-bit*: like *exact*, with the tool's own shortcuts.  Its store holds the reference's
+  log-probabilities in 65,536 steps over the 16 nats below the largest logit.  A less probable token
+  counts as if it were 16 nats below.  The tool's divergence leaves out tokens below exp(-16).  It
+  computes in float32.
 
-If *16-bit* equals *tool*, these shortcuts are the whole difference.  Both models are in memory at the same time.
+If *16-bit* equals *tool*, these shortcuts are the whole difference.  Both models are in memory at
+the same time.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,9 +52,35 @@ from compare_q.eval.common.cache import Cache  # noqa: E402
 from compare_q.eval.run import runner, token_scores  # noqa: E402
 from compare_q.eval.run.run_config import local_config  # noqa: E402
 from compare_q.eval.specs import spec_files  # noqa: E402
-from compare_q.eval.stats.estimates import Estimates, summarize  # noqa: E402
-from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value  # noqa: E402
+from compare_q.eval.stats.row_statistics import (  # noqa: E402
+    Average,
+    RowStatistics,
+    averages_of,
+    statistics_of,
+)
 from compare_q.eval.text.eval_data import EvalData  # noqa: E402
+
+AVERAGES = {
+    "Mean PPL(Q)": "ppl",
+    "Mean PPL(base)": "ref_ppl",
+    "Mean ln(PPL(Q)/PPL(base))": "ln_ppl_ratio",
+    "Mean PPL(Q)/PPL(base)": "ppl_ratio",
+    "Mean PPL(Q)-PPL(base)": "ppl_difference",
+    "Mean KLD": "kld",
+    "Mean Δp": "delta_p",
+    "RMS Δp": "delta_p_rms",
+    "Same top p": "same_top",
+}
+"""Line of the tool -> average of a row."""
+COLUMNS = ("tool", "compare_q", "exact", "16-bit")
+TRIES = 3
+
+
+class ModelScores(NamedTuple):
+    """A model's averages, with both errors, and the statistics of its row."""
+
+    averages: dict[str, Average]
+    statistics: RowStatistics
 
 
 def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
@@ -58,45 +90,25 @@ def run_tool(args: argparse.Namespace, model: Path, *extra: str) -> str:
     last lines may be missing on a busy machine.  It is then run again, at most twice.
     """
     length = str(args.eval_len)
-    words = [
-        *(
-            args.binary,
-            "-m",
-            str(model),
-            "-f",
-            str(args.text),
-            "-c",
-            length,
-            "-b",
-            length,
-            "-ub",
-            length,
-        ),
-        *(
-            "-t",
-            str(args.threads),
-            "--chunks",
-            str(args.chunks),
-            "--no-log-timestamps",
-            "--no-log-prefix",
-        ),
-        *(*extra, *shlex.split(args.tool_args)),
-    ]
-    for _ in range(3):
-        done = subprocess.run(
+    words = [args.binary, "-m", str(model), "-f", str(args.text)]
+    words += ["-c", length, "-b", length, "-ub", length]
+    words += ["-t", str(args.threads), "--chunks", str(args.chunks)]
+    words += ["--no-log-timestamps", "--no-log-prefix"]
+    words += [*extra, *shlex.split(args.tool_args)]
+    for _ in range(TRIES):
+        process = subprocess.run(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
-        if done.returncode == 0 and llama_formulas.printed_numbers(done.stdout).keys() & {
-            "PPL",
-            "Same top p",
-        }:
-            return done.stdout
-    sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stdout[-2000:]}")
+        printed = llama_formulas.printed_numbers(process.stdout)
+        if process.returncode == 0 and printed.keys() & {"PPL", "Same top p"}:
+            return process.stdout
+    sys.exit(f"{shlex.join(words)}: status {process.returncode}\n{process.stdout[-2000:]}")
 
 
 def read_store(file: Path) -> tuple[Array, Array]:
-    """Tokens int32 [chunks, L] of a --kl-divergence-base file, and its rows uint16 [chunks, T, 4 +
-    V, V even].
+    """Return the tokens int32 [chunks, L] of a --kl-divergence-base file, and its rows.
+
+    A row, uint16 [chunks, T, 4 + V], has an even number V of log-probabilities.
     """
     length, vocab, chunks = map(int, np.fromfile(file, np.int32, 3, offset=8))
     tokens = np.fromfile(file, np.int32, length * chunks, offset=20).reshape(chunks, length)
@@ -104,8 +116,8 @@ def read_store(file: Path) -> tuple[Array, Array]:
     return tokens, np.memmap(file, np.uint16, "r", offset=20 + tokens.nbytes, shape=shape)
 
 
-def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, Estimates]:
-    """Run compare_q on both files; return its windows and the model's estimates."""
+def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, ModelScores]:
+    """Run compare_q on both files; return its windows and the model's scores."""
     data = {
         "tokenizer_dir": str(args.tokenizer),
         "dataset": "text",
@@ -113,33 +125,33 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, Estimat
         "method": "llamacpp",
         "eval_len": args.eval_len,
     }
-    models = [
-        {
+    here = Path.cwd() / "spec.json"
+    specs = []
+    for label, file in (("base", args.base), ("model", args.model)):
+        spec = {
             "load_fn": "llamacpp",
             "label": label,
             "model_dir": str(file.resolve()),
             "engine": options(args),
+            "reference": label == "base",
         }
-        for label, file in (("base", args.base), ("model", args.model))
-    ]
-    here = Path.cwd() / "spec.json"
-    parsed = [
-        spec_files.parse_model_spec({**model, "reference": model["label"] == "base"}, here)
-        for model in models
-    ]
+        specs.append(spec_files.parse_model_spec(spec, here))
     cache = Cache(folder)
-    config = local_config(cache)
-    finished = runner.run(
-        config, {"text": spec_files.parse_data_spec(data, here)}, parsed, args.chunks
+    outcome = runner.run(
+        local_config(cache), {"text": spec_files.parse_data_spec(data, here)}, specs, args.chunks
     )
-    result = finished.results.models[1]
-    if result.error:
-        sys.exit(f"compare_q: {result.error}")
-    stored = token_scores.of_row(cache, result.scores_key, finished.data)
+    row = outcome.results.models[1]
+    if row.error:
+        sys.exit(f"compare_q: {row.error}")
+    stored = token_scores.of_row(cache, row.scores_key, outcome.data)
     if stored is None:
         sys.exit("compare_q: the scores of the model are no longer in the cache")
-    places = token_scores.places_in(finished.data, stored)
-    return finished.data, summarize(stored.columns, places, stored.position)
+    assignment = token_scores.places_in(outcome.data, stored)
+    scores = ModelScores(
+        averages_of(stored.columns, assignment),
+        statistics_of(stored.columns, assignment, stored.position),
+    )
+    return outcome.data, scores
 
 
 def options(args: argparse.Namespace) -> dict[str, int]:
@@ -147,81 +159,85 @@ def options(args: argparse.Namespace) -> dict[str, int]:
     return {"n_threads": args.threads, "n_batch": args.eval_len, "n_ubatch": args.eval_len}
 
 
-def ours(of: Estimates) -> Numbers:
-    """llama-perplexity's block from compare_q's estimates, with the errors that take tokens as
-    independent.
+def ours(scores: ModelScores) -> Numbers:
+    """Return the numbers of llama-perplexity's block, by compare_q.
+
+    Their errors are those that take tokens as independent, as the tool's.
     """
-    against = of.against
-    assert against is not None
-    pairs: dict[str, Perplexity | Mean | Value] = {
-        "Mean PPL(Q)": of.ppl,
-        "Mean PPL(base)": against.ref_ppl,
-        "Mean ln(PPL(Q)/PPL(base))": against.ln_ppl_ratio,
-        "Mean PPL(Q)/PPL(base)": against.ppl_ratio,
-        "Mean PPL(Q)-PPL(base)": against.ppl_difference,
-        "Mean KLD": against.kld,
-        "Mean Δp": against.delta_p,
-        "RMS Δp": against.delta_p_rms,
-        "Same top p": against.same_top,
-    }
-    found: dict[str, tuple[float | None, ...]] = {
-        name: (each.value, each.stderr_independent) for name, each in pairs.items()
-    }
-    found |= {name_of(p, "KLD"): (against.kld_percentiles[p],) for p in KLD_PERCENTS}
-    found |= {name_of(p, "Δp"): (against.delta_p_percentiles[p],) for p in DELTA_PERCENTS}
-    found[CORRELATION] = (against.correlation,)
-    return {
-        name: tuple(scale(name) * (np.nan if v is None else v) for v in values)
-        for name, values in found.items()
-    }
+    statistics = scores.statistics
+    numbers: dict[str, tuple[float | None, ...]] = {}
+    for line, name in AVERAGES.items():
+        average = scores.averages[name]
+        numbers[line] = (average.value, average.stderr_independent)
+    for percent in KLD_PERCENTS:
+        numbers[name_of(percent, "KLD")] = (statistics.kld_percentiles[percent],)
+    for percent in DELTA_PERCENTS:
+        numbers[name_of(percent, "Δp")] = (statistics.delta_p_percentiles[percent],)
+    numbers[CORRELATION] = (statistics.correlation,)
+    scaled = {}
+    for line, values in numbers.items():
+        scaled[line] = tuple(scaled_number(value, line) for value in values)
+    return scaled
+
+
+def scaled_number(value: float | None, line: str) -> float:
+    """Return a number as the tool prints it in this line; NaN for None."""
+    if value is None:
+        return np.nan
+    return scale(line) * value
 
 
 def scale(name: str) -> float:
     """Return 100 for a line in percent, 1 for others."""
-    return 100.0 if name.endswith("p") or name == CORRELATION else 1.0
+    if name.endswith("p") or name == CORRELATION:
+        return 100.0
+    return 1.0
 
 
 def by_logits(
     args: argparse.Namespace, windows: Sequence[Window], rows: Array | None = None
 ) -> tuple[llama_formulas.Positions, llama_formulas.Positions, int]:
-    """Return (exact positions, positions through 16 bits, number of uint16 that differ between
-    ``rows`` and ours).
+    """Return (exact positions, positions through 16 bits, number of different uint16).
+
+    Compared are the ``rows`` of the tool's store with ours.
     """
-    engines = [
-        LlamacppEngine(
-            PlannedModel(
-                label=file.stem,
-                engine="llamacpp",
-                load_fn="llamacpp",
-                model_dir=str(file),
-                max_tokens=args.eval_len,
-                options=options(args),
-            )
+    engines = []
+    for file in (args.base, args.model):
+        model = PlannedModel(
+            label=file.stem,
+            engine="llamacpp",
+            load_fn="llamacpp",
+            model_dir=str(file),
+            max_tokens=args.eval_len,
+            options=options(args),
         )
-        for file in (args.base, args.model)
-    ]
+        engines.append(LlamacppEngine(model))
     for engine in engines:
         engine.load()
-    true, rounded, differing = [], [], 0
+    exact = []
+    rounded = []
+    n_different = 0
     for window in windows:
-        targets, scored = window.targets, window.positions - 1
-        base, model = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
+        scored = window.positions - 1
+        base, model_logits = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
         store = llama_formulas.store16(base)
-        differing += 0 if rows is None else int((store != rows[window.index]).sum())
-        true.append(llama_formulas.exact_positions(model, base, targets))
-        rounded.append(llama_formulas.through_16_bits(model, store, targets))
+        if rows is not None:
+            n_different += int((store != rows[window.index]).sum())
+        exact.append(llama_formulas.exact_positions(model_logits, base, window.targets))
+        rounded.append(llama_formulas.through_16_bits(model_logits, store, window.targets))
     for engine in engines:
         engine.close()
     return (
-        llama_formulas.joined_positions(true),
+        llama_formulas.joined_positions(exact),
         llama_formulas.joined_positions(rounded),
-        differing,
+        n_different,
     )
 
 
 def same_tokens(ours: Sequence[Window], theirs: Array) -> None:
-    """Stop unless both cut the same windows; where a BOS replaces the first token, the tool's file
-    has that token.
+    """Stop unless both cut the same windows.
+
+    The first token of a window may differ: where BOS replaces it, the tool's file has that token.
     """
     cut = np.stack([window.token_ids for window in ours])
     if cut.shape != theirs.shape or (cut[:, 1:] != theirs[:, 1:]).any():
@@ -232,10 +248,13 @@ def table(tool: Mapping[str, tuple[str, ...]], columns: Sequence[Numbers]) -> li
     """Return rows of the comparison; every number has as many decimals as the tool prints."""
     rows = []
     for name, values in tool.items():
-        for i, value in enumerate(values):
+        for number, value in enumerate(values):
             decimals = len(value.partition(".")[2])
-            others = [f"{column[name][i]:.{decimals}f}" for column in columns]
-            rows.append([f"  +/- of {name}" if i else name, value, *others])
+            others = [f"{column[name][number]:.{decimals}f}" for column in columns]
+            title = name
+            if number:
+                title = f"  +/- of {name}"
+            rows.append([title, value, *others])
     return rows
 
 
@@ -259,34 +278,38 @@ def main() -> None:
         run_tool(args, args.base, "--kl-divergence-base", str(store))
         output = run_tool(args, args.model, "--kl-divergence", "--kl-divergence-base", str(store))
         plain = llama_formulas.printed_numbers(run_tool(args, args.model))["PPL"]
-        data, estimates = compare_q(args, Path(folder))
+        data, scores = compare_q(args, Path(folder))
         tokens, rows = read_store(store)
         same_tokens(data.windows, tokens)
-        true, rounded, differing = by_logits(args, data.windows, rows)
+        exact, rounded, n_different = by_logits(args, data.windows, rows)
     tool = {"PPL": plain, **llama_formulas.printed_numbers(output)}
     columns = [
-        ours(estimates),
-        llama_formulas.tool_statistics(true),
+        ours(scores),
+        llama_formulas.tool_statistics(exact),
         llama_formulas.tool_statistics(rounded),
     ]
-    found = table(tool, [{"PPL": column["Mean PPL(Q)"], **column} for column in columns])
-    for row in [["", "tool", "compare_q", "exact", "16-bit"], *found]:
-        print(
-            f"{row[0]:42}"
-            + "".join(f"{cell:>12}" for cell in row[1:])
-            + ("  *" if row[1] != row[4] and row[0] else "")
-        )
+    lines = table(tool, [{"PPL": column["Mean PPL(Q)"], **column} for column in columns])
+    print_table(lines)
     print(
-        f"{differing} of {rows.size} numbers in the tool's store differ from ours; * marks 16-bit unlike the tool"
+        f"{n_different} of {rows.size} numbers in the tool's store differ from ours; "
+        "* marks 16-bit unlike the tool"
     )
     if args.output:
-        names = ("tool", "compare_q", "exact", "16-bit")
-        table_json = {row[0]: dict(zip(names, row[1:], strict=True)) for row in found}
-        args.output.write_text(
-            json.dumps(
-                {"store_differs": differing, "rows": table_json}, indent=1, ensure_ascii=False
-            )
-        )
+        by_line = {line[0]: dict(zip(COLUMNS, line[1:], strict=True)) for line in lines}
+        content = {"store_differs": n_different, "rows": by_line}
+        args.output.write_text(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def print_table(lines: Sequence[Sequence[str]]) -> None:
+    """Print the comparison; ``*`` marks numbers that differ between the tool and 16-bit."""
+    for line in [["", *COLUMNS], *lines]:
+        title, tool, _, _, rounded = line
+        text = f"{title:42}"
+        for cell in line[1:]:
+            text += f"{cell:>12}"
+        if title and tool != rounded:
+            text += "  *"
+        print(text)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def windows_of_method(tokens: int, method: str) -> Windows:
     excess = np.interp(
         np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T
     )
-    block = np.unique(uncertainty.places_of(index).block, return_inverse=True)[
+    block = np.unique(uncertainty.assign_blocks(index).block, return_inverse=True)[
         1
     ]  # without empty blocks
     starts = np.array([index[block == g].min() for g in range(block.max() + 1)])
@@ -162,7 +162,7 @@ def windows_of_method(tokens: int, method: str) -> Windows:
         first=begins + first,
         last=begins + length,
         window_excess=float(excess.sum()),
-        span=uncertainty.places_of(index).length,
+        span=uncertainty.assign_blocks(index).length,
     )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from compare_q.eval.ranking import best_labels
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats import uncertainty
-from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.block_sums import BlockSums
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
 TIMES = (1, 1.25, 1.5, 2, 4, 13)
@@ -43,13 +43,13 @@ def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float
 
 
 def kld_sums(
-    rng: np.random.Generator, texts: int, places: uncertainty.Places, models: int = 2
+    rng: np.random.Generator, texts: int, assignment: uncertainty.BlockAssignment, models: int = 2
 ) -> NDArray[np.float64]:
     """KLD of ``models`` models, mean 1 each, summed by block: [models, texts, G]."""
-    tokens = places.length
+    tokens = assignment.length
     text, apart = drift(rng, texts, tokens), drift(rng, texts, tokens) / 2
     both = math.sqrt(SHARED) * rng.standard_normal((texts, tokens))
-    starts = np.searchsorted(places.block, np.arange(places.block.max() + 1))
+    starts = np.searchsorted(assignment.block, np.arange(assignment.block.max() + 1))
     found = []
     for model in range(models):
         own = both + math.sqrt(1 - SHARED) * rng.standard_normal((texts, tokens))
@@ -62,16 +62,18 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
     """Return for each of ``TIMES`` the share (%) of texts in which the larger KLD is significantly
     larger.
     """
-    rng, places, at_once = (
+    rng, assignment, at_once = (
         np.random.default_rng([seed, tokens]),
-        uncertainty.places_of(np.arange(tokens)),
+        uncertainty.assign_blocks(np.arange(tokens)),
         100,
     )
-    entries = np.bincount(places.block)
+    entries = np.bincount(assignment.block)
     freedom = uncertainty.n_waves(len(entries), tokens)
     seen = np.zeros(len(TIMES))
     for done in range(0, texts, at_once):
-        for first, second in np.moveaxis(kld_sums(rng, min(at_once, texts - done), places), 0, 1):
+        for first, second in np.moveaxis(
+            kld_sums(rng, min(at_once, texts - done), assignment), 0, 1
+        ):
             for i, times in enumerate(TIMES):
                 off = times * second - first
                 error = uncertainty.clustered_error(off, entries, tokens) or 0
@@ -94,15 +96,17 @@ def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
     """Return the share (%) of texts in which the first of ``models`` equally good models has the
     star.
     """
-    rng, places, at_once = (
+    rng, assignment, at_once = (
         np.random.default_rng([seed, models, tokens]),
-        uncertainty.places_of(np.arange(tokens)),
+        uncertainty.assign_blocks(np.arange(tokens)),
         100,
     )
-    entries = tuple(np.bincount(places.block).tolist())
+    entries = tuple(np.bincount(assignment.block).tolist())
     starred = 0
     for done in range(0, texts, at_once):
-        for sums in np.moveaxis(kld_sums(rng, min(at_once, texts - done), places, models), 0, 1):
+        for sums in np.moveaxis(
+            kld_sums(rng, min(at_once, texts - done), assignment, models), 0, 1
+        ):
             rows = [row_of(str(model), entries, each, tokens) for model, each in enumerate(sums)]
             starred += "0" in best_labels(rows, "kld")
     return round(100 * starred / texts, 1)

@@ -53,7 +53,7 @@ DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """A finished run: ``results`` is what results.json holds (``eval/results.py``).
+    """A finished run: ``results`` is what results.json holds (``eval/results/``).
 
     ``data``: the windows of its texts; ``cache``: where the scores of single tokens are.  A run
     that was read back has neither.

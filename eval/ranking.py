@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .results import ModelResult, noise_floor_of
-from .stats.estimates import paired_difference
+from .stats.block_sums import paired_difference
 from .stats.uncertainty import interval
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import nearest
 from ..results import ModelResult, RunResult
-from ..stats.estimates import paired_difference
+from ..stats.block_sums import paired_difference
 from ..table import columns
 from ..table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 

@@ -33,12 +33,11 @@ from ..common.cache import Cache
 from ..common.output_files import replacing
 from ..common.progress import Progress
 from ..results import ModelResult, Timing
-from ..stats import estimates
-from ..stats.estimates import Sampled
-from ..stats.uncertainty import Places, places_of
+from ..stats.row_statistics import statistics_of
+from ..stats.spread_windows import SamplingErrors, sampling_errors, sampling_errors_of_texts
+from ..stats.uncertainty import BlockAssignment, assign_blocks
 from ..text.eval_data import EvalData
 from .reference import Reference
-from .row import fields_of
 from .serving_memory import memory_of
 
 INDEX = ("window", "position", "token_id")
@@ -276,15 +275,18 @@ def of_scores(
     """Return the row of a model; ModelError if none of its scores is finite."""
     model = work.model
     record = stored.run_record
-    row_estimates = estimates.summarize(
+    statistics = statistics_of(
         stored.columns, places_in(data, stored), stored.position, data.text_size
     )
-    if not row_estimates.ppl.tokens:
+    if not statistics.tokens:
         why = "; ".join(
             ["", *overflow(model, record["provenance"]), *record["provenance"].get("notes", ())]
         )
         raise ModelError(f"no perplexity: none of {len(stored.token_id)} positions is finite{why}")
-    row_estimates = replace(row_estimates, sampled=sampled(data, stored))
+    fields_of_scores = statistics.computed()
+    errors_of_text = sampled(data, stored)
+    if errors_of_text is not None:
+        fields_of_scores |= errors_of_text.row_fields
     overrides = {}
     for name in ("bpw_layer", "bpw_head", "vram_bits"):
         value = model.spec.get(f"override_{name}")
@@ -297,14 +299,14 @@ def of_scores(
         *notes_of(work, stored, has_reference=has_reference),
         *record["provenance"].get("notes", ()),
     )
-    if row_estimates.ppl.non_finite:
+    if statistics.non_finite:
         notes = (*notes, *overflow(model, record["provenance"]))
     speed: dict[str, Any] = {"tokens_per_second": None} if record.get("shared_gpu") else {}
     return row_of(
         model,
         storage=size_on_disk,
         memory=memory_of(model, size_on_disk, record["provenance"]),
-        **fields_of(row_estimates),
+        **fields_of_scores,
         windows=len(data.windows),
         timing=stored.timing,
         load_seconds=record["load_seconds"],
@@ -334,22 +336,22 @@ def row_on(row: ModelResult, stored: StoredScores, data: EvalData) -> ModelResul
     """Return a row whose statistics are those of one text alone; ``stored``: its scores of this
     text's windows.
     """
-    text_estimates = estimates.summarize(
+    statistics = statistics_of(
         stored.columns, places_in(data, stored), stored.position, data.text_size
     )
     digest = hashlib.sha256(stored.columns["logprob"].tobytes()).hexdigest()
-    return row.updated(**fields_of(text_estimates), windows=len(data.windows), scores_digest=digest)
+    return row.updated(**statistics.computed(), windows=len(data.windows), scores_digest=digest)
 
 
-def places_in(data: EvalData, stored: StoredScores) -> Places:
+def places_in(data: EvalData, stored: StoredScores) -> BlockAssignment:
     """Return the blocks of the scored tokens, for errors; no block spans two texts."""
     index = data.text_index(stored.window, stored.position)
     begins = data.begins(stored.window, stored.position)
     text = data.text_of[stored.window] if len(data.texts) > 1 else None
-    return places_of(index, begins, text)
+    return assign_blocks(index, begins, text)
 
 
-def sampled(data: EvalData, stored: StoredScores) -> Sampled | None:
+def sampled(data: EvalData, stored: StoredScores) -> SamplingErrors | None:
     """Return the errors of the means as means of all windows of the texts; None if no text's
     windows are a sample.
     """
@@ -361,14 +363,14 @@ def sampled(data: EvalData, stored: StoredScores) -> Sampled | None:
         last = first + len(text.windows)
         inside = (stored.window >= first) & (stored.window < last)
         columns = {name: column[inside] for name, column in stored.columns.items()}
-        errors = Sampled(0.0, 0.0)  # the whole text was scored
+        errors = SamplingErrors(0.0, 0.0)  # the whole text was scored
         if text.is_spread:
-            errors = estimates.sampled(
+            errors = sampling_errors(
                 columns, stored.window[inside] - first, text.starts, text.available
             )
         parts.append((errors, int(inside.sum())))
         first = last
-    return estimates.sampled_together(parts)
+    return sampling_errors_of_texts(parts)
 
 
 def file_bytes(model: PlannedModel) -> int | None:

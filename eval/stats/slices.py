@@ -1,6 +1,6 @@
 """Scores of slices: named sets of a model's scored tokens, each given by a mask over the entries.
 
-A slice has the same statistics as the whole row (``eval/stats/estimates.py``), over fewer tokens.
+A slice has some statistics of the whole row (``eval/stats/row_statistics.py``), over fewer tokens.
 Its error is the error of a ratio: the sum over the slice's tokens, divided by their number, where
 both vary between the blocks of the row.  Blocks without a token of the slice are left out.
 """
@@ -8,19 +8,26 @@ both vary between the blocks of the row.  Blocks without a token of the slice ar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from ..text.slice_names import BEGIN, REST, SURE, UNSURE
-from .estimates import LEAST_BLOCKS
-from .uncertainty import Count, Error, Mean, Places, mean_with_errors, perplexity
+from .uncertainty import (
+    LEAST_BLOCKS,
+    Array,
+    BlockAssignment,
+    Columns,
+    Count,
+    Error,
+    Mean,
+    mean_with_errors,
+    perplexity,
+)
 
-Columns = Mapping[str, NDArray[Any]]
 Mask = NDArray[np.bool_]
 SURE_FROM = np.float32(math.log(0.9))
 """Smallest log-probability of the reference's most probable token at which the reference is sure.
@@ -51,25 +58,25 @@ class Slice:
     same_top_stderr: Error | None = None
 
 
-def summarize(columns: Columns, mask: Mask, places: Places) -> Slice:
+def summarize(columns: Columns, mask: Mask, assignment: BlockAssignment) -> Slice:
     """Return the statistics of one slice.
 
     ``columns`` [N]: the scores of a model (``StoredScores.columns``).
     ``mask`` [N]: True for the entries of the slice.
-    ``places``: the blocks of the entries of the whole row.
+    ``assignment``: the blocks of the entries of the whole row.
     """
     logprob = columns["logprob"]
-    mean_logprob = masked_mean(logprob, mask, places)
-    ppl = perplexity(mean_logprob)
-    found = Slice(ppl.tokens, ppl.value, ppl.stderr)
+    ppl = perplexity(masked_mean(logprob, mask, assignment))
     if not {"ref_logprob", "kld", "same_top"} <= columns.keys():
-        return found
-    kld = masked_mean(columns["kld"], mask, places)
+        return Slice(ppl.tokens, ppl.value, ppl.stderr)
+    kld = masked_mean(columns["kld"], mask, assignment)
     # If the reference's logits are nan, argmax returns some token.
-    both = np.isfinite(logprob) & np.isfinite(columns["ref_logprob"])
-    same_top = masked_mean(columns["same_top"], mask & both, places)
-    return replace(
-        found,
+    both_finite = np.isfinite(logprob) & np.isfinite(columns["ref_logprob"])
+    same_top = masked_mean(columns["same_top"], mask & both_finite, assignment)
+    return Slice(
+        tokens=ppl.tokens,
+        ppl=ppl.value,
+        ppl_stderr=ppl.stderr,
         kld=kld.value,
         kld_stderr=kld.stderr,
         same_top=same_top.value,
@@ -77,14 +84,15 @@ def summarize(columns: Columns, mask: Mask, places: Places) -> Slice:
     )
 
 
-def masked_mean(values: NDArray[Any], mask: Mask, places: Places) -> Mean:
-    """Return the mean of the finite ``values`` [N] where ``mask`` [N]; its error is None if too few
-    blocks have one.
+def masked_mean(values: Array, mask: Mask, assignment: BlockAssignment) -> Mean:
+    """Return the mean of the finite ``values`` [N] where ``mask`` [N].
+
+    Its error is None if too few blocks have such a value.
     """
-    mean = mean_with_errors(values, mask, places)
+    mean = mean_with_errors(values, mask, assignment)
     used = mask & np.isfinite(values)
-    entries = np.bincount(places.block[used])  # by block
-    if np.count_nonzero(entries) < LEAST_BLOCKS:
+    entries_by_block = np.bincount(assignment.block[used])
+    if np.count_nonzero(entries_by_block) < LEAST_BLOCKS:
         return replace(mean, stderr=None)
     return mean
 
@@ -95,7 +103,9 @@ def by_confidence(columns: Columns, *, is_reference: bool = False) -> dict[str, 
     ``is_reference``: the columns are the reference's own.  Without a reference there are no masks.
     An entry whose highest probability is not finite is in neither mask.
     """
-    name = "top1_logprob" if is_reference else "ref_top1_logprob"
+    name = "ref_top1_logprob"
+    if is_reference:
+        name = "top1_logprob"
     if name not in columns:
         return {}
     highest = columns[name].astype(np.float32)
@@ -106,9 +116,10 @@ def by_confidence(columns: Columns, *, is_reference: bool = False) -> dict[str, 
     }
 
 
-def by_position(position: NDArray[Any]) -> dict[str, Mask]:
-    """Return the masks [N] of the first tokens of the windows and of the other ones, from
-    ``position`` [N] in them.
+def by_position(position: Array) -> dict[str, Mask]:
+    """Return the masks [N] of the first tokens of the windows and of the other ones.
+
+    ``position`` [N]: of the tokens in their windows.
     """
     is_begin = np.asarray(position < BEGIN_LENGTH)
     return {BEGIN: is_begin, REST: ~is_begin}

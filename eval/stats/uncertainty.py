@@ -3,10 +3,11 @@ at the end.
 
 A text's tokens are not independent: windows overlap, so that a token is scored several times, and
 an easy article is easy for thousands of tokens.  Every entry is therefore assigned to one of G = 30
-disjoint blocks of the text by the place of its token (``places_of``).  With u_g = sum of y - m *
-entries over block g, the mean m of a score y over N entries has
+disjoint blocks of the text by the place of its token (``assign_blocks``).  With u_g = sum of y -
+m * entries over block g, the mean m of a score y over N entries has
 
-    stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + MEMORY * j ** 2 / tokens of text) / N ** 2
+    stderr ** 2 = 1 / B * sum over j = 1 .. B of p_j * (1 + M * j ** 2 / tokens of text) / N ** 2
+    M = AUTOCORRELATION_TOKENS
     p_j = 2 * (sum over g of u_g * cos(pi * j * (g + 1/2) / G)) ** 2
 
 and m ± t(0.975, B) stderr is a 95 % interval (``clustered_error``; blocks that hold no entry are
@@ -34,7 +35,7 @@ as independent: it is several times too small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -43,20 +44,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+Array = NDArray[Any]
+Columns = Mapping[str, Array]
+"""Scores of a model's scored tokens by name (``StoredScores.columns``), [N] each."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 """A count as results.json has it; larger integers are not exact in other readers."""
 Error = Annotated[float, Field(ge=0)]
 """A number that is never below 0, such as a standard error."""
 
 LARGEST_EXPONENT = math.log(1.7e308)
-FEWEST_BLOCKS, MOST_BLOCKS, LEAST_BLOCK = 3, 30, 100
-"""A text is cut into blocks of at least ``LEAST_BLOCK`` tokens, within these two limits of their
+FEWEST_BLOCKS = 3
+MOST_BLOCKS = 30
+SMALLEST_BLOCK = 100
+"""A text is cut into blocks of at least ``SMALLEST_BLOCK`` tokens, within these two limits of their
 number."""
-FEWEST_WAVES, MOST_WAVES, UNIT = 4, 16, 30_000
-"""Errors come from root(tokens of text / UNIT) cosines, within the two limits, and fewer than the
-blocks."""
-MEMORY = 12_000
-"""Tokens; with this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
+FEWEST_WAVES = 4
+MOST_WAVES = 16
+TOKENS_PER_SQUARED_WAVE = 30_000
+"""Errors come from root(tokens of text / TOKENS_PER_SQUARED_WAVE) cosines, within the two limits,
+and fewer than the blocks."""
+LEAST_BLOCKS = FEWEST_WAVES + 1
+"""Minimum number of blocks of the text in a part of its tokens that has an error; the error is then
+known to 35 % or better."""
+AUTOCORRELATION_TOKENS = 12_000
+"""With this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
 """Tokens: a shorter text is treated as one of this length, and a caution is shown."""
 TAIL = 0.025
@@ -64,21 +75,21 @@ TAIL = 0.025
 
 
 @dataclass(frozen=True)
-class Places:
-    """Position of entries in a text: the block of each (``block`` [N]), and the tokens of all
-    blocks (``length``).
+class BlockAssignment:
+    """The block of each entry (``block`` [N]).
+
+    ``length``: number of tokens of the text that the blocks cover, each counted once.
     """
 
-    block: NDArray[Any]
+    block: Array
     length: int
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """``value`` = exp(-logprob_sum / tokens); None if nothing finite was scored, or if it
-    overflows.
+    """``value`` = exp(-logprob_sum / tokens).
 
-    ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those
+    None if nothing finite was scored, or if it overflows.  ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those
     left out of it.  Errors: one standard error; None with one block, or one token.
     """
 
@@ -92,8 +103,9 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Mean:
-    """``value`` = total / tokens; None if no entry was finite.  ``non_finite`` counts the entries
-    left out of both.
+    """``value`` = total / tokens; None if no entry was finite.
+
+    ``non_finite`` counts the entries left out of both.
     """
 
     value: float | None
@@ -113,11 +125,11 @@ class Value:
     stderr_independent: Error | None = None
 
 
-def places_of(
-    index: NDArray[Any],
-    begin: NDArray[Any] | None = None,
+def assign_blocks(
+    index: Array,
+    begin: Array | None = None,
     text: NDArray[np.integer[Any]] | None = None,
-) -> Places:
+) -> BlockAssignment:
     """Return the blocks of entries from their tokens' indices [N] in the text, in any order and
     with any gaps.
 
@@ -127,39 +139,48 @@ def places_of(
     then share the blocks by their lengths, at least one for each, so that no block spans two texts,
     and the length is the sum of their lengths.
     """
-    place = index if begin is None else begin
+    place = index
+    if begin is not None:
+        place = begin
     members = [np.ones(len(index), np.bool_)]
     if text is not None:
         members = [text == number for number in np.unique(text)]
     lengths = [length_of(index[member]) for member in members]
     total = sum(lengths)
-    count = min(max(total // LEAST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
+    n_blocks = min(max(total // SMALLEST_BLOCK, FEWEST_BLOCKS), MOST_BLOCKS)
+    shares = shares_of(lengths, n_blocks)
     block = np.zeros(len(index), np.int64)
-    first = 0
-    for member, length, n_blocks in zip(members, lengths, shares_of(lengths, count), strict=True):
+    first_block = 0
+    for member, length, share in zip(members, lengths, shares, strict=True):
         if not length:
             continue
+        # A conversation may begin before the first token that is scored.
         offset = np.maximum(place[member].astype(np.int64) - int(index[member].min()), 0)
-        block[member] = first + offset * n_blocks // length
-        first += n_blocks
-    return Places(block, total)
+        block[member] = first_block + offset * share // length
+        first_block += share
+    return BlockAssignment(block, total)
 
 
-def length_of(index: NDArray[Any]) -> int:
-    """Number of tokens from the first to the last of these indices in a text."""
-    return int(index.max()) - int(index.min()) + 1 if len(index) else 0
+def length_of(index: Array) -> int:
+    """Return the number of tokens from the first to the last of these indices in a text."""
+    if not len(index):
+        return 0
+    return int(index.max()) - int(index.min()) + 1
 
 
 def shares_of(lengths: Sequence[int], count: int) -> list[int]:
-    """Return how many of ``count`` blocks each text gets: by their lengths, at least one, by
-    largest remainder.
+    """Return how many of ``count`` blocks each text gets.
+
+    The shares are proportional to the lengths, by largest remainder, and at least one.
     """
     total = max(sum(lengths), 1)
     shares = [max(length * count // total, 1) for length in lengths]
     by_remainder = sorted(
         range(len(lengths)), key=lambda number: -(lengths[number] * count % total)
     )
-    for number in by_remainder[: max(count - sum(shares), 0)]:
+    # Texts that got one block for less than one may have used up all of them.
+    n_unassigned = max(count - sum(shares), 0)
+    for number in by_remainder[:n_unassigned]:
         shares[number] += 1
     return shares
 
@@ -176,53 +197,66 @@ def longest_documents(length: int) -> int:
 
 
 def n_waves(groups: int, length: int) -> int:
-    """Number of cosines in errors over ``groups`` blocks, which is their number of degrees of
-    freedom.
-    """
-    return min(max(math.isqrt(length // UNIT), FEWEST_WAVES), MOST_WAVES, groups - 1)
+    """Return the number of cosines in errors over ``groups`` blocks: their degrees of freedom."""
+    waves = math.isqrt(length // TOKENS_PER_SQUARED_WAVE)
+    return min(max(waves, FEWEST_WAVES), MOST_WAVES, groups - 1)
 
 
-def clustered_error(total: NDArray[Any], tokens: NDArray[Any], length: int) -> float | None:
-    """Standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's blocks.
+def clustered_error(total: Array, tokens: Array, length: int) -> float | None:
+    """Return the standard error of sum(total) / sum(tokens), from sums and counts [G] of a text's
+    blocks.
 
     The formula is at the top of this file.  It is not the clustered estimator of Liang and Zeger.
     ``length``: tokens of the text.  None for fewer than two blocks, and if the error overflows.
     """
-    total, tokens = total[tokens > 0].astype(np.float64), tokens[tokens > 0]
-    groups, n = len(tokens), tokens.sum()
+    has_entries = tokens > 0
+    total = total[has_entries].astype(np.float64)
+    tokens = tokens[has_entries]
+    groups = len(tokens)
+    n = tokens.sum()
     if groups < 2:
         return None
     wave = np.arange(1, n_waves(groups, length) + 1)
-    slow = np.cos(np.pi * wave[:, None] * (np.arange(groups) + 0.5) / groups)
+    cosines = np.cos(np.pi * wave[:, None] * (np.arange(groups) + 0.5) / groups)
+    # Losses near the largest float square to infinity: that error is None.
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = 2 * (slow @ (total - total.sum() / n * tokens)) ** 2
-        square = float(np.mean(squares * (1 + MEMORY * wave**2 / max(length, SHORT))))
-    return math.sqrt(square) / float(n) if math.isfinite(square) else None
+        squares = 2 * (cosines @ (total - total.sum() / n * tokens)) ** 2
+        factors = 1 + AUTOCORRELATION_TOKENS * wave**2 / max(length, SHORT)
+        square = float(np.mean(squares * factors))
+    if not math.isfinite(square):
+        return None
+    return math.sqrt(square) / float(n)
 
 
-def sampling_error(total: NDArray[Any], tokens: NDArray[Any], available: int) -> float | None:
-    """Standard error of sum(total) / sum(tokens) as the mean of all ``available`` windows of a
-    text, from sums and counts [n] of windows that are spread over it, in the text's order; None for
-    fewer than two.
+def sampling_error(total: Array, tokens: Array, available: int) -> float | None:
+    """Return the standard error of sum(total) / sum(tokens) as the mean of all ``available``
+    windows of a text; None for fewer than two windows.
+
+    ``total``, ``tokens``: sums and counts [n] of windows that are spread over the text, in the
+    text's order.
 
     From the differences of neighbours, with the finite population correction (Wolter, Introduction
     to Variance Estimation, 2007, estimator 2 for systematic samples).  If fewer windows are left
     out than taken, the compared neighbours are as far apart as the windows that are left out.
     """
-    n, count = len(tokens), float(tokens.sum())
+    n = len(tokens)
+    count = float(tokens.sum())
     if n < 2:
         return None
     if n >= available:
         return 0.0
-    apart = min(max(round(n / (available - n)), 1), n // 2)
-    off = total - total.sum() / count * tokens
-    square = n * float(np.mean(np.square(off[apart:] - off[:-apart]))) / 2 * (1 - n / available)
-    return math.sqrt(square) / count if math.isfinite(square) else None
+    distance = min(max(round(n / (available - n)), 1), n // 2)
+    deviations = total - total.sum() / count * tokens
+    differences = deviations[distance:] - deviations[:-distance]
+    square = n * float(np.mean(np.square(differences))) / 2 * (1 - n / available)
+    if not math.isfinite(square):
+        return None
+    return math.sqrt(square) / count
 
 
 def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> tuple[float, float]:
-    """Interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees of freedom
-    (``n_waves``).
+    """Return the interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees
+    of freedom (``n_waves``).
 
     ``tail``: the probability beyond each end.
     """
@@ -232,51 +266,74 @@ def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> t
 
 @cache
 def student_t(freedom: int, tail: float = TAIL) -> float:
-    """The value that Student's t exceeds with the probability ``tail``, below 1/2; ValueError for 0
-    degrees of freedom.
+    """Return the value that Student's t exceeds with the probability ``tail``, below 1/2.
 
-    By bisection of the closed forms for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and
-    26.7.4).
+    By bisection of ``probability_within``.  ValueError for 0 degrees of freedom.
     """
     if freedom < 1:
         raise ValueError(f"an interval needs 1 degree of freedom or more, not {freedom}")
-    odd, low, high = freedom % 2, 0.0, math.pi / 2
-    while low < (angle := (low + high) / 2) < high:
-        total, term = 0.0, math.cos(angle) ** odd
-        for power in range(odd, freedom - 1, 2):
-            total += term
-            term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
-        within = math.sin(angle) * total
-        within = (angle + within) * 2 / math.pi if odd else within
-        low, high = (angle, high) if within < 1 - 2 * tail else (low, angle)
+    low = 0.0
+    high = math.pi / 2
+    angle = (low + high) / 2
+    # Until no float is between the two ends.
+    while low < angle < high:
+        if probability_within(angle, freedom) < 1 - 2 * tail:
+            low = angle
+        else:
+            high = angle
+        angle = (low + high) / 2
     return math.sqrt(freedom) * math.tan(low)
 
 
-def mean_with_errors(
-    values: NDArray[Any], finite: NDArray[np.bool_] | None = None, places: Places | None = None
-) -> Mean:
-    """Mean of numbers [N], summed in float64, over the finite ones (and, of those, where
-    ``finite``).
+def probability_within(angle: float, freedom: int) -> float:
+    """Return the probability that abs(t) is below root(freedom) * tan(angle), for Student's t.
+
+    The closed forms for odd and even degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4).
     """
-    used = np.isfinite(values) if finite is None else np.isfinite(values) & finite
-    kept = values[used].astype(np.float64)
-    total, tokens = float(kept.sum()), len(kept)
+    odd = freedom % 2
+    total = 0.0
+    term = math.cos(angle) ** odd
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
+    within = math.sin(angle) * total
+    if odd:
+        return (angle + within) * 2 / math.pi
+    return within
+
+
+def mean_with_errors(
+    values: Array,
+    mask: NDArray[np.bool_] | None = None,
+    assignment: BlockAssignment | None = None,
+) -> Mean:
+    """Return the mean of numbers [N], summed in float64, over the finite ones.
+
+    ``mask`` [N]: only where it is True.
+    """
+    used = np.isfinite(values)
+    if mask is not None:
+        used = used & mask
+    used_values = values[used].astype(np.float64)
+    total = float(used_values.sum())
+    tokens = len(used_values)
     if not tokens:
         return Mean(None, total, 0, len(used))
     with np.errstate(over="ignore"):
-        variance = float(kept.var())
-    independent = (
-        math.sqrt(variance / (tokens - 1)) if tokens > 1 and math.isfinite(variance) else None
-    )
+        variance = float(used_values.var())
+    independent = None
+    if tokens > 1 and math.isfinite(variance):
+        independent = math.sqrt(variance / (tokens - 1))
     error = None
-    if places is not None:
-        block = places.block[used]
-        error = clustered_error(np.bincount(block, kept), np.bincount(block), places.length)
+    if assignment is not None:
+        block = assignment.block[used]
+        sums = np.bincount(block, used_values)
+        error = clustered_error(sums, np.bincount(block), assignment.length)
     return Mean(total / tokens, total, tokens, len(used) - tokens, error, independent)
 
 
 def exp_mean(mean: Mean | Value, sign: int = 1) -> Value:
-    """exp(sign * mean) with its errors; None if it overflows."""
+    """Return exp(sign * mean) with its errors; None if it overflows."""
     if mean.value is None or sign * mean.value > LARGEST_EXPONENT:
         return Value(None)
     value = math.exp(sign * mean.value)
@@ -284,7 +341,7 @@ def exp_mean(mean: Mean | Value, sign: int = 1) -> Value:
 
 
 def perplexity(logprob: Mean) -> Perplexity:
-    """Perplexity of a mean log-probability."""
+    """Return the perplexity of a mean log-probability."""
     ppl = exp_mean(logprob, -1)
     return Perplexity(
         ppl.value,
@@ -297,7 +354,10 @@ def perplexity(logprob: Mean) -> Perplexity:
 
 
 def root_of_mean(squares: Mean) -> Value:
-    """Root of a mean of squares; its error is the error of the mean / (2 root), and not known at 0."""
+    """Return the root of a mean of squares.
+
+    Its error is the error of the mean / (2 root), and None at 0.
+    """
     if not squares.value:
         return Value(squares.value)
     value = math.sqrt(squares.value)
@@ -305,12 +365,16 @@ def root_of_mean(squares: Mean) -> Value:
 
 
 def with_errors(value: float, mean: Mean | Value, change: Callable[[float], float]) -> Value:
-    """Return a function's ``value`` at a mean, with the mean's errors after ``change``; None for an
-    overflow.
+    """Return a function's ``value`` at a mean, with the mean's errors after ``change``.
+
+    An error that overflows is None.
     """
-    known = (
-        None if error is None else change(error) for error in (mean.stderr, mean.stderr_independent)
-    )
-    return Value(
-        value, *(error if error is None or math.isfinite(error) else None for error in known)
-    )
+    errors: list[float | None] = []
+    for error in (mean.stderr, mean.stderr_independent):
+        changed = None
+        if error is not None:
+            changed = change(error)
+            if not math.isfinite(changed):
+                changed = None
+        errors.append(changed)
+    return Value(value, *errors)

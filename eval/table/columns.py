@@ -1,7 +1,7 @@
 """The columns of the table, one declaration each, and the order of the rows.
 
 Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outputs.md read
-``COLUMNS``.  A field of ``ModelResult`` (``eval/results.py``) becomes a column by one entry there.
+``COLUMNS``.  A field of ``ModelResult`` (``eval/results/``) becomes a column by one entry there.
 A column may take a parameter after a colon: ``memory:32k`` takes a number of tokens, ``kld:chat`` a
 slice of the scored tokens.
 """

@@ -10,7 +10,7 @@ from ...backends.common.message_text import amount
 from ...backends.layers import groups
 from ..ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
 from ..results import MARK, ModelResult, RunResult, deviations_of
-from ..stats.estimates import short_text_cautions
+from ..stats.block_sums import short_text_cautions
 from ..stats.uncertainty import longest_documents
 from . import columns as all_columns
 from . import memory_fit

@@ -11,7 +11,7 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import nearest, printable
 from ..ranking import Difference, compare, near_lossless, why_unranked
 from ..results import ModelResult, RunResult
-from ..stats.estimates import short_text_cautions
+from ..stats.block_sums import short_text_cautions
 from ..stats.uncertainty import LARGEST_EXPONENT
 from .numbers import decimals_of_error, number_with_error
 

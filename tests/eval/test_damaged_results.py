@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from compare_q.eval.results import NO_RESULTS, RunResult
-from compare_q.eval.stats.estimates import MOST_TEXTS
+from compare_q.eval.stats.block_sums import MOST_TEXTS
 from tests.support.made import (
     PERCENTILES,
     QUANT,

@@ -16,7 +16,7 @@ from benchmarks import told_apart
 from compare_q.backends.base import Storage
 from compare_q.eval.ranking import best_labels, compare, kld_limit, near_lossless, ranking
 from compare_q.eval.results import ModelResult
-from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.block_sums import BlockSums
 from compare_q.eval.stats.uncertainty import Mean
 from compare_q.eval.table.pairs import pair_lines
 from tests.support.made import (

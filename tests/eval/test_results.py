@@ -11,21 +11,24 @@ import pytest
 
 from compare_q import __version__
 from compare_q.backends.base import Storage
-from compare_q.eval import results
+from compare_q.backends.common import machine
 from compare_q.eval.results import MARK, ModelResult, RunResult, Timing, deviations_of
 from compare_q.eval.run.token_scores import timing_of
-from compare_q.eval.stats.estimates import summarize
+from compare_q.eval.stats.row_statistics import statistics_of
 from compare_q.eval.stats.slices import Slice
-from compare_q.eval.stats.uncertainty import Mean, Perplexity, places_of
+from compare_q.eval.stats.uncertainty import Mean, Perplexity, assign_blocks
 from tests.support.made import (
     BASE,
     FAILED,
     QUANT,
+    RECORD,
     REF,
     REFERENCE,
+    SIZE,
     raw_of,
     read_back,
     replace,
+    row,
     run_of,
     storage_of,
     with_against,
@@ -42,21 +45,19 @@ def written(run: RunResult) -> list[dict[str, Any]]:
 
 
 def scored(seed: int) -> ModelResult:
-    """Return a model with estimates from 500 scores, some of them not finite."""
+    """Return a model with the statistics of 500 scores, some of them not finite."""
     random = np.random.default_rng(seed)
-    columns = {
-        name: -random.exponential(size=500).astype(np.float32)
-        for name in ("logprob", "ref_logprob", "ref_top1_logprob")
-    }
-    columns |= {
-        "kld": random.exponential(size=500).astype(np.float32),
-        "same_top": random.random(500) < 0.9,
-    }
+    columns = {}
+    for name in ("logprob", "ref_logprob", "ref_top1_logprob"):
+        columns[name] = -random.exponential(size=500).astype(np.float32)
+    columns["kld"] = random.exponential(size=500).astype(np.float32)
+    columns["same_top"] = random.random(500) < 0.9
     columns["logprob"][7] = -np.inf
     columns["kld"][:3] = np.nan
-    estimates = summarize(columns, places_of(np.arange(500)), np.arange(1, 501), (2000.0, 300.0))
+    assignment = assign_blocks(np.arange(500))
+    statistics = statistics_of(columns, assignment, np.arange(1, 501), (2000.0, 300.0))
     spec = {"noise_floor": True, "engine": {"a": [1]}}
-    return replace(QUANT, label=f"seed {seed}", estimates=estimates, scores_key="ab", spec=spec)
+    return row(f"seed {seed}", statistics, SIZE, **RECORD, scores_key="ab", spec=spec)
 
 
 def test_flat_statistics() -> None:
@@ -124,7 +125,7 @@ def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.Mon
     run = three().updated(title="a title")
     raw = raw_of(run, ["first"])
     assert (raw["format"], raw["command"], raw["title"]) == (9, ["first"], "a title")
-    monkeypatch.setattr(results.machine, "versions", lambda: {"python": "0"})
+    monkeypatch.setattr(machine, "versions", lambda: {"python": "0"})
     assert raw_of(run)["versions"] == {"python": "0", "compare-q": __version__}
     assert read_back(raw, tmp_path).models == run.models
     assert raw_of(read_back(raw, tmp_path), ["other"]) == raw

@@ -11,9 +11,15 @@ from typing import Any
 from compare_q.backends.base import Storage
 from compare_q.eval.common.stored import Stored
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
-from compare_q.eval.run.row import against_reference, fields_of
-from compare_q.eval.stats.estimates import AgainstReference, BlockSums, Curve, Estimates, TextRates
-from compare_q.eval.stats.uncertainty import Mean, Perplexity, Value
+from compare_q.eval.stats.block_sums import BlockSums
+from compare_q.eval.stats.curve import Curve
+from compare_q.eval.stats.row_statistics import (
+    Average,
+    RowStatistics,
+    average_fields,
+    kld_percentile_fields,
+)
+from compare_q.eval.stats.uncertainty import Perplexity
 
 COMPUTED = {
     "where",
@@ -40,31 +46,23 @@ COMPUTED = {
 
 
 def row(
-    label: str, estimates: Estimates, storage: Storage | None = None, **fields: Any
+    label: str, statistics: RowStatistics, storage: Storage | None = None, **fields: Any
 ) -> ModelResult:
-    """Return a row with these estimates."""
-    return ModelResult.of(label, "fake", storage, **fields_of(estimates), **fields)
+    """Return a row with these statistics."""
+    return ModelResult.of(label, "fake", storage, **{**statistics.computed(), **fields})
 
 
-def replace(found: Any, **changes: Any) -> Any:
-    """Return a copy with other values of some fields; the computed fields of a row are computed
-    again.
-
-    ``estimates``: other statistics of a row.
-    """
-    if isinstance(found, ModelResult):
-        fields = {
-            name: getattr(found, name) for name in ModelResult.model_fields if name not in COMPUTED
-        }
-        if "estimates" in changes:
-            fields |= {name: ModelResult.model_fields[name].default for name in fields_of(COMPARED)}
-            fields |= fields_of(changes.pop("estimates"))
-        return ModelResult.of(**{"storage": storage_of(found), **fields, **changes})
-    return (
-        found.updated(**changes)
-        if isinstance(found, Stored)
-        else dataclasses.replace(found, **changes)
-    )
+def replace(original: Any, **changes: Any) -> Any:
+    """Return a copy with other values of some fields; a row's computed fields are computed again."""
+    if isinstance(original, ModelResult):
+        fields = {"storage": storage_of(original)}
+        for name in ModelResult.model_fields:
+            if name not in COMPUTED:
+                fields[name] = getattr(original, name)
+        return ModelResult.of(**{**fields, **changes})
+    if isinstance(original, Stored):
+        return original.updated(**changes)
+    return dataclasses.replace(original, **changes)
 
 
 def storage_of(row: ModelResult) -> Storage:
@@ -102,43 +100,60 @@ PERCENTILES = {
 TOKENS = (10, 10, 10, 10)
 BLOCKS = BlockSums(TOKENS, (10.0, 20.0, 30.0, 40.0), whole=("nll",), length=100_000)
 PPL = Perplexity(7.5, -80.0, 40, 0, 0.852, 0.0123)
-RATES = TextRates(
-    Value(1.25, 0.05, 0.01), Value(2.378, 0.08, 0.02), Value(55.5, 3.0, 1.0), 160.0, 32.0
+ALONE = RowStatistics(
+    **average_fields("ppl", PPL),
+    top1=0.5,
+    entropy=1.25,
+    bits_per_byte=1.25,
+    byte_perplexity=2.378,
+    word_perplexity=55.5,
+    blocks=BLOCKS,
+    curve=Curve((1, 3), (2.0,)),
 )
-ALONE = Estimates(
-    PPL, None, Mean(0.5, 20.0, 40, 0), Mean(1.25, 50.0, 40, 0), RATES, BLOCKS, Curve((1, 3), (2.0,))
-)
-AGAINST = AgainstReference(
-    ref_ppl=Perplexity(7.25, -79.0, 40, 0, 0.8, 0.0111),
-    ln_ppl_ratio=Mean(0.0339, 1.356, 40, 0, 0.002, 0.001),
-    correlation=0.98765,
-    ppl_ratio=Value(1.0345, 0.00207, 0.00103),
-    ppl_difference=Value(0.25, 0.015, 0.0075),
-    kld=Mean(0.01234567, 0.4938268, 40, 0, 0.000452, 0.0002),
-    kld_percentiles=PERCENTILES,
-    delta_p=Mean(-0.01, -0.4, 40, 0, 0.003, 0.002),
-    delta_p_rms=Value(0.04, 0.006, 0.005),
-    delta_p_percentiles=PERCENTILES,
-    same_top=Mean(0.98765, 39.506, 40, 0, 0.00521, 0.004),
-)
+"""Statistics of a model without a reference."""
 KLD_BLOCKS = replace(
     BLOCKS,
     kld=(1.0, 1.0, 1.0, 1.0),
     same_top=(9.0, 9.0, 9.0, 9.0),
     whole=("nll", "kld", "same_top"),
 )
-COMPARED = replace(ALONE, against=AGAINST, blocks=KLD_BLOCKS, curve=Curve((1, 3), (2.0,), (0.5,)))
-BASE = row(
-    "base",
+COMPARED = replace(
     ALONE,
-    SIZE,
-    windows=2,
-    load_seconds=1.0,
-    score_seconds=2.0,
-    provenance={"layers": [LAYERS]},
+    ref_ppl=7.25,
+    ref_ppl_tokens=40,
+    ln_ppl_ratio=0.0339,
+    ln_ppl_ratio_stderr=0.002,
+    ppl_ratio=1.0345,
+    ppl_ratio_stderr=0.00207,
+    ppl_difference=0.25,
+    ppl_difference_stderr=0.015,
+    correlation=0.98765,
+    kld=0.01234567,
+    kld_stderr=0.000452,
+    kld_sum=0.4938268,
+    kld_tokens=40,
+    kld_non_finite=0,
+    **kld_percentile_fields(PERCENTILES),
+    delta_p=-0.01,
+    delta_p_stderr=0.003,
+    delta_p_rms=0.04,
+    delta_p_rms_stderr=0.006,
+    delta_p_percentiles=PERCENTILES,
+    same_top=0.98765,
+    same_top_stderr=0.00521,
+    blocks=KLD_BLOCKS,
+    curve=Curve((1, 3), (2.0,), (0.5,)),
 )
+"""Statistics of a model that was compared with a reference."""
+RECORD: dict[str, Any] = {
+    "windows": 2,
+    "load_seconds": 1.0,
+    "score_seconds": 2.0,
+    "provenance": {"layers": [LAYERS]},
+}
+BASE = row("base", ALONE, SIZE, **RECORD)
 REF = replace(BASE, label="bf16", reference=True)
-QUANT = replace(BASE, label="W4A16", estimates=COMPARED)
+QUANT = row("W4A16", COMPARED, SIZE, **RECORD)
 FAILED = ModelResult.of("broken", "fake", error="told to fail")
 
 
@@ -191,28 +206,31 @@ def run_of(
     )
 
 
-def with_ppl(model: Any, ppl: Perplexity) -> ModelResult:
-    """The model with another perplexity."""
-    return replace(
-        model,
-        ppl=ppl.value,
-        ppl_stderr=ppl.stderr,
-        ppl_stderr_independent=ppl.stderr_independent,
-        logprob_sum=ppl.logprob_sum,
-        tokens=ppl.tokens,
-        non_finite=ppl.non_finite,
-    )
+def with_ppl(model: ModelResult, ppl: Perplexity) -> ModelResult:
+    """Return the model with another perplexity."""
+    return replace(model, **average_fields("ppl", ppl))
 
 
-def with_against(model: Any, **keys: Any) -> ModelResult:
-    """The model with other statistics against the reference."""
-    usual, other = against_reference(AGAINST), against_reference(replace(AGAINST, **keys))
-    return replace(model, **{name: value for name, value in other.items() if value != usual[name]})
+def with_against(model: ModelResult, **statistics: Any) -> ModelResult:
+    """Return the model with other statistics against the reference.
+
+    ``statistics``: by their fields in a row; an average sets the fields of its errors and counts
+    too, and ``kld_percentiles`` the single percentiles.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in statistics.items():
+        if isinstance(value, Average):
+            fields |= average_fields(name, value)
+        elif name == "kld_percentiles":
+            fields |= kld_percentile_fields(value)
+        else:
+            fields[name] = value
+    return replace(model, **fields)
 
 
-def with_sums(model: Any, **keys: Any) -> ModelResult:
-    """The model with other sums over its blocks."""
-    return replace(model, blocks=replace(model.blocks, **keys))
+def with_sums(model: ModelResult, **sums: Any) -> ModelResult:
+    """Return the model with other sums over its blocks."""
+    return replace(model, blocks=replace(model.blocks, **sums))
 
 
 def raw_of(run: RunResult, command: Sequence[str] = ()) -> dict[str, Any]:

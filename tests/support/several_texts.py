@@ -9,7 +9,8 @@ from typing import Any
 
 from compare_q.backends.base import Storage
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.stats.estimates import BlockSums
+from compare_q.eval.stats.block_sums import BlockSums
+from compare_q.eval.stats.row_statistics import average_fields
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
@@ -33,45 +34,55 @@ SIZES = {"bf16": 16.0, "noise": 16.0, "EXL3 4.0": 4.0, "GGUF Q4_K": 4.5}
 
 
 def slice_of(kld: float | None) -> Slice:
-    """Return a slice with this KLD (error: a tenth), a perplexity of 20 * (1 + KLD) (error: 2) and
-    90 % same top.
+    """Return a slice with this KLD (error: a tenth) and 90 % same top.
+
+    Its perplexity is 20 * (1 + KLD), with an error of 2.
     """
-    ppl = 20 * (1 + (kld or 0.0))
     if kld is None:
-        return Slice(TOKENS, ppl, 2.0)
-    return Slice(TOKENS, ppl, 2.0, kld, kld / 10, 0.9, 0.02)
+        return Slice(TOKENS, 20.0, 2.0)
+    return Slice(TOKENS, 20 * (1 + kld), 2.0, kld, kld / 10, 0.9, 0.02)
 
 
 def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True) -> ModelResult:
-    """Return a model with these KLDs of the texts; its own numbers are as those of ``slice_of``
-    with their mean.
+    """Return a model with these KLDs of the texts; its own KLD is their mean.
 
     ``reference``: models are compared with one; that row has no KLDs.
     """
     compared = reference and klds is not None
-    kld = sum(klds) / len(klds) if klds else 0.0
+    kld = 0.0
+    if klds:
+        kld = sum(klds) / len(klds)
     ppl = Perplexity(20 * (1 + kld), -240.0, 3 * TOKENS, 0, 2.0)
-    alone = replace(made.ALONE, ppl=ppl, blocks=BLOCKS)
+    alone = {**average_fields("ppl", ppl), "blocks": BLOCKS}
     slices = {}
-    for place, name in enumerate(NAMES):
-        of_text = slice_of(klds[place] if klds else None)
+    for number, name in enumerate(NAMES):
+        text = slice_of(None)
+        if klds:
+            text = slice_of(klds[number])
         if not compared:
-            of_text = Slice(of_text.tokens, of_text.ppl, of_text.ppl_stderr)
-        slices[name] = of_text
+            text = Slice(text.tokens, text.ppl, text.ppl_stderr)
+        slices[name] = text
+    spec = {}
+    if label == "noise":
+        spec["noise_floor"] = True
     fields: dict[str, Any] = {
         "storage": Storage(SIZES.get(label)),
-        "spec": {"noise_floor": True} if label == "noise" else {},
+        "spec": spec,
         "provenance": {"layers": [made.LAYERS]},
         "slices": slices,
     }
     if not compared:
-        return made.row(label, alone, reference=reference, **fields)
+        return made.row(label, replace(made.ALONE, **alone), reference=reference, **fields)
     mean = Mean(kld, 3 * TOKENS * kld, 3 * TOKENS, 0, kld / 10)
-    against = replace(made.AGAINST, kld=mean, ln_ppl_ratio=Mean(0.1, 15.0, 3 * TOKENS, 0, 0.01))
-    sums = replace(
-        BLOCKS, kld=(10 * kld,) * 15, same_top=(9.0,) * 15, whole=("nll", "kld", "same_top")
+    sums = {"kld": (10 * kld,) * 15, "same_top": (9.0,) * 15, "whole": ("nll", "kld", "same_top")}
+    statistics = replace(
+        made.COMPARED,
+        **{**alone, "blocks": replace(BLOCKS, **sums)},
+        **average_fields("kld", mean),
+        **average_fields("ln_ppl_ratio", Mean(0.1, 15.0, 3 * TOKENS, 0, 0.01)),
+        curve=made.ALONE.curve,
     )
-    return made.row(label, replace(alone, against=against, blocks=sums), **fields)
+    return made.row(label, statistics, **fields)
 
 
 def three(*, failed: Mapping[str, str] | None = None, reference: bool = True) -> RunResult:
@@ -84,9 +95,12 @@ def three(*, failed: Mapping[str, str] | None = None, reference: bool = True) ->
         else:
             models.append(model_of(label, klds, reference=reference))
     texts = [{"name": name, "windows": 2, "scored_tokens": TOKENS} for name in NAMES]
+    facts = None
+    if reference:
+        facts = {"label": "bf16"}
     return run_of(
         *models,
-        reference={"label": "bf16"} if reference else None,
+        reference=facts,
         texts=texts,
         subtitle=f"{len(NAMES)} texts: {', '.join(NAMES)}",
     )

@@ -7,7 +7,7 @@ import pytest
 
 from compare_q.eval.plots import picture_style, position
 from compare_q.eval.results import RunResult
-from compare_q.eval.stats.estimates import Curve
+from compare_q.eval.stats.curve import Curve
 from tests.support.figures import artists_of_kind
 from tests.support.made import QUANT, REF, replace, run_of
 

@@ -17,8 +17,8 @@ from compare_q.backends.base import Storage
 from compare_q.eval.common.output_files import write_text
 from compare_q.eval.report import html_page
 from compare_q.eval.results import ModelResult, RunResult, WorstToken
-from compare_q.eval.stats import estimates
-from compare_q.eval.stats.uncertainty import places_of
+from compare_q.eval.stats.row_statistics import statistics_of
+from compare_q.eval.stats.uncertainty import assign_blocks
 from compare_q.eval.table import tables
 from tests.support.made import FAILED, WORST, row, run_of
 from tests.support.several_texts import three
@@ -73,7 +73,7 @@ def measured(
         for name, each in columns.items()
     }
     index = np.arange(N)
-    found = estimates.summarize(columns, places_of(index), index % 1000 + 1, (4.0 * N, 0.8 * N))
+    statistics = statistics_of(columns, assign_blocks(index), index % 1000 + 1, (4.0 * N, 0.8 * N))
     size = Storage(
         bpw,
         bpw,
@@ -81,7 +81,9 @@ def measured(
         "" if bpw else "a server tells nothing",
     )
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
-    return row(label, found, size, windows=4, score_seconds=2.0, provenance=provenance, **fields)
+    return row(
+        label, statistics, size, windows=4, score_seconds=2.0, provenance=provenance, **fields
+    )
 
 
 REFERENCE = measured("bf16 base", None, 16.0, reference=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compare_q.eval.stats import estimates
-from compare_q.eval.stats.estimates import Curve, curve_over_position, percentiles_of
-from compare_q.eval.stats.uncertainty import Places, mean_with_errors, places_of
+from compare_q.eval.stats import curve
+from compare_q.eval.stats.curve import Curve, curve_over_position
+from compare_q.eval.stats.row_statistics import percentiles_of
+from compare_q.eval.stats.uncertainty import BlockAssignment, assign_blocks, mean_with_errors
 
 
 def test_percentiles() -> None:
@@ -39,14 +40,14 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     the bins are 1 to 2 and 3 to 7.  Non-finite entries do not count; a bin without finite entries
     is unknown.
     """
-    monkeypatch.setattr(estimates, "CURVE_BINS", 2)
+    monkeypatch.setattr(curve, "CURVE_BINS", 2)
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
-    places, unknown = places_of(np.arange(6)), (None, None)
-    found = curve_over_position(position, nll, kld, places)
+    assignment, unknown = assign_blocks(np.arange(6)), (None, None)
+    found = curve_over_position(position, nll, kld, assignment)
     assert found == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0), unknown, unknown)
-    assert curve_over_position(position, nll, None, places).kld is None
+    assert curve_over_position(position, nll, None, assignment).kld is None
 
 
 def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
@@ -55,19 +56,21 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
     """Six windows of 100 tokens; the last two have no KLD.  An error needs five blocks of the text
     in a bin.
     """
-    monkeypatch.setattr(estimates, "CURVE_BINS", 3)
+    monkeypatch.setattr(curve, "CURVE_BINS", 3)
     position, index = np.tile(np.arange(1, 101), 6), np.arange(600)
     nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
     kld = np.where(index < 400, np.abs(nll), np.nan).astype(np.float32)
-    places = places_of(index)
-    assert places.block.max() == 5
-    found = curve_over_position(position, nll, kld, places)
+    assignment = assign_blocks(index)
+    assert assignment.block.max() == 5
+    found = curve_over_position(position, nll, kld, assignment)
     assert found.nll_stderr is not None
     for low, high, mean, error in zip(
         found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True
     ):
         inside = (low <= position) & (position < high)
-        expected = mean_with_errors(nll[inside], None, Places(places.block[inside], places.length))
+        expected = mean_with_errors(
+            nll[inside], None, BlockAssignment(assignment.block[inside], assignment.length)
+        )
         assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))
         assert (error or 0) > 0.1
     assert found.kld_stderr == (None, None, None)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.eval.stats.estimates import summarize
-from compare_q.eval.stats.uncertainty import places_of
+from compare_q.eval.stats.row_statistics import averages_of, statistics_of
+from compare_q.eval.stats.uncertainty import assign_blocks
 
 
 def loop_mean(values: list[float], block: list[int]) -> tuple[float, float, float]:
@@ -73,7 +73,8 @@ def test_everything_against_plain_loops() -> None:
     columns = noisy_columns(n)
     index = np.array([i for i, _ in tokens])
     position = np.array([p for _, p in tokens], np.int32)
-    found = summarize(columns, places_of(index), position)
+    averages = averages_of(columns, assign_blocks(index))
+    row = statistics_of(columns, assign_blocks(index), position)
     block = [(i - 8) * 6 // 669 for i, _ in tokens]
     given = {name: [float(v) for v in column] for name, column in columns.items()}
     a, b = ([-v for v in given[name]] for name in ("logprob", "ref_logprob"))
@@ -93,40 +94,39 @@ def test_everything_against_plain_loops() -> None:
         assert estimate.stderr == pytest.approx(slope * clustered, rel=1e-7)
         assert estimate.stderr_independent == pytest.approx(slope * independent, rel=1e-7)
 
-    against = found.against
     ppl = math.exp(loop_mean(a, block)[0])
-    same(found.ppl, a, math.exp, ppl)
+    same(averages["ppl"], a, math.exp, ppl)
     q, r = (
         math.exp(loop_mean(paired(pick), block)[0]) for pick in (lambda x, y: x, lambda x, y: y)
     )
-    same(against.ref_ppl, paired(lambda x, y: y), math.exp, r)
-    same(against.ln_ppl_ratio, paired(lambda x, y: x - y))
-    same(against.ppl_ratio, paired(lambda x, y: x - y), math.exp, q / r)
-    same(against.ppl_difference, paired(lambda x, y: q * x - r * y), lambda m: q - r)
-    same(against.kld, given["kld"])
-    same(against.delta_p, paired(lambda x, y: math.exp(-x) - math.exp(-y)))
+    same(averages["ref_ppl"], paired(lambda x, y: y), math.exp, r)
+    same(averages["ln_ppl_ratio"], paired(lambda x, y: x - y))
+    same(averages["ppl_ratio"], paired(lambda x, y: x - y), math.exp, q / r)
+    same(averages["ppl_difference"], paired(lambda x, y: q * x - r * y), lambda m: q - r)
+    same(averages["kld"], given["kld"])
+    same(averages["delta_p"], paired(lambda x, y: math.exp(-x) - math.exp(-y)))
     squares = paired(lambda x, y: (math.exp(-x) - math.exp(-y)) ** 2)
-    same(against.delta_p_rms, squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, block)[0]))
+    same(averages["delta_p_rms"], squares, math.sqrt, 0.5 / math.sqrt(loop_mean(squares, block)[0]))
     same(
-        against.same_top,
+        averages["same_top"],
         [v if ok else math.nan for v, ok in zip(given["same_top"], both, strict=True)],
     )
     same(
-        found.top1,
+        averages["top1"],
         [v if math.isfinite(x) else math.nan for v, x in zip(given["top1"], a, strict=True)],
     )
-    same(found.entropy, given["entropy"])
+    same(averages["entropy"], given["entropy"])
     kept = [(x, y) for x, y, ok in zip(a, b, both, strict=True) if ok]
     ma, mb = (math.fsum(pair[i] for pair in kept) / len(kept) for i in (0, 1))
     vaa, vbb, vab = (
         math.fsum((x[i] - (ma, mb)[i]) * (x[j] - (ma, mb)[j]) for x in kept)
         for i, j in ((0, 0), (1, 1), (0, 1))
     )
-    assert against.correlation == pytest.approx(vab / math.sqrt(vaa * vbb), rel=1e-9)
+    assert row.correlation == pytest.approx(vab / math.sqrt(vaa * vbb), rel=1e-9)
     for percents, values in (
-        (against.kld_percentiles, [v for v in given["kld"] if math.isfinite(v)]),
+        (row.kld_percentiles, [v for v in given["kld"] if math.isfinite(v)]),
         (
-            against.delta_p_percentiles,
+            row.delta_p_percentiles,
             [v for v in paired(lambda x, y: math.exp(-x) - math.exp(-y)) if v == v],
         ),
     ):
@@ -142,5 +142,5 @@ def test_everything_against_plain_loops() -> None:
             math.fsum(v for v, g in zip(values, block, strict=True) if g == i and math.isfinite(v))
             for i in range(6)
         ]
-        assert getattr(found.blocks, name) == pytest.approx(sums)
-    assert found.blocks.whole == ()
+        assert getattr(row.blocks, name) == pytest.approx(sums)
+    assert row.blocks.whole == ()

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from compare_q.eval.stats import slices
 from compare_q.eval.stats.slices import Slice
-from compare_q.eval.stats.uncertainty import Places, places_of
+from compare_q.eval.stats.uncertainty import BlockAssignment, assign_blocks
 from tests.eval.stats.test_plain_loops import loop_mean
 
 LN2 = math.log(2)
@@ -37,7 +37,7 @@ def test_a_small_case_by_hand() -> None:
         "kld": kld,
         "same_top": same_top,
     }
-    found = slices.summarize(columns, mask, Places(block, 1000))
+    found = slices.summarize(columns, mask, BlockAssignment(block, 1000))
     assert found.tokens == 8
     assert found.ppl == pytest.approx(4)  # the mean loss is 2 ln 2
     assert found.ppl_stderr == pytest.approx(4 * LN2 * math.sqrt(35) / 8)
@@ -58,12 +58,12 @@ def test_an_error_needs_five_blocks_with_tokens_of_the_slice(n_blocks: int) -> N
         "same_top": draw.random(n) < 0.5,
     }
     mask = block < n_blocks
-    found = slices.summarize(columns, mask, Places(block, n))
+    found = slices.summarize(columns, mask, BlockAssignment(block, n))
     errors = (found.ppl_stderr, found.kld_stderr, found.same_top_stderr)
     assert found.tokens == 10 * n_blocks
     assert [error is None for error in errors] == [n_blocks < 5] * 3
     columns["kld"][block == 0] = math.nan
-    without = slices.summarize(columns, mask, Places(block, n))
+    without = slices.summarize(columns, mask, BlockAssignment(block, n))
     assert without.kld_stderr is None, "a block without a finite KLD holds no KLD of the slice"
     assert without.ppl_stderr == found.ppl_stderr
 
@@ -73,25 +73,25 @@ def test_empty_slices_one_token_and_no_reference() -> None:
         "logprob": np.log(np.array([0.5, 0.25, 1])),
         "top1_logprob": np.log([0.5, 0.9, 1]),
     }
-    places = Places(np.array([0, 1, 2]), 3)
+    assignment = BlockAssignment(np.array([0, 1, 2]), 3)
     nothing = np.zeros(3, bool)
     one = np.array([False, True, False])
-    assert slices.summarize(columns, nothing, places) == Slice(0)
-    assert slices.summarize(columns, one, places) == Slice(1, pytest.approx(4))
+    assert slices.summarize(columns, nothing, assignment) == Slice(0)
+    assert slices.summarize(columns, one, assignment) == Slice(1, pytest.approx(4))
     assert slices.by_confidence(columns) == {}
     columns |= {
         "ref_logprob": columns["logprob"],
         "kld": np.array([0.5, 0.125, math.inf]),
         "same_top": one,
     }
-    assert slices.summarize(columns, nothing, places) == Slice(0)
-    assert slices.summarize(columns, one, places) == Slice(
+    assert slices.summarize(columns, nothing, assignment) == Slice(0)
+    assert slices.summarize(columns, one, assignment) == Slice(
         1, pytest.approx(4), kld=0.125, same_top=1
     )
     last = np.array([False, False, True])
-    assert slices.summarize(columns, last, places) == Slice(1, 1.0, same_top=0)
+    assert slices.summarize(columns, last, assignment) == Slice(1, 1.0, same_top=0)
     columns["logprob"][2] = -math.inf
-    assert slices.summarize(columns, last, places) == Slice(0)
+    assert slices.summarize(columns, last, assignment) == Slice(0)
 
 
 def test_results_can_hold_a_slice() -> None:
@@ -156,12 +156,12 @@ def test_every_slice_against_a_plain_loop(seed: int) -> None:
     n = len(spots)
     columns = random_columns(draw, n)
     position = np.array([p for _, p in spots], np.int32)
-    places = places_of(np.array([i for i, _ in spots]))
+    assignment = assign_blocks(np.array([i for i, _ in spots]))
     rare = np.array([draw.random() < 0.01 for _ in range(n)])
     masks = slices.by_confidence(columns) | slices.by_position(position) | {"rare": rare}
 
     rows = [{name: float(column[i]) for name, column in columns.items()} for i in range(n)]
-    block = [int(each) for each in places.block]
+    block = [int(each) for each in assignment.block]
     expected: dict[str, list[int]] = {"sure": [], "unsure": [], "begin": [], "rest": [], "rare": []}
     for i, row in enumerate(rows):
         highest = row["ref_top1_logprob"]
@@ -179,7 +179,7 @@ def test_every_slice_against_a_plain_loop(seed: int) -> None:
     assert at_threshold > 100
 
     for name, entries in expected.items():
-        found = slices.summarize(columns, masks[name], places)
+        found = slices.summarize(columns, masks[name], assignment)
         at = [block[i] for i in entries]
         loss, loss_error, _ = loop_mean([-rows[i]["logprob"] for i in entries], at)
         kld, kld_error, _ = loop_mean([rows[i]["kld"] for i in entries], at)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from compare_q.eval.stats.uncertainty import (
-    Places,
+    BlockAssignment,
+    assign_blocks,
     clustered_error,
     mean_with_errors,
-    places_of,
     sampling_error,
     shares_of,
     student_t,
@@ -21,28 +21,28 @@ LONG = 10**18
 """Tokens of a text that is so long that autocorrelation does not widen its errors."""
 
 
-def at(*blocks: int) -> Places:
+def at(*blocks: int) -> BlockAssignment:
     """Return entries in these blocks of a long text."""
-    return Places(np.array(blocks), LONG)
+    return BlockAssignment(np.array(blocks), LONG)
 
 
 def test_a_conversation_is_in_one_block() -> None:
     """Conversations begin at 0, 4 and 5 of 12 tokens; the first two are not scored: blocks have 3.3
     tokens.
     """
-    places = places_of(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
-    assert places.block.tolist() == [0, 0, 0, 0, 0, 0]
-    assert places.length == 10
-    places = places_of(np.arange(2, 302), np.repeat([2, 102, 202], 100))
-    assert places.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100
+    assignment = assign_blocks(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
+    assert assignment.block.tolist() == [0, 0, 0, 0, 0, 0]
+    assert assignment.length == 10
+    assignment = assign_blocks(np.arange(2, 302), np.repeat([2, 102, 202], 100))
+    assert assignment.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100
 
 
 def test_no_block_spans_two_texts() -> None:
     """400 tokens have 4 blocks: 3 of the text of 300 tokens, and 1 of the text of 100."""
     index = np.concatenate([np.arange(300), np.arange(100)])
-    places = places_of(index, text=np.repeat([0, 1], [300, 100]))
-    assert places.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100 + [3] * 100
-    assert places.length == 400
+    assignment = assign_blocks(index, text=np.repeat([0, 1], [300, 100]))
+    assert assignment.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100 + [3] * 100
+    assert assignment.length == 400
 
 
 def test_texts_share_the_blocks_by_their_lengths() -> None:
@@ -59,7 +59,7 @@ def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
     11 = 1) and 9.
     """
     index = np.array([1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10, 11])
-    assert places_of(index).block.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert assign_blocks(index).block.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_number_of_blocks(length: int, count: int) -> None:
     """One block per 100 tokens, 3 to 30 blocks, and at most one per token; the last token is in the
     last block.
     """
-    assert places_of(np.array([7, 7 + length - 1])).block.tolist() == [0, count - 1]
+    assert assign_blocks(np.array([7, 7 + length - 1])).block.tolist() == [0, count - 1]
 
 
 def test_error_of_two_blocks() -> None:
@@ -162,5 +162,5 @@ def test_mean_is_summed_in_float64() -> None:
     """In float32, 2 ** 24 + 1 + 1 is still 2 ** 24."""
     values = np.array([2**24, 1, 1], np.float32)
     assert values.sum() == 2**24
-    found = mean_with_errors(values, None, Places(np.zeros(3, np.int8), LONG))
+    found = mean_with_errors(values, None, BlockAssignment(np.zeros(3, np.int8), LONG))
     assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)
