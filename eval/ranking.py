@@ -1,5 +1,6 @@
-"""Which rows differ.  ``compare`` decides it for two rows; ★, ``--pairs`` and the closing sentences
-read its outcome.
+"""Which rows differ: ``compare`` decides it for two rows, ``ranking`` for all and the best one.
+
+★, ``--pairs`` and the closing sentences show their outcomes.
 
 Both models of a difference were scored on the same tokens: it is known far better than the means of
 single rows.
@@ -24,14 +25,14 @@ from .stats.uncertainty import interval
 
 SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
 """The scores of tokens that can be compared, and their names in messages."""
-LEVEL = 0.05
+COMPARISON_LEVEL = 0.05
 """The probability of calling equal models different, in all comparisons with the best one together.
 """
-LEAST_TOKENS = 2000
+TOKENS_FOR_A_RANKING = 2000
 """Tokens of text below which no model is called the best.  In simulated texts a KLD twice as large
 as another is significantly different in 34 % of texts of 255 tokens, 53 % of 510 and 81 % of 2,000.
 """
-LEAST_BLOCKS = 4
+BLOCKS_FOR_A_RANKING = 4
 """Blocks of the text with scores below which no model is called better, the best, or equal: from
 two, an interval is 6.5 times as wide as from many (Student's t), so that a KLD 80 times as large
 may be within it."""
@@ -48,70 +49,82 @@ Outcome = Literal["less", "more", "equal", "same", "unranked", "unknown"]
 
 @dataclass(frozen=True)
 class Difference:
-    """One model's mean minus another's, and what may be said about it."""
+    """One model's mean minus another's.
 
-    # "less" or "more" if the two differ; "equal" if no difference is seen; "same" if the scores of
-    # all tokens are the
-    # same; "unranked" if both are nearly lossless and KLD does not rank them; "unknown" for a
-    # ``reason``.
+    ``outcome``: "less" or "more" if the two differ; "equal" if no difference is seen; "same" if the
+    scores of all tokens are the same; "unranked" if both are nearly lossless and KLD does not rank
+    them; "unknown" for a ``reason``.
+
+    ``value``, ``stderr`` and ``limits`` are None where they are not known.
+    """
+
     outcome: Outcome
-    value: float | None = None  # None, as error and interval, where it is not known
+    value: float | None = None
     stderr: float | None = None
     limits: tuple[float, float] | None = None
     reason: str = ""
 
 
 def compare(
-    a: ModelResult, b: ModelResult, score: str, *, near: Collection[str] = (), comparisons: int = 1
+    a: ModelResult,
+    b: ModelResult,
+    score: str,
+    *,
+    lossless_labels: Collection[str] = (),
+    comparisons: int = 1,
 ) -> Difference:
     """Decide whether the mean of a model's ``score`` (one of ``SCORES``) differs from another's.
 
-    ``near``: labels of rows that KLD does not rank; ``comparisons``: how many are made with one
+    ``lossless_labels``: of rows that KLD does not rank; ``comparisons``: how many are made with one
     model; each has its share of the level (Bonferroni).
     """
-    unranked, found = score == "kld" and a.label in near and b.label in near, None
-    reason = missing(a, score) or missing(b, score) or "they were scored on different windows"
-    if a.blocks and b.blocks:
-        found = paired_difference(a.blocks, b.blocks, score)
-    if (
-        not a.blocks
-        or not found
-        or found.value is None
-        or (score == "kld" and (a.reference or b.reference))
-    ):
-        return Difference("unranked" if unranked else "unknown", reason=reason)
+    is_unranked = score == "kld" and a.label in lossless_labels and b.label in lossless_labels
+    has_reference = score == "kld" and (a.reference or b.reference)
+    difference = None
+    if a.blocks is not None and b.blocks is not None:
+        difference = paired_difference(a.blocks, b.blocks, score)
+    if a.blocks is None or difference is None or difference.value is None or has_reference:
+        reason = why_not_comparable(a, score) or why_not_comparable(b, score)
+        reason = reason or "they were scored on different windows"
+        if is_unranked:
+            return Difference("unranked", reason=reason)
+        return Difference("unknown", reason=reason)
+    # Before the checks of the text's length: equal scores are equal on any text.
     if a.scores_equal(b):
-        return Difference("same", found.value, found.stderr)
-    if found.stderr is None:
-        return Difference("unknown", found.value, reason=TOO_SHORT)
-    limits = interval(found.value, found.stderr, a.blocks.waves, LEVEL / max(comparisons, 2))
-    if reason := too_short([a, b]):
-        return Difference("unknown", found.value, found.stderr, limits, reason)
-    outcome: Outcome = (
-        "equal" if limits[0] <= 0 <= limits[1] else "less" if found.value < 0 else "more"
-    )
-    return Difference(
-        "unranked" if unranked and outcome != "equal" else outcome,
-        found.value,
-        found.stderr,
-        limits,
-    )
+        return Difference("same", difference.value, difference.stderr)
+    if difference.stderr is None:
+        return Difference("unknown", difference.value, reason=TOO_SHORT)
+    # For two models half the level, as for any pair that --pairs compares.
+    level = COMPARISON_LEVEL / max(comparisons, 2)
+    limits = interval(difference.value, difference.stderr, a.blocks.waves, level)
+    reason = too_short([a, b])
+    if reason:
+        return Difference("unknown", difference.value, difference.stderr, limits, reason)
+    outcome: Outcome
+    if limits[0] <= 0 <= limits[1]:
+        outcome = "equal"
+    elif is_unranked:
+        outcome = "unranked"
+    elif difference.value < 0:
+        outcome = "less"
+    else:
+        outcome = "more"
+    return Difference(outcome, difference.value, difference.stderr, limits)
 
 
 def too_short(models: Sequence[ModelResult]) -> str:
     """Return why no model can be called better on the scored part of the text; empty if one can."""
     blocks = [model.blocks for model in models if model.blocks]
-    held, length = (
-        min(found, default=0)
-        for found in ([b.held for b in blocks], [b.length or 0 for b in blocks])
-    )
-    if held >= LEAST_BLOCKS and length >= LEAST_TOKENS:
+    fewest_blocks = min((sums.held for sums in blocks), default=0)
+    fewest_tokens = min((sums.length for sums in blocks), default=0)
+    if fewest_blocks >= BLOCKS_FOR_A_RANKING and fewest_tokens >= TOKENS_FOR_A_RANKING:
         return ""
-    there = f"{held} of its blocks with scores, {length:,} tokens"
-    return f"{TOO_SHORT} ({there}; at least {LEAST_BLOCKS} and {LEAST_TOKENS:,} are needed)"
+    available = f"{fewest_blocks} of its blocks with scores, {fewest_tokens:,} tokens"
+    needed = f"at least {BLOCKS_FOR_A_RANKING} and {TOKENS_FOR_A_RANKING:,} are needed"
+    return f"{TOO_SHORT} ({available}; {needed})"
 
 
-def missing(model: ModelResult, score: str) -> str:
+def why_not_comparable(model: ModelResult, score: str) -> str:
     """Return why a model cannot be compared with others by a score; empty if it can."""
     if model.blocks is None:
         return f"{model.label} failed"
@@ -119,122 +132,161 @@ def missing(model: ModelResult, score: str) -> str:
         return f"{model.label} is the reference, from which KLD is measured"
     if getattr(model.blocks, score) is None:
         return f"{model.label} has no {SCORES[score]}"
-    left_out = score not in model.blocks.whole
-    return f"{model.label} has positions without a finite {SCORES[score]}" if left_out else ""
+    if score not in model.blocks.whole:
+        return f"{model.label} has positions without a finite {SCORES[score]}"
+    return ""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows compared with the best one."""
+    """Rows compared with the best one.
+
+    ``same``: those with the same score at every token; ``unranked``: nearly lossless, as the best
+    one is; ``reason``: why none can be compared with the best one.
+    """
 
     best: ModelResult
-    same: Sequence[ModelResult] = ()  # with the same score at every token
-    unranked: Sequence[ModelResult] = ()  # nearly lossless, as the best one is
+    same: Sequence[ModelResult] = ()
+    unranked: Sequence[ModelResult] = ()
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
-    reason: str = ""  # why none can be compared with it
+    reason: str = ""
 
 
-def ranking(rows: Sequence[ModelResult], score: str, near: Collection[str] = ()) -> Ranking:
-    """Rank one or more measured rows by their means of ``score``.  ``near``: labels of rows that
-    KLD does not rank.
+def ranking(
+    rows: Sequence[ModelResult], score: str, lossless_labels: Collection[str] = ()
+) -> Ranking:
+    """Rank one or more measured rows by their means of ``score``.
+
+    ``lossless_labels``: of rows that KLD does not rank.
 
     In at least 95 % of texts, the truly best model is the measured best one, or equal to it.  It is
     missing only if one of the other k - 1 models is measured significantly better, at the level
     0.05 / (k - 1): Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9,
     1981).  For two models the level is 0.025, as for any pair.
     """
-    blocks = {model.label: model.blocks for model in rows if model.blocks}
-
-    def mean(model: ModelResult) -> float:
-        own, left_out = (
-            blocks[model.label],
-            {"nll": math.log(model.ppl or math.inf), "kld": model.kld or 0.0},
-        )
-        found = (
-            sum(getattr(own, score)) / sum(own.tokens)
-            if score in own.whole
-            else left_out.get(score, 0.0)
-        )
-        return -found if score == "same_top" else found
-
-    first, *others = sorted(rows, key=mean)
-    same = [model for model in others if model.scores_equal(first)]
-    others = [model for model in others if model not in same]
-    reason = too_short(rows) or missing(first, score)
-    found: dict[str, list[ModelResult]] = {"unranked": [], "equal": [], "worse": [], "unknown": []}
-    for model in others:
-        outcome: str = compare(model, first, score, near=near, comparisons=len(others)).outcome
-        if score == "kld" and model.label in near and first.label in near:
-            outcome = "unranked"
+    best, *others = sorted(rows, key=lambda row: measured_loss(row, score))
+    same = []
+    different = []
+    for row in others:
+        if row.scores_equal(best):
+            same.append(row)
+        else:
+            different.append(row)
+    reason = too_short(rows) or why_not_comparable(best, score)
+    rows_by_outcome: dict[str, list[ModelResult]] = {
+        "unranked": [],
+        "equal": [],
+        "worse": [],
+        "unknown": [],
+    }
+    for row in different:
+        outcome = compare(
+            row, best, score, lossless_labels=lossless_labels, comparisons=len(different)
+        ).outcome
+        # KLD does not rank nearly lossless rows: they are not called equal either.
+        if score == "kld" and row.label in lossless_labels and best.label in lossless_labels:
+            rows_by_outcome["unranked"].append(row)
         elif reason:
-            outcome = "unknown"
-        found[{"less": "worse", "more": "worse"}.get(outcome, outcome)].append(model)
-    return Ranking(first, same, **found, reason=reason)
+            rows_by_outcome["unknown"].append(row)
+        elif outcome in ("less", "more"):
+            # The best row has the best mean, so that a different one is worse.
+            rows_by_outcome["worse"].append(row)
+        else:
+            rows_by_outcome[outcome].append(row)
+    return Ranking(best, same, **rows_by_outcome, reason=reason)
+
+
+def measured_loss(row: ModelResult, score: str) -> float:
+    """Return a measured row's mean of ``score``, with a negative sign if more is better.
+
+    With scores that are not finite: the mean of the finite ones as the table shows it; 0 for
+    "same_top".
+    """
+    blocks = row.blocks
+    assert blocks is not None
+    mean = 0.0
+    if score in blocks.whole:
+        mean = sum(getattr(blocks, score)) / sum(blocks.tokens)
+    elif score == "nll":
+        mean = math.log(row.ppl or math.inf)
+    elif score == "kld":
+        mean = row.kld or 0.0
+    if score == "same_top":
+        return -mean
+    return mean
 
 
 def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[ModelResult]:
-    """The models that may have the best ``score``: measured and quantized ones.
+    """Return the models that may have the best ``score``: measured and quantized ones.
 
     The reference, noise floors and other unquantized models are not candidates: they show what
     roundings alone lose.
     """
-    return [
-        model
-        for model in models
-        if model.blocks
-        and getattr(model.blocks, score) is not None
-        and model.is_quantized
-        and not (model.reference or model.noise_floor)
-    ]
+    candidates = []
+    for model in models:
+        if model.reference or model.noise_floor:
+            continue
+        if model.blocks is None or getattr(model.blocks, score) is None:
+            continue
+        if model.is_quantized:
+            candidates.append(model)
+    return candidates
 
 
 def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
-    """Labels of the candidate with the best ``score``, and of those that are equal to it.
+    """Return the labels of the candidate with the best ``score``, and of those equal to it.
 
     None for a single candidate, for a short text, and if the model with the best mean has
     non-finite scores: a mark on the next one would claim that no model is better.
     """
-    rows = candidates_for_best(models, score)
-    found = ranking(rows, score, near_lossless(models)) if len(rows) > 1 else None
-    equal = (
-        (found.best, *found.same, *found.unranked, *found.equal)
-        if found and not found.reason
-        else ()
-    )
-    return frozenset(model.label for model in equal)
+    candidates = candidates_for_best(models, score)
+    if len(candidates) < 2:
+        return frozenset()
+    ranked = ranking(candidates, score, near_lossless(models))
+    if ranked.reason:
+        return frozenset()
+    marked = [ranked.best, *ranked.same, *ranked.unranked, *ranked.equal]
+    return frozenset(model.label for model in marked)
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
-    """The largest KLD of nearly lossless rows, nats; None without a noise floor that has a KLD."""
+    """Return the largest KLD of nearly lossless rows, nats; None without a noise floor's KLD."""
     floor = noise_floor_of(models)
     if floor is None or floor.kld is None or floor.blocks is None:
         return None
-    error = floor.kld_stderr
-    end = 0.0 if error is None else interval(floor.kld, error, floor.blocks.waves)[1]
-    return max(TIMES_FLOOR * floor.kld, end, 0.0)
+    upper_end = 0.0
+    if floor.kld_stderr is not None:
+        _, upper_end = interval(floor.kld, floor.kld_stderr, floor.blocks.waves)
+    return max(TIMES_FLOOR * floor.kld, upper_end, 0.0)
 
 
 def why_unranked(models: Sequence[ModelResult]) -> str:
-    """The reason why nearly lossless rows are not ranked, which follows their KLDs in a sentence."""
-    limit, floor = kld_limit(models), noise_floor_of(models)
+    """Return the reason why nearly lossless rows are not ranked.
+
+    It follows their KLDs in a sentence.
+    """
+    limit = kld_limit(models)
+    floor = noise_floor_of(models)
     if limit is None or floor is None:
         return (
             f"at most {ROUNDINGS:g}, which roundings alone can cost (no noise floor was measured)"
         )
-    is_twice = limit <= TIMES_FLOOR * (floor.kld or 0.0)
-    return (
-        "at most twice the noise floor's"
-        if is_twice
-        else "at most the upper end of the noise floor's interval"
-    )
+    if limit <= TIMES_FLOOR * (floor.kld or 0.0):
+        return "at most twice the noise floor's"
+    return "at most the upper end of the noise floor's interval"
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
-    """Labels of the measured rows up to the limit, without the reference and the noise floors."""
-    limit = ROUNDINGS if (known := kld_limit(models)) is None else known
-    rows = [
-        (m.label, m.kld) for m in models if m.kld is not None and not (m.reference or m.noise_floor)
-    ]
-    return frozenset(label for label, kld in rows if kld <= limit)
+    """Return the labels of the rows up to the limit, except the reference and noise floors."""
+    limit = kld_limit(models)
+    if limit is None:
+        limit = ROUNDINGS
+    labels = set()
+    for model in models:
+        if model.reference or model.noise_floor:
+            continue
+        if model.kld is not None and model.kld <= limit:
+            labels.add(model.label)
+    return frozenset(labels)

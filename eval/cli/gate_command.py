@@ -18,7 +18,7 @@ from .. import ranking
 from ..common.output_files import Outputs, write_text
 from ..common.terminal import say
 from ..gate import gate_report, variants
-from ..gate.floor import COPIES, Floor, Tokens
+from ..gate.floor import COPIES, Floor, VariantTokens
 from ..gate.gate_report import GateResult
 from ..gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
 from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
@@ -132,7 +132,7 @@ class Gate:
         self.baseline = GateResult.read(args.baseline) if args.baseline else None
         name = f"{os.getpid()} {os.urandom(8).hex()}"
         first = self.baseline.run if self.baseline else name
-        self.ways = variants.expanded(models, args.variant, args.sweep, name, first)
+        self.ways = variants.variants_of(models, args.variant, args.sweep, name, first)
         engine, model = (
             backends.ENGINE_ALIASES.get(args.arbiter, args.arbiter),
             self.ways[0].spec.located,
@@ -174,7 +174,7 @@ class Gate:
         with the others.
         """
         name, rows = self.ways[0].spec.name, list[Row]()
-        copies = [self.ways[0].noisy(number) for number in range(1, COPIES + 1)]
+        copies = [self.ways[0].copy_with_noise(number) for number in range(1, COPIES + 1)]
         known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
         for specs in ([self.before, self.ways[0].copied(AGAIN)], copies):
             self.score([spec for spec in specs if spec is not self.before])
@@ -261,7 +261,7 @@ class Gate:
             return Row(of, text, model, None)
         slices = slices_of(stored, data, is_reference=model.reference)
         row = token_scores.row_on(model, stored, data).updated(slices=slices)
-        return Row(of, text, row, Tokens.of(stored) if row.kld is not None else None)
+        return Row(of, text, row, VariantTokens.of(stored) if row.kld is not None else None)
 
     def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
         """Return the gate's result, with the rows that fulfil a failure condition, and the

@@ -1,5 +1,6 @@
-"""The outcome of a gate: gate.json, lines for a terminal, Markdown for a pull request, JUnit XML
-for a CI server.
+"""The outcome of a gate, for files and terminals.
+
+That is gate.json, lines for a terminal, Markdown for a pull request, JUnit XML for a CI server.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -39,7 +40,8 @@ class GateResult(Stored):
     hardware: JsonObject = Field(default={})
     text: Text = Field(description="the text and its windows")
     run: str = Field(
-        description="name of the run of the first variant, whose scores --baseline finds in the cache"
+        description="name of the run of the first variant, whose scores --baseline finds in the "
+        "cache"
     )
     floor: tuple[Text, ...] = Field(
         description="the noise floor in words; empty if the first variant failed"
@@ -54,13 +56,16 @@ class GateResult(Stored):
 
     @property
     def status(self) -> int:
-        """The exit status: 0 all as before, 1 a variant is not, or a condition holds, 3 a variant
-        failed.
+        """The exit status: 0 if all variants are as before, 1 if not, or if a condition holds.
+
+        3 if a variant failed.
         """
         outcomes = {verdict.outcome for verdict in self.variants}
-        return (
-            3 if "failed" in outcomes else int(outcomes != {"as before"} or bool(self.conditions))
-        )
+        if "failed" in outcomes:
+            return 3
+        if outcomes != {"as before"} or self.conditions:
+            return 1
+        return 0
 
     @property
     def is_baseline(self) -> bool:
@@ -68,56 +73,57 @@ class GateResult(Stored):
         return self.variants[0].outcome not in ("failed", "not deterministic")
 
     def json_text(self) -> str:
-        """The content of gate.json."""
+        """Return the content of gate.json."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> GateResult:
-        """Return the gate of a gate.json; InputError in one line for another file or layout, or
-        damage.
+        """Return the gate of a gate.json.
+
+        InputError in one line for another file or layout, or damage.
         """
+        name = printable(file)
         content = json_files.read_bytes(file)
-        raw = json_files.parsed(content, printable(file))
+        raw = json_files.parsed(content, name)
         if isinstance(raw, dict) and raw.get("gate") == 1:
             raise InputError(
-                f"{printable(file)}: was written by an older compare_q; make it again: gate ... -o FILE"
+                f"{name}: was written by an older compare_q; make it again: gate ... -o FILE"
             )
         try:
-            found = cls.model_validate_json(content)
+            result = cls.model_validate_json(content)
         except ValidationError as error:
-            raise InputError(
-                f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}"
-            ) from None
-        if not found.variants or not found.variants[0].rows:
-            raise InputError(
-                f"{printable(file)}: is not a gate.json: variants: the first one has no rows"
-            )
-        return found
+            fault = describe(error, cls.model_fields)
+            raise InputError(f"{name}: is not a gate.json: {fault}") from None
+        if not result.variants or not result.variants[0].rows:
+            raise InputError(f"{name}: is not a gate.json: variants: the first one has no rows")
+        return result
 
 
 def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
-    """Yield lines about the noise floors: their limits, their parts, and what the gate would have
-    found.
-    """
+    """Yield lines about the noise floors: limits, parts, and the faults that are found."""
     for text, floor in floors.items():
+        lowest = min(floor.klds)
         yield (
-            f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of {first.label} with other "
-            f"roundings have KLD {min(floor.klds):.4g} to {max(floor.klds):.4g}; faults that add "
-            f"{floor.limit - min(floor.klds):.2g} or more are found"
+            f"noise floor at {text}: {floor.limit:.4g} nats; {len(floor.klds)} copies of "
+            f"{first.label} with other roundings have KLD {lowest:.4g} to {max(floor.klds):.4g}; "
+            f"faults that add {floor.limit - lowest:.2g} or more are found"
         )
-    if own := klds_of(first):
-        yield f"KLD of {first.label} from itself: {', '.join(f'{kld:.4g} ({shape})' for kld, shape in own)}"
+    self_klds = klds_of(first)
+    if self_klds:
+        klds = ", ".join(f"{kld:.4g} ({shape})" for kld, shape in self_klds)
+        yield f"KLD of {first.label} from itself: {klds}"
 
 
 def klds_of(verdict: Verdict) -> list[tuple[float, str]]:
-    """Return the KLDs of a variant, each with what distinguishes its row; without the reference and
-    failed rows.
+    """Return the KLDs of a variant, each with what distinguishes its row.
+
+    Without the reference and failed rows.
     """
-    return [
-        (row.kld, shape_of(row))
-        for row in verdict.rows
-        if row.kld is not None and not row.reference
-    ]
+    klds = []
+    for row in verdict.rows:
+        if row.kld is not None and not row.reference:
+            klds.append((row.kld, shape_of(row)))
+    return klds
 
 
 def shape_of(row: ModelResult) -> str:
@@ -130,9 +136,16 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
     used = [used_in_words(row) for row in verdict.rows]
     yield used[0]
     for row, words in zip(verdict.rows, used, strict=True):
-        kld = "n/a" if row.kld is None else f"{row.kld:.4g}"
-        if rows or words != used[0]:
-            yield f"{shape_of(row)}: KLD {kld}{'' if words == used[0] else f'; {words}'}"
+        is_other = words != used[0]
+        if not rows and not is_other:
+            continue
+        kld = "n/a"
+        if row.kld is not None:
+            kld = f"{row.kld:.4g}"
+        line = f"{shape_of(row)}: KLD {kld}"
+        if is_other:
+            line += f"; {words}"
+        yield line
     for token in verdict.worst_tokens:
         text = f"{token.before[-40:]}[{token.token}]".replace("\n", " ")
         yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text}"
@@ -140,53 +153,66 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
 
 def used_in_words(row: ModelResult) -> str:
     """Return what a row really used."""
-    mode = MODES.get(row.provenance.get("enforce_eager"))
-    attention, cache = (
-        row.attention and f"attention {row.attention}",
-        row.kv_cache and f"KV cache {row.kv_cache}",
-    )
-    return (
-        ", ".join(filter(None, (row.engine_version, row.where, row.kernel, attention, cache, mode)))
-        or "nothing ran"
-    )
+    parts = [row.engine_version, row.where, row.kernel]
+    if row.attention:
+        parts.append(f"attention {row.attention}")
+    if row.kv_cache:
+        parts.append(f"KV cache {row.kv_cache}")
+    parts.append(MODES.get(row.provenance.get("enforce_eager")))
+    return ", ".join(part for part in parts if part) or "nothing ran"
 
 
 def terminal(result: GateResult) -> list[str]:
     """Return the gate as the lines of a terminal."""
-    found = [result.text, *result.floor, ""]
+    report = [result.text, *result.floor, ""]
     for verdict in result.variants:
-        found += [f"{verdict.label}: {verdict.words}", *(f"    {line}" for line in lines(verdict))]
-        found += [
-            f"    largest KLD {kld:.4g} ({shape})" for kld, shape in sorted(klds_of(verdict))[-1:]
-        ]
-    return [*found, *result.nearer, *(f"failed: {line}" for line in result.conditions)]
+        report.append(f"{verdict.label}: {verdict.words}")
+        for line in lines(verdict):
+            report.append(f"    {line}")
+        klds = klds_of(verdict)
+        if klds:
+            kld, shape = max(klds)
+            report.append(f"    largest KLD {kld:.4g} ({shape})")
+    report += result.nearer
+    for line in result.conditions:
+        report.append(f"failed: {line}")
+    return report
 
 
 def markdown(result: GateResult) -> str:
     """Return the gate as Markdown for a pull request."""
-    found = ["## compare-q gate", ""]
+    report = ["## compare-q gate", ""]
     for verdict in result.variants:
-        mark = "\N{WHITE HEAVY CHECK MARK}" if verdict.outcome == "as before" else "\N{CROSS MARK}"
-        found += [f"- {mark} **{escaped(verdict.label)}**: {escaped(verdict.words)}"]
-        found += [f"  - {escaped(line)}" for line in lines(verdict, rows=True)]
-    found += [f"- {escaped(line)}" for line in (*result.nearer, *result.conditions)]
-    versions = [f"{name} {version}" for name, version in result.versions.items()]
-    has = result.hardware
-    machine = [
-        *(has.get("gpus") or ()),
-        *(f"{name} {has[name]}" for name in ("driver", "cpu") if has.get(name)),
-    ]
-    facts = (", ".join(versions), ", ".join(machine))
-    found += [
-        "",
-        *(f"{escaped(line)}  " for line in (result.text, *result.floor, *facts, result.created)),
-    ]
-    return "\n".join([*found, "", "```sh", shlex.join(result.command), "```", ""])
+        mark = "\N{CROSS MARK}"
+        if verdict.outcome == "as before":
+            mark = "\N{WHITE HEAVY CHECK MARK}"
+        report.append(f"- {mark} **{escaped(verdict.label)}**: {escaped(verdict.words)}")
+        for line in lines(verdict, rows=True):
+            report.append(f"  - {escaped(line)}")
+    for line in (*result.nearer, *result.conditions):
+        report.append(f"- {escaped(line)}")
+    report.append("")
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    machine = machine_in_words(result.hardware)
+    for line in (result.text, *result.floor, versions, machine, result.created):
+        report.append(f"{escaped(line)}  ")  # two spaces: a line break in Markdown
+    report += ["", "```sh", shlex.join(result.command), "```", ""]
+    return "\n".join(report)
+
+
+def machine_in_words(hardware: Mapping[str, Any]) -> str:
+    """Return the GPUs, the driver and the processor of the gate's machine."""
+    parts = [*(hardware.get("gpus") or ())]
+    for name in ("driver", "cpu"):
+        if hardware.get(name):
+            parts.append(f"{name} {hardware[name]}")
+    return ", ".join(parts)
 
 
 def junit(result: GateResult) -> str:
-    """Return the gate as JUnit XML: a test case per variant, and one per row that fails by a
-    condition.
+    """Return the gate as JUnit XML.
+
+    It has one test case per variant, and one per row that fails by a condition.
     """
     suite = ET.Element(
         "testsuite", name="compare-q gate", timestamp=result.created.partition("+")[0]
@@ -196,11 +222,14 @@ def junit(result: GateResult) -> str:
             suite, "testcase", classname="compare-q.gate", name=xml_text(verdict.label)
         )
         if verdict.outcome != "as before":
-            kind = "error" if verdict.outcome == "failed" else "failure"
+            kind = "failure"
+            if verdict.outcome == "failed":
+                kind = "error"
             ET.SubElement(case, kind, type=verdict.outcome, message=xml_text(verdict.words))
-        shown = map(xml_text, lines(verdict, rows=True))
-        ET.SubElement(case, "system-out").text = "\n".join(shown)
-    for line in map(xml_text, result.conditions):
+        output = "\n".join(xml_text(line) for line in lines(verdict, rows=True))
+        ET.SubElement(case, "system-out").text = output
+    for condition in result.conditions:
+        line = xml_text(condition)
         case = ET.SubElement(suite, "testcase", classname="compare-q.gate.fail-if", name=line)
         ET.SubElement(case, "failure", type="fail-if", message=line)
     for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
@@ -210,7 +239,8 @@ def junit(result: GateResult) -> str:
 
 
 def xml_text(text: str) -> str:
-    """Return a text on one line with only characters that XML can have; control characters are
-    escaped.
+    """Return a text on one line with only characters that XML can have.
+
+    Control characters are escaped.
     """
     return NO_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

@@ -1,5 +1,6 @@
-"""The verdict on a variant, from its rows in all passes and texts; of several verdicts, the most
-important counts.
+"""The verdict on a variant, from its rows in all passes and texts.
+
+Of several verdicts that hold, the most important counts.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from pydantic import Field
 from ..common.stored import Stored, Text
 from ..results import ModelResult, WorstToken
 from ..table.numbers import error_text
-from .floor import Floor, Tokens
+from .floor import Floor, VariantTokens
 from .variants import AGAIN, FULL, ONE, PREFILL
 
 Outcome = Literal["as before", "differs", "not deterministic", "not applied", "failed"]
 BATCH = 2.0
 """Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's
 ``change_limit``."""
-STEP, STILL = 3.0, 1.5
+STEP = 3.0
+STILL = 1.5
 """A fault begins at a position if the KLD is at most STILL times the copies' KLD at earlier
 positions, and at least STEP times at this and later positions."""
-LEAST = 0.1
+LOWEST_RATIO = 0.1
 """Lower limit of the ratio of the KLD to the copies' KLD, because 0 does not have a logarithm."""
+POSITIONS_FOR_A_PLACE = 4
+"""Fewer positions have no four quarters."""
 GROWTH = 2.0
 """The KLD grows with position if its ratio to the copies' KLD is GROWTH times as high in the last
 quarter of the positions as in the first."""
@@ -47,19 +51,28 @@ class Verdict(Stored):
 
 
 class Row(NamedTuple):
-    """A variant in one pass over one text."""
+    """A variant in one pass (``variants.PREFILL``, ...) over one text.
 
-    of: str  # the pass: ``variants.PREFILL``, ...
+    ``tokens``: None if the variant failed, or its engine does not compute KLD.
+    """
+
+    pass_name: str
     text: str
     model: ModelResult
-    tokens: Tokens | None  # None if the variant failed, or its engine does not compute KLD
+    tokens: VariantTokens | None
 
     @property
     def shape(self) -> str:
-        """Pass and text, which distinguish the variant's rows: kernels differ between phases and
-        batches.
+        """Pass and text, which distinguish the variant's rows.
+
+        Kernels differ between phases and batches.
         """
-        return f"{self.of} at {self.text}"
+        return f"{self.pass_name} at {self.text}"
+
+    @property
+    def kld(self) -> float:
+        """Its KLD; 0 if it has none."""
+        return self.model.kld or 0.0
 
 
 def verdict_of(
@@ -75,42 +88,49 @@ def verdict_of(
     ``first``: the first variant's rows; empty if this is the first variant.  ``must_change``: True
     if the variant has an option that always changes roundings, if the engine applies it.
     """
-    before = {row.shape: row.model for row in first}
-    equal = bool(first) and all(
-        row.shape in before and row.model.scores_equal(before[row.shape]) for row in rows
+    first_models = {row.shape: row.model for row in first}
+    is_equal = bool(first)
+    for row in rows:
+        first_model = first_models.get(row.shape)
+        if first_model is None or not row.model.scores_equal(first_model):
+            is_equal = False
+    is_ignored = must_change
+    if is_equal:
+        # It deviates from its spec in another way, but its scores are the first variant's.
+        for row in rows:
+            if row.model.deviations != first_models[row.shape].deviations:
+                is_ignored = True
+    outcome, words = next(
+        outcomes_that_hold(rows, floors, is_equal=is_equal, is_ignored=is_ignored)
     )
-    ignored = must_change or any(
-        row.model.deviations != before[row.shape].deviations for row in rows if equal
-    )
-    outcome, words = next(judged(rows, floors, equal=equal, ignored=ignored))
-    return Verdict(label=label, outcome=outcome, words=words, rows=tuple(map(slim, rows)))
+    published_rows = tuple(without_curves(row) for row in rows)
+    return Verdict(label=label, outcome=outcome, words=words, rows=published_rows)
 
 
 def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) -> Verdict | None:
-    """Return the verdict of a first variant that cannot be compared with others; None if it can be
-    compared.
+    """Return the verdict of a first variant that cannot be compared with others.
 
-    ``rows``: the variant, its second run, and its copies with other roundings.  ``floors``: empty
-    if not known yet.
+    None if it can be compared.  ``rows``: the variant, its second run, and its copies with other
+    roundings.  ``floors``: empty if not known yet.
     """
-    kept = tuple(slim(row) for row in rows if row.of in (PREFILL, AGAIN))
+    published_rows = tuple(without_curves(row) for row in rows if row.pass_name in (PREFILL, AGAIN))
     for row in rows:
         if not floors and (row.tokens is None or row.model.kld_non_finite):
-            words = f"failed in {row.shape}: {row.model.error or 'tokens without a finite KLD'}"
-            return Verdict(label=label, outcome="failed", words=words, rows=kept)
-        if floors and row.of == AGAIN and floors[row.text].is_own(row.model.kld or 0.0):
-            words = (
-                f"not deterministic: a second run has KLD {row.model.kld or 0.0:.3g} from the first"
+            reason = row.model.error or "tokens without a finite KLD"
+            words = f"failed in {row.shape}: {reason}"
+            return Verdict(label=label, outcome="failed", words=words, rows=published_rows)
+        if floors and row.pass_name == AGAIN and floors[row.text].is_nondeterministic(row.kld):
+            words = f"not deterministic: a second run has KLD {row.kld:.3g} from the first"
+            return Verdict(
+                label=label, outcome="not deterministic", words=words, rows=published_rows
             )
-            return Verdict(label=label, outcome="not deterministic", words=words, rows=kept)
     return None
 
 
-def slim(row: Row) -> ModelResult:
+def without_curves(row: Row) -> ModelResult:
     """Return a row without the parts that a gate does not need."""
-    label = f"{row.model.label} at {row.text}"
     return row.model.updated(
-        label=label,
+        label=f"{row.model.label} at {row.text}",
         blocks=None,
         curve=None,
         kld_percentiles={},
@@ -120,92 +140,134 @@ def slim(row: Row) -> ModelResult:
     )
 
 
-def judged(
-    rows: Sequence[Row], floors: Mapping[str, Floor], *, equal: bool, ignored: bool
+def outcomes_that_hold(
+    rows: Sequence[Row], floors: Mapping[str, Floor], *, is_equal: bool, is_ignored: bool
 ) -> Iterator[tuple[Outcome, str]]:
     """Yield every verdict that holds and its wording, the most important first."""
     for row in rows:
         if row.tokens is None:
-            yield (
-                "failed",
-                f"failed in {row.shape}: {row.model.error or '; '.join(row.model.notes)}",
-            )
-    found = {(row.of, row.text): row.tokens for row in rows if row.tokens is not None}
+            reason = row.model.error or "; ".join(row.model.notes)
+            yield "failed", f"failed in {row.shape}: {reason}"
+    tokens = {}
+    for row in rows:
+        if row.tokens is not None:
+            tokens[row.pass_name, row.text] = row.tokens
     for text, floor in floors.items():
-        change, times = apart(found.get((PREFILL, text)), found.get((AGAIN, text)), floor)
+        change = logprob_change(tokens.get((PREFILL, text)), tokens.get((AGAIN, text)))
+        times = times_the_limit(change, floor)
         if times > 1:
-            words = f"two runs differ by {change:.3g} nats of log-probability per token"
             yield (
                 "not deterministic",
-                f"not deterministic: {words}, {times:.1f} times the effect of roundings",
+                f"not deterministic: two runs differ by {change:.3g} nats of log-probability per "
+                f"token, {times:.1f} times the effect of roundings",
             )
-    if equal and ignored:
+    if is_equal and is_ignored:
         yield "not applied", "not applied: every score is the first variant's to the bit"
-    if differing := [
-        m for m in rows if m.model.kld_non_finite or (m.model.kld or 0.0) > floors[m.text].limit
-    ]:
-        yield "differs", f"differs: {', '.join(differences(rows, floors, differing))}"
-    change, times = apart(found.get((PREFILL, FULL)), found.get((PREFILL, ONE)), floors[ONE])
-    if times > BATCH:
+    differing = []
+    for row in rows:
+        if row.model.kld_non_finite or row.kld > floors[row.text].limit:
+            differing.append(row)
+    if differing:
+        parts = ", ".join(differences(rows, floors, differing))
+        yield "differs", f"differs: {parts}"
+    change = logprob_change(tokens.get((PREFILL, FULL)), tokens.get((PREFILL, ONE)))
+    if times_the_limit(change, floors[ONE]) > BATCH:
         yield (
             "differs",
-            f"differs: batch 1 and a full batch differ by {change:.3g} nats of log-probability per token",
+            f"differs: batch 1 and a full batch differ by {change:.3g} nats of log-probability per "
+            "token",
         )
-    yield "as before", "as before (equal to the bit)" if equal else "as before"
+    if is_equal:
+        yield "as before", "as before (equal to the bit)"
+    else:
+        yield "as before", "as before"
 
 
-def apart(one: Tokens | None, other: Tokens | None, floor: Floor) -> tuple[float, float]:
-    """Return (mean |difference| of two rows' log-probabilities in nats, its ratio to the floor's
-    limit).
+def logprob_change(one: VariantTokens | None, other: VariantTokens | None) -> float:
+    """Return the mean absolute difference of two rows' log-probabilities, nats.
 
-    The shorter row must have the first tokens of the longer row.  Return zeros if not, or if a row
-    is missing.
+    The shorter row must have the first tokens of the longer row.  0 if not, or if a row is missing.
     """
-    count = min(len(one.logprob), len(other.logprob)) if one and other else 0
-    if not (one and other and np.array_equal(one.position[:count], other.position[:count])):
-        return 0.0, 0.0
-    change = float(np.mean(np.abs(one.logprob[:count] - other.logprob[:count])))
-    return (
-        change,
-        change / floor.change_limit if floor.change_limit else math.inf if change else 0.0,
-    )
+    if one is None or other is None:
+        return 0.0
+    count = min(len(one.logprob), len(other.logprob))
+    if not np.array_equal(one.position[:count], other.position[:count]):
+        return 0.0
+    return float(np.mean(np.abs(one.logprob[:count] - other.logprob[:count])))
+
+
+def times_the_limit(change: float, floor: Floor) -> float:
+    """Return how many times the floor's ``change_limit`` a change of log-probabilities is."""
+    if floor.change_limit:
+        return change / floor.change_limit
+    if change:
+        return math.inf
+    return 0.0
 
 
 def differences(
     rows: Sequence[Row], floors: Mapping[str, Floor], differing: Sequence[Row]
 ) -> Iterator[str]:
-    """Yield the size of a variant's difference, the position where it starts, and the shapes that
-    have it.
-    """
-    worst = max(differing, key=lambda row: (row.model.kld or 0.0) / (floors[row.text].limit or 1.0))
-    kld, floor = worst.model.kld or 0.0, floors[worst.text]
-    yield f"KLD {kld:.4g} ± {error_text(worst.model.kld_stderr) or 'n/a'}"
-    yield f"{kld / floor.limit:.1f} times the floor" if floor.limit else "where the floor is 0"
+    """Yield the size of a variant's difference, where it starts, and the shapes that have it."""
+    worst = max(differing, key=lambda row: row.kld / (floors[row.text].limit or 1.0))
+    floor = floors[worst.text]
+    error = error_text(worst.model.kld_stderr) or "n/a"
+    yield f"KLD {worst.kld:.4g} ± {error}"
+    if floor.limit:
+        yield f"{worst.kld / floor.limit:.1f} times the floor"
+    else:
+        yield "where the floor is 0"
     if worst.model.kld_non_finite:
         yield f"{worst.model.kld_non_finite:,} tokens without a finite KLD"
-    elif worst.tokens is not None and (place := where(worst.tokens.by_position(), floor.curve)):
-        yield place
+    elif worst.tokens is not None:
+        place = where(worst.tokens.by_position(), floor.curve)
+        if place:
+            yield place
     if len(differing) < len(rows):
-        yield f"only in {' and '.join(row.shape for row in differing)}"
+        shapes = " and ".join(row.shape for row in differing)
+        yield f"only in {shapes}"
 
 
-def where(own: NDArray[np.float64], floor: NDArray[np.float64]) -> str:
+def where(variant: NDArray[np.float64], copies: NDArray[np.float64]) -> str:
     """Return where in the windows a variant differs; empty if it differs equally everywhere.
 
-    ``own`` and ``floor``: mean KLD at each position, of the variant and of the copies.  Their ratio
-    counts as ``LEAST`` if it is lower.  A fault begins at the position where two constants, one
-    before and one after it, best fit the logarithm of the ratio.
+    ``variant`` and ``copies``: mean KLD at each position.
     """
-    places = np.flatnonzero(floor[: len(own)] > 0)
-    if len(places) < 4:
+    positions = np.flatnonzero(copies[: len(variant)] > 0)
+    if len(positions) < POSITIONS_FOR_A_PLACE:
         return ""
-    own, floor = own[places], floor[places]
-    ratio, count = np.log(np.maximum(own / floor, LEAST)), np.arange(1, len(places))
-    before, total = np.cumsum(ratio)[:-1], ratio.sum()
-    cut = int(np.argmax(before**2 / count + (total - before) ** 2 / count[::-1])) + 1
-    quarter = max(len(places) // 4, 1)
-    parts = (slice(cut), slice(cut, None), slice(quarter), slice(-quarter, None))
-    early, late, first, last = (float(own[part].sum() / floor[part].sum()) for part in parts)
+    variant = variant[positions]
+    copies = copies[positions]
+    cut = first_position(variant, copies)
+    early = summed_ratio(variant[:cut], copies[:cut])
+    late = summed_ratio(variant[cut:], copies[cut:])
     if early <= STILL and late >= STEP:
-        return f"from position {places[cut]} on"
-    return f"growing {last / first:.1f} times with position" if last >= GROWTH * first else ""
+        return f"from position {positions[cut]} on"
+    quarter = max(len(positions) // 4, 1)
+    first_ratio = summed_ratio(variant[:quarter], copies[:quarter])
+    last_ratio = summed_ratio(variant[-quarter:], copies[-quarter:])
+    if last_ratio >= GROWTH * first_ratio:
+        return f"growing {last_ratio / first_ratio:.1f} times with position"
+    return ""
+
+
+def first_position(variant: NDArray[np.float64], copies: NDArray[np.float64]) -> int:
+    """Return the index at which a fault would begin, from the mean KLDs at N positions.
+
+    Two constants, one before the index and one from it on, fit the logarithm of the ratio best
+    there.  A ratio below ``LOWEST_RATIO`` counts as this.
+    """
+    log_ratio = np.log(np.maximum(variant / copies, LOWEST_RATIO))
+    total = log_ratio.sum()
+    n_before = np.arange(1, len(log_ratio))
+    n_after = n_before[::-1]
+    sums_before = np.cumsum(log_ratio)[:-1]
+    sums_after = total - sums_before
+    # The squares that two means explain; the other squares do not depend on the index.
+    explained = sums_before**2 / n_before + sums_after**2 / n_after
+    return int(np.argmax(explained)) + 1
+
+
+def summed_ratio(variant: NDArray[np.float64], copies: NDArray[np.float64]) -> float:
+    """Return the ratio of the KLDs over some positions."""
+    return float(variant.sum() / copies.sum())

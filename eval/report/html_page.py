@@ -1,9 +1,8 @@
-"""The report of ``--html``: one file that shows a run in a browser without a network, rendered by
-jinja2.
+"""The report of ``--html``: one file that shows a run in a browser without a network.
 
-All content is static HTML.  The script sorts tables and switches between plots; without it, all
-plots are shown.  Labels and token texts come from strangers: jinja2 escapes them, and the content
-policy allows no other script.
+jinja2 renders it.  All content is static HTML.  The script sorts tables and switches between plots;
+without it, all plots are shown.  Labels and token texts come from strangers: jinja2 escapes them,
+and the content policy allows no other script.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from ...backends.common.message_text import printable
 from ..plots import measures, picture_style, pictures, slice_bars
 from ..plots.picture_style import DARK, LIGHT
 from ..plots.pictures import Picture
-from ..results import RunResult
+from ..results import ModelResult, RunResult
 from ..table import findings, tables
 from ..table.tables import Cell, Filled
 
 FOLDER = Path(__file__).parent / "page"
-TITLE = "Quantized models compared"
+PAGE_TITLE = "Quantized models compared"
 WORDS = {
     "kld": "KLD",
     "ppl": "PPL",
@@ -46,9 +45,11 @@ WORDS = {
 SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 """White space and the sign that the page shows for it, so that a token takes one line."""
 TAG = re.compile(r"<[^>]*>")
-ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
+UNUSED_PARTS = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
+UNUSED_ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
 """Ids of an SVG that nothing refers to."""
 LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+COLOUR = re.compile('#[0-9a-f]{6}(?=[;"])')
 
 
 def page_of(
@@ -60,6 +61,7 @@ def page_of(
     ``show`` reads back from the page, if its rows have another order.
     """
     script = (FOLDER / "report.js").read_text(encoding="utf-8")
+    style = (FOLDER / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
@@ -70,10 +72,18 @@ def page_of(
         finalize=on_one_line,
     )
     environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
+    if stored is None:
+        stored = results
+    # Without any "<", so that no HTML parser mistakes a part of it for the end of the script
+    # element.
+    json_text = stored.model_dump_json().replace("<", "\\u003c")
     return environment.get_template("report.html").render(
-        title=results.title or TITLE,
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'",
-        style=Markup((FOLDER / "report.css").read_text(encoding="utf-8")),
+        title=results.title or PAGE_TITLE,
+        policy=(
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+            "base-uri 'none'"
+        ),
+        style=Markup(style),
         script=Markup(script),
         finding=findings.verdict(results),
         figures=figures_of_run(results),
@@ -82,48 +92,50 @@ def page_of(
         sort_key=sort_key,
         command=shell_command(results.command),
         run=results,
-        # without any "<", so that no HTML parser mistakes a part of it for the end of the script
-        # element
-        results=Markup((stored or results).model_dump_json().replace("<", "\\u003c")),
+        results=Markup(json_text),
     )
 
 
 def on_one_line(value: Any) -> Any:
     """Return a text with its control characters escaped; markup stays unchanged."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
 
 
 def shell_command(words: Sequence[str]) -> str:
-    """Return a command line for a shell, started from the checkout if ``words`` names the file of
-    compare_q.
+    """Return a command line for a shell.
+
+    It starts from the checkout if ``words`` begins with the file of compare_q.
     """
-    start = ["python", "eval/compare_q.py"] if "compare_q.py" in words[:1] else words[:1]
+    start = words[:1]
+    if "compare_q.py" in start:
+        start = ["python", "eval/compare_q.py"]
     return shlex.join([*start, *words[1:]])
 
 
 def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
-    """Return the pictures of a run; the one of its usual measure over bits per weight comes first."""
+    """Return the pictures of a run: that of its usual measure over bits per weight comes first."""
     first = f"{measures.chosen(results, None, None).field}_bpw"
     drawn = pictures.pictures_of(results)
     names = [name for name in drawn if not name.endswith("_vram")]
-    titles = {}
+    pictures_by_title = {}
     for name in sorted(names, key=lambda name: name != first):
         title = " ".join(WORDS.get(word, word) for word in name.split("_"))
-        titles[title] = drawn[name]
-    return figures_of(titles)
+        pictures_by_title[title] = drawn[name]
+    return figures_of(pictures_by_title)
 
 
 def columns_of_slices(results: RunResult) -> list[Filled]:
-    """Return the columns of the small table of slices: the KLD in each, or the PPL without a
-    reference.
+    """Return the columns of the small table of slices; empty without slices.
 
-    Empty without slices.
+    They are the KLD in each slice, or the PPL without a reference.
     """
     models = [model for model in results.models if model.slices]
     if not models:
         return []
     measure = "kld"
-    if not any(each.kld is not None for model in models for each in model.slices.values()):
+    if not has_kld_of_slice(models):
         measure = "ppl"
         if results.reference is not None:
             return []
@@ -131,11 +143,22 @@ def columns_of_slices(results: RunResult) -> list[Filled]:
     return tables.columns_of(results.updated(models=tuple(models)), ["label", *names])
 
 
+def has_kld_of_slice(models: Sequence[ModelResult]) -> bool:
+    """Return True if a model has a KLD of one of its slices."""
+    for model in models:
+        for part in model.slices.values():
+            if part.kld is not None:
+                return True
+    return False
+
+
 def sort_key(filled: Filled, cell: Cell) -> str:
     """Return what a column sorts a cell by; empty for a missing value, which is sorted last."""
     column = filled.column
     if column.digits is None:
-        return "" if cell.value == "n/a" else cell.value
+        if cell.value == "n/a":
+            return ""
+        return cell.value
     if cell.value == "ref":
         return str(column.times * (column.of_reference or 0) + column.plus)
     try:
@@ -149,7 +172,11 @@ def percent(logprob: float | None) -> str:
     if logprob is None:
         return ""
     value = 100 * math.exp(min(logprob, 0.0))
-    return "<0.0001 %" if value < 1e-4 else f"{value:.2g} %" if value < 99.5 else "100 %"
+    if value < 1e-4:
+        return "<0.0001 %"
+    if value < 99.5:
+        return f"{value:.2g} %"
+    return "100 %"
 
 
 def figures_of(drawn: dict[str, Picture]) -> list[dict[str, Any]]:
@@ -170,41 +197,35 @@ def svg_of(figure: Figure, title: str) -> Markup:
     ``title``: also a salt for the ids of its markers, clip paths and hatches, so that they differ
     from other pictures'.
     """
+    # The page's paper and the shadow of its scrolling box show through.
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
-        patch.set_visible(
-            False
-        )  # the page's paper and the shadow of its scrolling box show through
+        patch.set_visible(False)
     picture_style.escape_controls(figure)
+    # Effects would draw texts as paths; the page's style has a rim for texts.
     for text in figure.findobj(Text):
-        text.set_path_effects(
-            []
-        )  # which would draw it as paths; the page's style has a rim for texts
+        text.set_path_effects([])
     file = io.StringIO()
     with matplotlib.style.context(["default", {"svg.hashsalt": title, "svg.fonttype": "none"}]):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>", "", file.getvalue(), flags=re.DOTALL
-    )
-    found = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
-    return Markup(found.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))
+    svg = UNUSED_PARTS.sub("", file.getvalue())
+    element = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
+    element = element.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+    return Markup(element)
 
 
 def short_tag(tag: str) -> str:
-    """Return an SVG tag with rounded coordinates, only the ids that are used, and colours of both
-    themes.
-    """
-    tag = LONG_NUMBER.sub(lambda number: f"{float(number[0]):z.1f}", ID.sub("", tag))
-    return re.sub(
-        '#[0-9a-f]{6}(?=[;"])', lambda colour: themed_colours().get(colour[0], colour[0]), tag
-    )
+    """Return an SVG tag with rounded coordinates, used ids only, and colours of both themes."""
+    tag = UNUSED_ID.sub("", tag)
+    tag = LONG_NUMBER.sub(lambda number: f"{float(number[0]):z.1f}", tag)
+    return COLOUR.sub(lambda colour: themed_colours().get(colour[0], colour[0]), tag)
 
 
 @cache
 def themed_colours() -> dict[str, str]:
     """Return the colours of light pictures that differ in dark ones, each with CSS for both."""
-    pairs = dict(zip((*LIGHT[:4], *LIGHT.families), (*DARK[:4], *DARK.families), strict=True))
-    pairs |= {
-        picture_style.ink_of(light, LIGHT): picture_style.ink_of(dark, DARK)
-        for light, dark in pairs.items()
-    }
+    light_colours = (*LIGHT[:4], *LIGHT.families)
+    dark_colours = (*DARK[:4], *DARK.families)
+    pairs = dict(zip(light_colours, dark_colours, strict=True))
+    for light, dark in list(pairs.items()):
+        pairs[picture_style.ink_of(light, LIGHT)] = picture_style.ink_of(dark, DARK)
     return {light: f"light-dark({light}, {dark})" for light, dark in pairs.items()}

@@ -1,5 +1,4 @@
-"""The model card of ``--model-card``: Markdown for the README of a quantized model on the Hugging
-Face hub.
+"""The model card of ``--model-card``: Markdown for the README of a quantized model on the hub.
 
 Its YAML block holds the ``model-index``, which the hub reads: for each quantized row and text a
 perplexity and a KL divergence, named by the row's label; an unknown value is left out.  Then come
@@ -23,13 +22,12 @@ from ..stats.slices import Slice
 from ..table import render, tables
 from ..table.findings import listed, verdict
 
-LOCAL = "python", "out_logits", "repeat", "replicas"
-"""Keys of a model spec about places."""
-FOLDERS, HOST = (
-    re.compile(r"(?<![\w.:/~-])~?/(?:[^\s/\"'`|,;:]+/)+(?=[^\s/])"),
-    re.compile(r"(?<=://)[^\s/\"']+"),
-)
-"""The folders of an absolute path, and the host of an address."""
+LOCAL_KEYS = ("python", "out_logits", "repeat", "replicas")
+"""Keys of a model spec about the machine on which it ran."""
+FOLDERS = re.compile(r"(?<![\w.:/~-])~?/(?:[^\s/\"'`|,;:]+/)+(?=[^\s/])")
+"""The folders of an absolute path."""
+HOST = re.compile(r"(?<=://)[^\s/\"']+")
+"""The host of an address."""
 
 
 def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
@@ -38,46 +36,49 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
     InputError if no row is quantized, or if the results do not name the data of a text.
     """
     rows = []
+    originals = []
+    measured = []
     for model in run.models:
+        if model.reference:
+            originals.append(str(model.spec.get("model_dir")))
         is_usual = not (model.reference or model.noise_floor)
         if model.is_quantized and model.blocks and is_usual:
             rows.append(model)
+        if not model.error:
+            measured.append(model.updated(from_cache=False))
     if not rows:
         raise InputError("a model card is about quantized models, and none was measured")
     for text in run.texts:
         if not spec_of(text):
             raise InputError(
-                f"{text.name}: the results lack the spec of this text, which names its data; run again"
+                f"{text.name}: the results lack the spec of this text, which names its data; "
+                "run again"
             )
-    originals = [str(model.spec.get("model_dir")) for model in run.models if model.reference]
     results: list[EvalResult] = []
     for text in run.texts:
         for model in rows:
             results += eval_results(run, text, model)
+    base_models = [original for original in originals if hub.is_hub_id(original)]
     index = ModelCardData(
         model_name=public(", ".join(model.label for model in rows)),
-        base_model=next(filter(hub.is_hub_id, originals), None),
+        base_model=next(iter(base_models), None),
         eval_results=results,
     )
-    measured = [model.updated(from_cache=False) for model in run.models if not model.error]
-    shown = run.updated(models=tuple(measured))
-    table = tables.table_of(shown, names)
-    body = [
-        "## What quantization lost",
-        "",
-        render.escaped(verdict(shown)),
-        "",
-        *render.markdown_lines(table.columns),
-    ]
-    body += ["", *render.note_lines(table), ""]
-    body += ["## How it was measured", "", *how_measured(shown), ""]
-    return str(ModelCard("\n".join(["---", index.to_yaml(), "---", "", *map(public, body)])))
+    measured_run = run.updated(models=tuple(measured))
+    table = tables.table_of(measured_run, names)
+    body = ["## What quantization lost", ""]
+    body += [render.escaped(verdict(measured_run)), ""]
+    body += [*render.markdown_lines(table.columns), ""]
+    body += [*render.note_lines(table), ""]
+    body += ["## How it was measured", "", *how_measured(measured_run), ""]
+    lines = ["---", index.to_yaml(), "---", ""]
+    lines += [public(line) for line in body]
+    return str(ModelCard("\n".join(lines)))
 
 
 def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator[EvalResult]:
     """Yield the known results of a row on a text, unrounded, for the ``model-index``."""
     spec = spec_of(text)
-    reference = run.reference["label"] if run.reference else None
     data = str(spec.get("dataset_path") or spec.get("dataset"))
     if data in ("text", "chat") or ("/" in data and not hub.is_hub_id(data)):
         data = public(text.name)
@@ -88,14 +89,11 @@ def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator
         scores = model.slices.get(text.name)
     if scores is None:
         return
-    for kind, title, value in (
-        ("perplexity", "Perplexity", scores.ppl),
-        (
-            "kl_divergence",
-            f"KL divergence from {reference}, nats per token",
-            scores.kld if reference else None,
-        ),
-    ):
+    values = [("perplexity", "Perplexity", scores.ppl)]
+    if run.reference and run.reference["label"]:
+        title = f"KL divergence from {run.reference['label']}, nats per token"
+        values.append(("kl_divergence", title, scores.kld))
+    for kind, title, value in values:
         if value is not None:
             yield EvalResult(
                 task_type="text-generation",
@@ -111,93 +109,104 @@ def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator
 
 
 def how_measured(run: RunResult) -> Iterator[str]:
-    """Yield lines about texts, windows, engines and machines, and the specs and the command that
-    repeat the run.
-    """
+    """Yield lines about texts, windows, engines and machines, and how to repeat the run."""
     lines = []
-    data_specs = []
-    if len(run.texts) > 1:
+    several = len(run.texts) > 1
+    if several:
         lines.append(f"Texts: {run.subtitle}")
     for text in run.texts:
-        title = text.name if len(run.texts) > 1 else f"Text: {run.subtitle or text.name}"
+        title = text.name
+        if not several:
+            title = f"Text: {run.subtitle or text.name}"
         context = f"context of up to {text.window_length:,} tokens"
         lines.append(f"{title}; {context}, {text.scored_tokens:,} scored tokens")
-        data_specs.append({**spec_of(text), "max_rows": text.windows})
-    lines += facts_by_row(
-        "Engine", run, [model.engine_version or model.engine for model in run.models]
-    )
-    lines += facts_by_row("Machine", run, [model.where or "not known" for model in run.models])
-    lines.append(
-        f"Versions: {', '.join(f'{name} {version}' for name, version in run.versions.items())}"
-    )
+    engines = [model.engine_version or model.engine for model in run.models]
+    machines = [model.where or "not known" for model in run.models]
+    lines += facts_by_row("Engine", run, engines)
+    lines += facts_by_row("Machine", run, machines)
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    lines.append(f"Versions: {versions}")
     lines.append(f"Date: {run.created[:10]}")
     for line in lines:
         yield f"- {render.escaped(line)}"
-    yield from [
-        "",
-        "To repeat it, write these two files, with your paths, and run the command below them.",
-        "",
-    ]
+    yield from how_to_repeat(run)
+
+
+def how_to_repeat(run: RunResult) -> Iterator[str]:
+    """Yield the specs and the command that repeat the run."""
+    yield ""
+    yield "To repeat it, write these two files, with your paths, and run the command below them."
+    yield ""
+    data_specs = [{**spec_of(text), "max_rows": text.windows} for text in run.texts]
+    yield from collapsed_json("data.json", data_specs)
     model_specs = []
     for model in run.models:
-        spec = {key: value for key, value in model.spec.items() if key not in LOCAL}
+        spec = {key: value for key, value in model.spec.items() if key not in LOCAL_KEYS}
         if model.reference:
             spec["reference"] = True
         model_specs.append(spec)
-    for name, specs in (("data.json", data_specs), ("models.json", model_specs)):
-        shown = json.dumps(base_names(specs), indent=2, ensure_ascii=False).replace("```", "'''")
-        yield from [
-            "<details>",
-            f"<summary>{name}</summary>",
-            "",
-            "```json",
-            shown,
-            "```",
-            "",
-            "</details>",
-            "",
-        ]
-    has_stored_reference = run.reference is not None and not any(
-        model.reference for model in run.models
-    )
-    stored = " -lf REFERENCE" if has_stored_reference else ""
-    yield from ["```sh", f"compare-q -d data.json -m models.json{stored}", "```"]
+    yield from collapsed_json("models.json", model_specs)
+    command = "compare-q -d data.json -m models.json"
+    if run.reference is not None and not any(model.reference for model in run.models):
+        command += " -lf REFERENCE"
+    yield "```sh"
+    yield command
+    yield "```"
+
+
+def collapsed_json(name: str, specs: Sequence[Any]) -> Iterator[str]:
+    """Yield a file of specs as Markdown that a click opens."""
+    text = json.dumps(base_names(specs), indent=2, ensure_ascii=False)
+    yield "<details>"
+    yield f"<summary>{name}</summary>"
+    yield ""
+    yield "```json"
+    yield text.replace("```", "'''")  # which would end the block
+    yield "```"
+    yield ""
+    yield "</details>"
+    yield ""
 
 
 def facts_by_row(title: str, run: RunResult, facts: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each different fact, with the labels of its rows if there are several facts;
-    one per row.
+    """Yield a line for each different fact, with the labels of its rows if there are several facts.
+
+    ``facts``: one per row.
     """
-    different = dict.fromkeys(facts)
-    for fact in different:
-        labels = [
-            model.label for model, each in zip(run.models, facts, strict=True) if each == fact
-        ]
-        rows = f" ({listed(labels)})" if len(different) > 1 else ""
-        yield f"{title}: {fact}{rows}"
+    labels_by_fact: dict[str, list[str]] = {}
+    for model, fact in zip(run.models, facts, strict=True):
+        labels_by_fact.setdefault(fact, []).append(model.label)
+    for fact, labels in labels_by_fact.items():
+        line = f"{title}: {fact}"
+        if len(labels_by_fact) > 1:
+            line += f" ({listed(labels)})"
+        yield line
 
 
 def spec_of(text: UsedText) -> dict[str, Any]:
     """Return the spec of a text; empty if the results do not have one that names the data."""
-    return text.spec if text.spec.get("dataset") else {}
+    if text.spec.get("dataset"):
+        return text.spec
+    return {}
 
 
 def base_names(value: Any) -> Any:
-    """Return JSON types with each path as its last part and without the hosts of addresses; ids of
-    the hub stay.
+    """Return JSON types with each path as its last part, and without the hosts of addresses.
+
+    Ids of the hub stay.
     """
     if isinstance(value, dict):
-        return {key: base_names(each) for key, each in value.items()}
+        return {key: base_names(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [base_names(each) for each in value]
-    if (
-        not isinstance(value, str)
-        or "/" not in value
-        or hub.is_hub_id(value)
-        or re.search(r"[\n{<]", value)
-    ):
+        return [base_names(member) for member in value]
+    if not isinstance(value, str) or "/" not in value or hub.is_hub_id(value):
         return value
-    return HOST.sub("HOST", value) if "://" in value else PurePath(value).name
+    # Text, such as a chat template, that contains a slash.
+    if re.search(r"[\n{<]", value):
+        return value
+    if "://" in value:
+        return HOST.sub("HOST", value)
+    return PurePath(value).name
 
 
 def public(words: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,19 @@ from ..run.token_scores import StoredScores
 from ..text import vocabulary
 from ..text.eval_data import EvalData
 
-Piece = tuple[list[int], int, int]
-"""Token ids, and the numbers of the tokens at which ``token`` and ``after`` begin."""
 COUNT = 20
 """Worst tokens of each model."""
-BEFORE, AFTER = 24, 4
+TOKENS_BEFORE = 24
+TOKENS_AFTER = 4
 """Tokens shown before and after each."""
+
+
+class TokenContext(NamedTuple):
+    """Token ids around a token; its text is that from id number ``begin`` to before ``end``."""
+
+    ids: list[int]
+    begin: int
+    end: int
 
 
 def with_worst_tokens(results: RunResult, data: EvalData, cache: Cache) -> RunResult:
@@ -47,66 +54,76 @@ def rows_with_tokens(
     models: Sequence[ModelResult], data: EvalData, cache: Cache
 ) -> tuple[ModelResult, ...]:
     """Return these rows with their worst tokens; see ``with_worst_tokens``."""
-    chosen: list[list[WorstToken]] = []
-    pieces: list[Piece] = []
+    tokens_of_models = []
+    contexts = []
     for model in models:
-        stored = None if model.error else token_scores.of_row(cache, model.scores_key, data)
-        worst = [] if stored is None else worst_tokens(stored, data)
-        chosen.append(worst)
-        for token in worst:
-            begin = max(token.position - BEFORE, 0)
-            ids = data.windows[token.window].token_ids[begin : token.position + 1 + AFTER].tolist()
-            pieces.append((ids, token.position - begin, token.position - begin + 1))
-    if not pieces:
+        tokens: list[WorstToken] = []
+        if not model.error:
+            stored = token_scores.of_row(cache, model.scores_key, data)
+            if stored is not None:
+                tokens = worst_tokens(stored, data)
+        tokens_of_models.append(tokens)
+        contexts += [context_of(token, data) for token in tokens]
+    if not contexts:
         return tuple(models)
+    # The tokens of all models together: without a tokenizer.json, decoding starts a process.
     try:
-        texts = iter(decoded(data, pieces))
+        texts = iter(decoded(data, contexts))
     except InputError as error:
         say(f"no worst tokens: {error}", console=Console(stderr=True))
         return tuple(models)
     rows = []
-    for model, worst in zip(models, chosen, strict=True):
-        rows.append(
-            model.updated(worst_tokens=tuple(token.updated(**next(texts)) for token in worst))
-        )
+    for model, tokens in zip(models, tokens_of_models, strict=True):
+        tokens_with_text = tuple(token.updated(**next(texts)) for token in tokens)
+        rows.append(model.updated(worst_tokens=tokens_with_text))
     return tuple(rows)
 
 
-def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
-    """Return the tokens with the largest KLD, or loss without a reference, largest first, without
-    their texts.
+def context_of(token: WorstToken, data: EvalData) -> TokenContext:
+    """Return a token's id with the ids around it."""
+    first = max(token.position - TOKENS_BEFORE, 0)
+    window = data.windows[token.window]
+    ids = window.token_ids[first : token.position + 1 + TOKENS_AFTER].tolist()
+    begin = token.position - first
+    return TokenContext(ids, begin, begin + 1)
 
-    Where windows overlap, a token counts once, with its largest value.
+
+def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
+    """Return the tokens with the largest KLD, or loss without a reference, without their texts.
+
+    The largest comes first.  Where windows overlap, a token counts once, with its largest value.
     """
-    damage = stored.columns.get("kld", -stored.columns["logprob"]).astype(np.float64)
+    columns = stored.columns
+    if "kld" in columns:
+        damage = columns["kld"].astype(np.float64)
+    else:
+        damage = -columns["logprob"].astype(np.float64)
     damage = np.where(np.isfinite(damage), damage, 0.0)
-    places = data.text_index(stored.window, stored.position)
-    found: dict[int, WorstToken] = {}
+    text_index = data.text_index(stored.window, stored.position)
+    worst_by_text_index: dict[int, WorstToken] = {}
     for entry in np.argsort(-damage, kind="stable"):
-        if len(found) == COUNT or damage[entry] <= 0:
+        if len(worst_by_text_index) == COUNT or damage[entry] <= 0:
             break
-        names = ("kld", "logprob", "ref_logprob")
-        kld, logprob, ref_logprob = (rounded(stored.columns.get(name), entry) for name in names)
         token = WorstToken(
             window=int(stored.window[entry]),
             position=int(stored.position[entry]),
-            kld=kld,
-            logprob=logprob,
-            ref_logprob=ref_logprob,
+            kld=rounded(columns.get("kld"), entry),
+            logprob=rounded(columns.get("logprob"), entry),
+            ref_logprob=rounded(columns.get("ref_logprob"), entry),
         )
-        found.setdefault(int(places[entry]), token)
-    return list(found.values())
+        worst_by_text_index.setdefault(int(text_index[entry]), token)
+    return list(worst_by_text_index.values())
 
 
 def rounded(values: NDArray[Any] | None, entry: int) -> float | None:
     """Return one number with four significant digits; None if it is missing or not finite."""
-    return (
-        None if values is None or not np.isfinite(values[entry]) else float(f"{values[entry]:.4g}")
-    )
+    if values is None or not np.isfinite(values[entry]):
+        return None
+    return float(f"{values[entry]:.4g}")
 
 
-def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
-    """Return the text of each piece by the text's tokenizer, as ``split`` does.
+def decoded(data: EvalData, contexts: Sequence[TokenContext]) -> list[dict[str, str]]:
+    """Return the text of each context by the text's tokenizer, as ``split`` does.
 
     A tokenizer.json is read in this process.  Without one, Transformers decodes in a subprocess,
     since importing it takes seconds.  Raises InputError if the tokenizer cannot be read.
@@ -115,47 +132,59 @@ def decoded(data: EvalData, pieces: Sequence[Piece]) -> list[dict[str, str]]:
 
     file = data.tokenizer / vocabulary.FILE
     if not file.is_file():
-        trust = any(text.spec.trust_remote_code for text in data.texts)
-        found: list[dict[str, str]] = processes.run_in_subprocess(
+        texts: list[dict[str, str]] = processes.run_in_subprocess(
             split_by_transformers,
             "decoding tokens",
             folder=str(data.tokenizer),
-            trust_remote_code=trust,
-            pieces=pieces,
+            trust_remote_code=any(text.spec.trust_remote_code for text in data.texts),
+            contexts=contexts,
         )
-        return found
+        return texts
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{file}: no usable tokenizer: {one_line(error)}") from None
-    return split(partial(tokenizer.decode, skip_special_tokens=False), pieces)
+    return split(partial(tokenizer.decode, skip_special_tokens=False), contexts)
 
 
 def split_by_transformers(
-    folder: str, trust_remote_code: bool, pieces: Sequence[Piece]
+    folder: str, trust_remote_code: bool, contexts: Sequence[TokenContext]
 ) -> list[dict[str, str]]:
-    """Return the text of each piece by Transformers' tokenizer of a folder."""
-    loaded = vocabulary.load_tokenizer(Path(folder), trust_remote_code=trust_remote_code)
-    return split(
-        partial(loaded.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
-        pieces,
+    """Return the text of each context by Transformers' tokenizer of a folder."""
+    tokenizer = vocabulary.load_tokenizer(Path(folder), trust_remote_code=trust_remote_code)
+    decode = partial(
+        tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+    return split(decode, contexts)
 
 
-def split(text_of: Callable[[list[int]], str], pieces: Sequence[Piece]) -> list[dict[str, str]]:
-    """Return the text of each piece in three parts, cut at two of its tokens.
+def split(
+    text_of: Callable[[list[int]], str], contexts: Sequence[TokenContext]
+) -> list[dict[str, str]]:
+    """Return the text of each context in three parts: before, of and after its token.
 
     A character that several tokens make up belongs to the last of them.
     """
-    found = []
-    for ids, begin, end in pieces:
-        whole = text_of(ids)
-        # U+FFFD marks an incomplete character
-        first, second = (
-            len(text_of(ids[:cut]).rstrip("\N{REPLACEMENT CHARACTER}")) for cut in (begin, end)
+    texts = []
+    for ids, begin, end in contexts:
+        text = text_of(ids)
+        # Lengths of the decoded beginnings: a single token may have no text of its own.
+        token_begin = complete_length(text_of(ids[:begin]))
+        token_end = complete_length(text_of(ids[:end]))
+        if end == len(ids):
+            token_end = len(text)
+        else:
+            token_end = max(token_begin, token_end)
+        texts.append(
+            {
+                "before": text[:token_begin],
+                "token": text[token_begin:token_end],
+                "after": text[token_end:],
+            }
         )
-        second = len(whole) if end == len(ids) else max(first, second)
-        found.append(
-            {"before": whole[:first], "token": whole[first:second], "after": whole[second:]}
-        )
-    return found
+    return texts
+
+
+def complete_length(text: str) -> int:
+    """Return the length of a text without an incomplete character at its end (U+FFFD)."""
+    return len(text.rstrip("\N{REPLACEMENT CHARACTER}"))

@@ -1,4 +1,4 @@
-"""The results of a run, as results.json holds them: facts about its windows, its reference, and rows.
+"""The results of a run, as results.json holds them: its windows, its reference and its rows.
 
 Log-probabilities, losses and KLDs are in nats per token, shares from 0 to 1.  A row's numbers are
 over all scored tokens; the estimates of a part of the tokens, such as one text, are in the row's

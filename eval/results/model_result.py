@@ -27,7 +27,7 @@ class Timing:
 
     ``started``: the driver requested the worker; ``loaded``: it could score; ``closed``: its engine was closed, None if
     that is not known.
-    """
+    """  # noqa: E501
 
     started: float
     loaded: float
@@ -48,16 +48,19 @@ class Timing:
         ``load`` includes the engine's import if that was not imported before; ``first_step`` ends
         with the first scored window, ``scoring`` with the last one.
         """
+        close = None
+        if self.closed is not None:
+            close = self.closed - self.last_window
         return {
             "load": self.loaded - self.started,
             "first_step": self.first_window - self.score_began,
             "scoring": self.last_window - self.first_window,
-            "close": None if self.closed is None else self.closed - self.last_window,
+            "close": close,
         }
 
 
 class WorstToken(Stored):
-    """A token on which a model lost much: its place, its scores, and its text with the text around it."""
+    """A token on which a model lost much: its place, its scores, and its text with the text around it."""  # noqa: E501
 
     window: Count
     position: Count = Field(description="place in its window")
@@ -87,7 +90,7 @@ class Memory(Stored):
 
     A prefill step computes at most ``PREFILL_STEP`` tokens.  What an engine and its GPU libraries reserve is not
     contained: the GPU's context, CUDA graphs, workspaces, room for more sequences.
-    """
+    """  # noqa: E501
 
     weights: Count | None = Field(
         default=None, description="weight files that it loads, bytes; from their sizes"
@@ -111,15 +114,15 @@ class Memory(Stored):
     )
 
     def gigabytes(self, context: int) -> float | None:
-        """Return the memory for ``context`` tokens in GB of 10^9 bytes; None if a part is not
-        known.
+        """Return the memory for ``context`` tokens in GB of 10^9 bytes.
+
+        None if a part is not known.
         """
         if self.missing or self.weights is None or self.logits is None or self.step_token is None:
             return None
         cache = sum(part.token_bytes * min(context, part.window or context) for part in self.kv)
-        return (
-            self.weights + cache + self.logits + self.step_token * min(context, PREFILL_STEP)
-        ) / 1e9
+        step = self.step_token * min(context, PREFILL_STEP)
+        return (self.weights + cache + self.logits + step) / 1e9
 
 
 class ModelDescription(Stored):
@@ -173,7 +176,7 @@ class ModelResult(RowStatistics, ModelDescription):
 
     Errors (``..._stderr``) are standard errors from the blocks of the text (``eval/stats/uncertainty.py``).  A field is
     None if its value is not known.
-    """
+    """  # noqa: E501
 
     reference: bool = Field(default=False, description="true if the others are compared with it")
     noise_floor: bool = Field(
@@ -228,10 +231,12 @@ class ModelResult(RowStatistics, ModelDescription):
 
         ValidationError for values that results.json cannot have.
         """
+        if storage is None:
+            storage = Storage()
         facts = {
             "label": label,
             "engine": engine,
-            **facts_of_storage(storage or Storage()),
+            **facts_of_storage(storage),
             **facts_of_spec(fields.get("spec", {})),
             **facts_of_provenance(fields.get("provenance", {})),
         }
@@ -242,10 +247,12 @@ class ModelResult(RowStatistics, ModelDescription):
         tokens = fields.get("tokens")
         seconds = fields.get("score_seconds")
         if tokens is not None and seconds:
-            facts["tokens_per_second"] = (tokens + (fields.get("non_finite") or 0)) / seconds
+            non_finite = fields.get("non_finite") or 0
+            facts["tokens_per_second"] = (tokens + non_finite) / seconds
         timing = fields.get("timing")
         if timing is not None:
             facts["seconds"] = timing.seconds
+        # ``fields`` come last: rows scored on a shared GPU set ``tokens_per_second`` to None.
         return cls(**facts | fields)
 
     @property
@@ -260,14 +267,15 @@ class ModelResult(RowStatistics, ModelDescription):
 
     @property
     def is_quantized(self) -> bool:
-        """True if its layers store less than 16 bits per weight, or if the size is unknown and a
-        layer is quantized.
+        """True if its layers store less than 16 bits per weight.
 
-        A model whose size and layers are both unknown counts as quantized.
+        If their size is unknown: if a layer is quantized, or the layers are unknown too.
         """
         if self.bpw_layer is not None:
             return self.bpw_layer < 16
-        return not self.layers or any(group.weights not in groups.PLAIN for group in self.layers)
+        if not self.layers:
+            return True
+        return any(group.weights not in groups.PLAIN for group in self.layers)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -288,8 +296,11 @@ class ModelResult(RowStatistics, ModelDescription):
     def loads(self) -> tuple[Any, ...]:
         """Load function, folder and phase: rows that share them differ only in their options."""
         folder = self.spec.get("model_dir")
-        parts = folder[:1] if isinstance(folder, list) else [folder]
-        return self.spec.get("load_fn"), parts, self.phase
+        if isinstance(folder, list):
+            paths = folder[:1]  # without the options that follow
+        else:
+            paths = [folder]
+        return self.spec.get("load_fn"), paths, self.phase
 
     def scores_equal(self, other: ModelResult) -> bool:
         """True if both have the same log-probability at every token, to the last bit."""
@@ -298,7 +309,9 @@ class ModelResult(RowStatistics, ModelDescription):
     @property
     def marked_label(self) -> str:
         """The label, with a mark if the layers ran differently from what the checkpoint asks."""
-        return f"{self.label} {MARK}" if self.deviations else self.label
+        if self.deviations:
+            return f"{self.label} {MARK}"
+        return self.label
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -339,6 +352,13 @@ NOT_FLAT = frozenset(
 
 
 def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
-    """The noise floor, as marked in its spec; of several such rows, the one with the largest KLD."""
-    floors = [model for model in models if model.noise_floor and model.kld is not None]
-    return max(floors, key=lambda model: model.kld or 0.0, default=None)
+    """Return the noise floor, as marked in its spec: of several, the one with the largest KLD."""
+    largest = None
+    largest_kld = 0.0
+    for model in models:
+        if not model.noise_floor or model.kld is None:
+            continue
+        if largest is None or model.kld > largest_kld:
+            largest = model
+            largest_kld = model.kld
+    return largest

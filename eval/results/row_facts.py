@@ -15,7 +15,7 @@ BRIEF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def facts_of_storage(storage: Storage) -> dict[str, Any]:
-    """The fields of a row about the size of its weights."""
+    """Return the fields of a row about the size of its weights."""
     return {
         "bpw_layer": storage.bpw_layer,
         "bpw_head": storage.bpw_head,
@@ -27,7 +27,7 @@ def facts_of_storage(storage: Storage) -> dict[str, Any]:
 
 
 def facts_of_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a row that its spec gives."""
+    """Return the fields of a row that its spec gives."""
     return {
         "options": ", ".join(option_texts(options_of(spec))) or None,
         "noise_floor": bool(spec.get("noise_floor")),
@@ -35,10 +35,13 @@ def facts_of_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a row about its machine, kernels, attention and KV cache."""
+    """Return the fields of a row about its machine, kernels, attention and KV cache."""
     layers = groups.groups_from_json(provenance.get("layers", ()))
     kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
     token_bytes = groups.kv_token_bytes(kv_caches)
+    kv_mb = None
+    if token_bytes is not None:
+        kv_mb = token_bytes / 1000
     kv_cache = str(provenance.get("kv_cache") or "")
     for name, brief in BRIEF.items():
         kv_cache = kv_cache.replace(name, brief)
@@ -50,14 +53,19 @@ def facts_of_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
         "engine_version": str(provenance.get("engine_version") or "") or None,
         "phase": str(provenance.get("phase") or "prefill"),
         "kv_cache": kv_cache or None,
-        "kv_mb": None if token_bytes is None else token_bytes / 1000,
+        "kv_mb": kv_mb,
     }
 
 
 def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a model spec gives the engine, in ``engine`` or in ``[dir, options]``."""
+    """Return the options that a model spec gives the engine.
+
+    They are in ``engine`` or in ``"model_dir": [dir, options]``.
+    """
+    options: dict[str, Any] = {}
     engine = spec.get("engine")
-    options = dict(engine) if isinstance(engine, dict) else {}
+    if isinstance(engine, dict):
+        options |= engine
     folder = spec.get("model_dir")
     if isinstance(folder, list) and folder and isinstance(folder[-1], dict):
         options |= folder[-1]
@@ -65,11 +73,13 @@ def options_of(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_texts(options: Mapping[str, Any]) -> list[str]:
-    """Each option as ``name=value``."""
+    """Return each option as ``name=value``; a value that is not a string is written as JSON."""
     texts = []
     for name, value in options.items():
-        written = value if isinstance(value, str) else json.dumps(value)
-        texts.append(f"{name}={written}")
+        value_text = value
+        if not isinstance(value, str):
+            value_text = json.dumps(value)
+        texts.append(f"{name}={value_text}")
     return texts
 
 
@@ -77,8 +87,9 @@ def deviations_of(provenance: Mapping[str, Any]) -> list[str]:
     """Return one clause per way in which a model ran differently from its checkpoint or spec."""
     layers = groups.groups_from_json(provenance.get("layers", ()))
     kv_caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
+    clauses = groups.deviations(layers) + groups.kv_deviations(kv_caches)
+    # Of a provenance, only the layers are checked when a row is made.
     of_engine = provenance.get("deviations")
-    clauses = (
-        [each for each in of_engine if isinstance(each, str)] if isinstance(of_engine, list) else []
-    )
-    return groups.deviations(layers) + groups.kv_deviations(kv_caches) + clauses
+    if isinstance(of_engine, list):
+        clauses += [clause for clause in of_engine if isinstance(clause, str)]
+    return clauses

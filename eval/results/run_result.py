@@ -61,7 +61,7 @@ class UsedReference(Stored):
 
 
 def check_types(types: type[Stored], values: dict[str, Any]) -> None:
-    """ValueError in one line for a value that has another type."""
+    """Raise ValueError in one line for a value that has another type."""
     try:
         types.model_validate(values)
     except ValidationError as error:
@@ -117,15 +117,20 @@ class RunResult(Stored):
     @property
     def slices(self) -> tuple[str, ...]:
         """The names of all slices that a row has, in their order."""
-        names = dict.fromkeys(name for model in self.models for name in model.slices)
+        names: dict[str, None] = {}
+        for model in self.models:
+            names |= dict.fromkeys(model.slices)
         return tuple(names)
 
     @property
     def text_tokens(self) -> int | None:
-        """Tokens of all texts together, scored or not; None if the number of one text is not known."""
-        counts = [text.text_tokens for text in self.texts]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        """Tokens of all texts together, scored or not; None if that of one text is not known."""
+        total = 0
+        for text in self.texts:
+            if text.text_tokens is None:
+                return None
+            total += text.text_tokens
+        return total
 
     @property
     def available_windows(self) -> int:
@@ -139,19 +144,24 @@ class RunResult(Stored):
 
     @property
     def reference_ppl(self) -> float | None:
-        """The reference's perplexity, from its own row, or else from the model with most scored
-        tokens.
+        """The reference's perplexity, from its own row.
+
+        Without such a row: from the comparison with the model that has most scored tokens.
         """
-        known = [(row.tokens or 0, row.ppl) for row in self.models if row.reference and row.blocks]
-        if not known:
-            known = [
+        candidates = [
+            (row.tokens or 0, row.ppl) for row in self.models if row.reference and row.blocks
+        ]
+        if not candidates:
+            candidates = [
                 (row.ref_ppl_tokens or 0, row.ref_ppl) for row in self.models if row.is_compared
             ]
-        known = [(tokens, ppl) for tokens, ppl in known if ppl is not None]
-        if not known:
-            return None
-        _, ppl = max(known, key=lambda each: each[0])
-        return ppl
+        most_tokens = -1
+        reference_ppl = None
+        for tokens, ppl in candidates:
+            if ppl is not None and tokens > most_tokens:
+                most_tokens = tokens
+                reference_ppl = ppl
+        return reference_ppl
 
     @property
     def noise_floor(self) -> ModelResult | None:
@@ -159,13 +169,16 @@ class RunResult(Stored):
         return noise_floor_of(self.models)
 
     def with_origin(self, command: Sequence[str]) -> RunResult:
-        """The run with the date, versions and hardware of now; unchanged if it was read from a
-        file.
+        """Return the run with the date, versions and hardware of now.
+
+        A run that was read from a file is returned unchanged.
         """
-        return self if self.created else self.updated(**origin(command))
+        if self.created:
+            return self
+        return self.updated(**origin(command))
 
     def masked(self, keeps: Sequence[str]) -> RunResult:
-        """The run with only the models of these labels; the reference's row stays."""
+        """Return the run with only the models of these labels; the reference's row stays."""
         models = [model for model in self.models if model.label in keeps or model.reference]
         return self.updated(models=tuple(models))
 
@@ -174,13 +187,14 @@ class RunResult(Stored):
         write_text(file, self.json_text())
 
     def json_text(self) -> str:
-        """The content of results.json."""
+        """Return the content of results.json."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def read(cls, file: Path) -> RunResult:
-        """The run of a results.json or a report.html; InputError in one line for another file or
-        format, or damage.
+        """Return the run of a results.json or a report.html.
+
+        InputError in one line for another file or format, or damage.
         """
         name = printable(file)
         content = json_of(file)
@@ -188,9 +202,10 @@ class RunResult(Stored):
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
         if raw["format"] != FORMAT:
-            other = f"results of format {shortened(repr(raw['format']), 20)}, but this compare_q reads format {FORMAT}"
+            number = shortened(repr(raw["format"]), 20)
             raise InputError(
-                f"{name}: {other}; run compare_q again with -o (token scores in the cache are used)"
+                f"{name}: results of format {number}, but this compare_q reads format {FORMAT}; "
+                "run compare_q again with -o (token scores in the cache are used)"
             )
         try:
             run = cls.model_validate_json(content)
@@ -203,25 +218,26 @@ class RunResult(Stored):
 
 
 def origin(command: Sequence[str]) -> dict[str, Any]:
-    """The fields of a run that say when, how and where it was made: now, by this command, on this
-    machine.
+    """Return the fields of a run that say when, how and where it was made.
+
+    That is now, by this ``command``, on this machine.
     """
+    now = datetime.datetime.now(datetime.UTC)
+    hardware = machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch())
     return {
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": tuple(map(unicode, command)),
+        "created": now.isoformat(timespec="seconds"),
+        "command": tuple(unicode(word) for word in command),
         "commit": machine.commit(),
         "versions": {**machine.versions(), "compare-q": __version__},
-        "hardware": machine.hardware(machine.gpus(), cpu_only=machine.cpu_build_of_torch())
-        | machine.threads(),
+        "hardware": hardware | machine.threads(),
     }
 
 
 def json_of(file: Path) -> bytes:
-    """The results.json in a file, which may be a report.html; InputError if there is none."""
+    """Return the results.json in a file, which may be a report.html; InputError without one."""
     content = json_files.read_bytes(file)
-    if content.lstrip().startswith(
-        b"{"
-    ):  # in a JSON object a label may hold what EMBEDDED looks for
+    # First, since a label in a results.json may contain EMBEDDED.
+    if content.lstrip().startswith(b"{"):
         return content
     begin = content.find(EMBEDDED)
     end = content.find(EMBEDDED_END, begin)
@@ -231,7 +247,7 @@ def json_of(file: Path) -> bytes:
 
 
 def check_names(run: RunResult) -> None:
-    """ValueError unless there are rows, and names of texts and labels of rows are unique."""
+    """Raise ValueError unless there are rows, and texts and rows have unique names."""
     if not run.labels:
         raise ValueError("models: there is none")
     names = [text.name for text in run.texts]

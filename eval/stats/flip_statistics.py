@@ -1,5 +1,6 @@
-"""Statistics of two models' answers to the same questions: flips, McNemar's test, equivalence
-within a margin.
+"""Statistics of two models' answers to the same questions.
+
+They are flips, McNemar's test, and equivalence within a margin.
 
 ``lost`` of n questions are right only in the reference, and ``gained`` only in the new model.  All
 others say nothing about which of the two is better.  The difference of the accuracies is (gained -
@@ -34,17 +35,18 @@ LEVEL = 0.05
 LEVEL."""
 Z = 1.6448536269514722
 """The standard normal distribution's quantile of 1 - LEVEL."""
-CORRECTION = 0.5
+CONTINUITY_CORRECTION = 0.5
 """Number of answers that moves the difference towards the tested margin."""
-STEPS = 60
+BISECTIONS = 60
 """Bisections of an end of the interval; the last ones are below a float's precision."""
 Outcome = Literal["equivalent", "undecided", "different"]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers, and its standard error over independent questions; None for a
-    single question.
+    """A share of right answers, and its standard error over independent questions.
+
+    The error of a single question is None.
     """
 
     value: float
@@ -70,11 +72,10 @@ class Flips:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether two accuracies differ by less than ``margin``, and the p of the two one-sided tests
-    together.
+    """Whether two accuracies differ by less than ``margin``.
 
-    "different": they differ by more than the margin, at the same level; "undecided": neither is
-    shown.
+    ``p``: of the two one-sided tests together.  "different": they differ by more than the margin,
+    at the same level; "undecided": neither is shown.
     """
 
     margin: float
@@ -83,20 +84,22 @@ class Equivalence:
 
 
 def accuracy(right: Sequence[bool]) -> Accuracy:
-    """Return the share of right answers with its standard error, by lm-eval's formula in lm-eval's
-    order.
+    """Return the share of right answers with its standard error.
+
+    By lm-eval's formula and in lm-eval's order of the sums, for equal last digits.
     """
     count = len(right)
     share = sum(right) / count
     if count < 2:
         return Accuracy(share, None)
-    deviation = math.sqrt(sum((each - share) ** 2 for each in right) / (count - 1))
+    deviation = math.sqrt(sum((is_right - share) ** 2 for is_right in right) / (count - 1))
     return Accuracy(share, deviation / math.sqrt(count))
 
 
 def flips(reference: Sequence[bool], new: Sequence[bool], other_wrong: int | None = None) -> Flips:
-    """Return the flips of two models' answers to the same questions, in the same order: True for a
-    right one.
+    """Return the flips of two models' answers to the same questions, in the same order.
+
+    True is a right answer.
     """
     pairs = list(zip(reference, new, strict=True))
     lost = pairs.count((True, False))
@@ -113,15 +116,17 @@ def flips(reference: Sequence[bool], new: Sequence[bool], other_wrong: int | Non
 
 
 def mcnemar_p(lost: int, gained: int) -> float:
-    """Return McNemar's exact two-sided p: 2 P(X <= the smaller count), X binomial with 1/2, at most
-    1.
+    """Return McNemar's exact two-sided p.
+
+    It is 2 P(X <= the smaller count), X binomial with 1/2, and at most 1.
     """
     total = lost + gained
-    term = 1
+    coefficient = 1  # the binomial coefficient of total over k
     tail = 0
+    # In integers, since floats overflow with 1,030 flips.
     for k in range(min(lost, gained) + 1):
-        tail += term  # the binomial coefficient of total over k
-        term = term * (total - k) // (k + 1)
+        tail += coefficient
+        coefficient = coefficient * (total - k) // (k + 1)
     return min(1.0, 2 * tail / (1 << total))
 
 
@@ -140,8 +145,9 @@ def equivalence(counts: Flips, margin: float) -> Equivalence:
 
 
 def interval(lost: int, gained: int, questions: int) -> tuple[float, float]:
-    """Return the 90 % interval of the difference: the values that neither one-sided test rejects at
-    5 %.
+    """Return the 90 % interval of the difference.
+
+    It holds the values that neither one-sided test rejects at 5 %.
     """
     worst = largest_loss(lost, gained, questions)
     best = largest_loss(gained, lost, questions)
@@ -152,7 +158,7 @@ def largest_loss(lost: int, gained: int, questions: int) -> float:
     """Return the largest loss that the one-sided test does not reject at 5 %."""
     low = (lost - gained) / questions
     high = 1.0
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         if score(lost, gained, questions, middle) < Z:
             low = middle
@@ -162,26 +168,27 @@ def largest_loss(lost: int, gained: int, questions: int) -> float:
 
 
 def p_below(lost: int, gained: int, questions: int, loss: float) -> float:
-    """Return the one-sided p of the hypothesis that the true loss is ``loss`` or more; small if it
-    is below.
+    """Return the one-sided p of the hypothesis that the true loss is ``loss`` or more.
+
+    It is small if the true loss is below.
     """
     return 0.5 * math.erfc(score(lost, gained, questions, loss) / math.sqrt(2))
 
 
 def score(lost: int, gained: int, questions: int, loss: float) -> float:
-    """Return Tango's score statistic with the continuity correction; large if the true loss is
-    below ``loss``.
+    """Return Tango's score statistic with the continuity correction.
 
-    A loss is the share of lost answers minus that of gained ones.  If the true one is ``loss``, the
-    statistic is standard normal.  ``share`` is then the most probable true share of gained answers:
-    the larger root of Tango's quadratic equation, whose coefficients are ``a``, ``b`` and ``c``.
+    It is large if the true loss is below ``loss``.  A loss is the share of lost answers minus that
+    of gained ones.  If the true one is ``loss``, the statistic is standard normal.  ``share`` is
+    then the most probable true share of gained answers: the larger root of Tango's quadratic
+    equation, whose coefficients are ``a``, ``b`` and ``c``.
     """
     a = 2.0 * questions
     b = (2 * questions - lost + gained) * loss - lost - gained
     c = -gained * loss * (1 - loss)
     share = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = questions * (2 * share + loss * (1 - loss))
-    excess = questions * loss - (lost - gained) - CORRECTION
+    excess = questions * loss - (lost - gained) - CONTINUITY_CORRECTION
     if variance <= 0:
         return math.copysign(math.inf, excess)
     return excess / math.sqrt(variance)

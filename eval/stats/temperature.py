@@ -8,17 +8,17 @@ were equally probable (``log_normalizer``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from .uncertainty import Array, Columns
 
 MOST_TOKENS = 50_000
 """Number of tokens, spread over all, that a fit uses."""
 FEWEST_TOKENS = 200
-INVERSE = np.geomspace(1 / 4, 4, 241)
-"""Inverse temperatures that are tried, 1.2 % apart."""
+INVERSE_TEMPERATURES = np.geomspace(1 / 4, 4, 241)
+"""Those that are tried, 1.2 % apart."""
 CLEAR = 0.5
 """Smallest explained share of a temperature that a note reports.
 
@@ -27,22 +27,23 @@ divided by 0.7 give 0.69, which explains 0.98; divided by 1.5 they give 1.55, wh
 For its quantizations in ``vllm serve``, the best temperature explains 0.05 (W8A8) and 0.03 (W4A16),
 for bfloat16 nothing.
 """
-SMALLEST = 0.04
+SMALLEST_DISTANCE = 0.04
 """Smallest distance from 1 of a temperature that a note reports: below it, the estimate's own error
 is as large."""
 NEEDS = ("logprob", "entropy", "top1_logprob")
 
 
 class Fit(NamedTuple):
-    """The best temperature.  ``explained``: share of the squared differences that it takes away, 0
-    to 1.
+    """The best temperature.
+
+    ``explained``: share of the squared differences that it takes away, 0 to 1.
     """
 
     temperature: float
     explained: float
 
 
-def fit(reference: Mapping[str, NDArray[Any]], logprob: NDArray[Any]) -> Fit | None:
+def fit(reference: Columns, logprob: Array) -> Fit | None:
     """Return the temperature at which the reference's scores are closest to the log-probabilities
     of the same tokens.
 
@@ -50,46 +51,51 @@ def fit(reference: Mapping[str, NDArray[Any]], logprob: NDArray[Any]) -> Fit | N
     """
     if any(name not in reference for name in NEEDS) or len(reference["logprob"]) != len(logprob):
         return None
-    x, entropy, top = (np.asarray(reference[name], np.float64) for name in NEEDS)
-    y = np.asarray(logprob, np.float64)
-    usable = np.flatnonzero(
-        np.isfinite(x) & np.isfinite(y) & np.isfinite(entropy) & np.isfinite(top)
-    )
+    scores = [np.asarray(reference[name], np.float64) for name in NEEDS]
+    scores.append(np.asarray(logprob, np.float64))
+    usable = np.flatnonzero(np.isfinite(scores).all(axis=0))
     if len(usable) < FEWEST_TOKENS:
         return None
-    usable = usable[:: -(-len(usable) // MOST_TOKENS)]
-    x, y, entropy, top = x[usable], y[usable], entropy[usable], top[usable]
+    step = -(-len(usable) // MOST_TOKENS)  # rounded up
+    used_values = [column[usable[::step]] for column in scores]
+    x, entropy, top, y = used_values
     errors = []
-    for inverse in INVERSE:
+    for inverse in INVERSE_TEMPERATURES:
         errors.append(np.square(y - inverse * x + log_normalizer(inverse, entropy, top)).sum())
     unscaled = np.square(y - x).sum()
-    best = int(np.argmin(errors))
+    # Equal scores: there is nothing to explain.
     if not unscaled:
         return Fit(1.0, 0.0)
-    return Fit(float(1 / INVERSE[best]), float(1 - errors[best] / unscaled))
+    best = int(np.argmin(errors))
+    return Fit(float(1 / INVERSE_TEMPERATURES[best]), float(1 - errors[best] / unscaled))
 
 
-def scale_note(reference: Mapping[str, NDArray[Any]], logprob: NDArray[Any]) -> str:
-    """Return a note if log-probabilities look like the reference's at another temperature; "" if
-    they do not.
+def scale_note(reference: Columns, logprob: Array) -> str:
+    """Return a note if log-probabilities look like the reference's at another temperature.
+
+    "" if they do not.
     """
-    found = fit(reference, logprob)
-    if found is None or found.explained < CLEAR or abs(found.temperature - 1) < SMALLEST:
+    best_fit = fit(reference, logprob)
+    if best_fit is None or best_fit.explained < CLEAR:
+        return ""
+    if abs(best_fit.temperature - 1) < SMALLEST_DISTANCE:
         return ""
     return (
-        f"its log-probabilities look like the reference's at a temperature of about {found.temperature:.2g}, which "
-        f"explains {found.explained:.0%} of the squared differences: its PPL is then not the model's"
+        "its log-probabilities look like the reference's at a temperature of about "
+        f"{best_fit.temperature:.2g}, which explains {best_fit.explained:.0%} of the squared "
+        "differences: its PPL is then not the model's"
     )
 
 
-def log_normalizer(inverse: float, entropy: NDArray[Any], top: NDArray[Any]) -> NDArray[Any]:
+def log_normalizer(inverse: float, entropy: Array, top: Array) -> Array:
     """Return an estimate of log of the sum of ``p ** inverse`` over the vocabulary.
 
-    The tokens except the most probable one have the probability ``rest`` together, and are ``n``
+    The tokens except the most probable one have the probability ``others`` together, and are ``n``
     equally probable ones; ``n`` follows from the entropy.
     """
     highest = np.exp(top)
-    rest = np.maximum(-np.expm1(top), 1e-12)
-    log_n = np.maximum((entropy + highest * top) / rest + np.log(rest), 0.0)
-    found: NDArray[Any] = np.logaddexp(inverse * top, log_n + inverse * (np.log(rest) - log_n))
-    return found
+    # Not 0, which has no logarithm.
+    others = np.maximum(-np.expm1(top), 1e-12)
+    log_n = np.maximum((entropy + highest * top) / others + np.log(others), 0.0)
+    log_sum: Array = np.logaddexp(inverse * top, log_n + inverse * (np.log(others) - log_n))
+    return log_sum

@@ -89,8 +89,9 @@ class BlockAssignment:
 class Perplexity:
     """``value`` = exp(-logprob_sum / tokens).
 
-    None if nothing finite was scored, or if it overflows.  ``tokens`` counts the finite log-probabilities (nats) that are in the sum; ``non_finite`` those
-    left out of it.  Errors: one standard error; None with one block, or one token.
+    None if nothing finite was scored, or if it overflows.  ``tokens`` counts the finite
+    log-probabilities (nats) that are in the sum; ``non_finite`` those left out of it.  Errors: one
+    standard error; None with one block, or one token.
     """
 
     value: Annotated[float, Field(gt=0)] | None

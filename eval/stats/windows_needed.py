@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 
 WINDOWS = 32
-"""Windows of each text in a run that names models and texts without spec files, and without a
-number of windows."""
+"""Windows of each text in a run without spec files and without a number of windows."""
 TARGET = 0.02
 """The precision whose cost a run prints: a standard error of 2 % of the KLD."""
 LEAST_WINDOWS = 5
@@ -19,21 +18,23 @@ more than a third."""
 
 
 def windows_needed(error: float, scored: int, available: int, target: float = TARGET) -> int:
-    """Return how many windows reduce the relative error of ``scored`` windows to ``target``; at
-    most ``available``.
+    """Return how many windows reduce the relative error of ``scored`` windows to ``target``.
 
-    The square of the error of n windows out of N is proportional to 1 / n - 1 / N.
+    At most ``available``.  The square of the error of n windows out of N is proportional to 1 / n -
+    1 / N.
     """
     if error <= target:
         return scored
     share = (target / error) ** 2
     inverse = 1 / available + share * (1 / scored - 1 / available)
-    needed = math.ceil(round(1 / inverse, 6))  # 30.000000001 windows are 30
+    # Rounded first: 30.000000001 windows are 30.
+    needed = math.ceil(round(1 / inverse, 6))
     return min(needed, available)
 
 
 def seconds_needed(load_seconds: float, score_seconds: float, scored: int, more: int) -> float:
-    """Return the seconds of loading a model and scoring ``more`` windows, at the speed of the
-    ``scored`` ones.
+    """Return the seconds of loading a model and scoring ``more`` windows.
+
+    At the speed of the ``scored`` ones.
     """
     return load_seconds + more * score_seconds / scored

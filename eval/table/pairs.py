@@ -51,7 +51,7 @@ def pair_lines(pairs: Sequence[Pair], run: RunResult) -> list[str]:
     for one, other in pairs:
         lines += ["", f"{one.label} against {other.label}"]
         lines += score_lines(compare(one, other, "nll"), one.label, other.label, "PPL")
-        kld = compare(one, other, "kld", near=near)
+        kld = compare(one, other, "kld", lossless_labels=near)
         if kld.outcome == "unranked" and kld.value is not None:
             kld = replace(kld, reason=f"not ranked: both are {why_unranked(run.models)}")
         lines += score_lines(kld, one.label, other.label, "KLD")

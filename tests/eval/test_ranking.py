@@ -231,7 +231,10 @@ def test_without_a_floor_what_roundings_alone_can_cost_is_not_ranked() -> None:
     ]
     assert "not ranked" in kld
     assert "no noise floor" in kld
-    assert compare(models[1], models[3], "kld", near=near_lossless(models)).outcome == "less"
+    assert (
+        compare(models[1], models[3], "kld", lossless_labels=near_lossless(models)).outcome
+        == "less"
+    )
 
 
 def test_an_uncertain_floor_reaches_to_the_end_of_its_interval() -> None:

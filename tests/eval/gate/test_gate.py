@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare_q.eval.gate.floor import COPIES, Floor, Tokens
+from compare_q.eval.gate.floor import COPIES, Floor, VariantTokens
 from compare_q.eval.gate.verdicts import Row, Verdict, verdict_of, where
 from compare_q.eval.results import ModelResult
 from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
@@ -29,14 +29,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def tokens_of(first: np.ndarray, logits: np.ndarray) -> Tokens:
+def tokens_of(first: np.ndarray, logits: np.ndarray) -> VariantTokens:
     """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is
     entry 0.
     """
     one, two = log_softmax(first), log_softmax(logits)
     position = np.indices(one.shape[:2])[1].ravel().astype(np.int32)
     kld, logprob = (np.exp(one) * (one - two)).sum(-1).ravel(), two[..., 0].ravel()
-    return Tokens(position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
+    return VariantTokens(position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
         self.first = self.random.normal(size=(WINDOWS, LENGTH, ENTRIES)) * 2
         self.size = 10 ** self.random.uniform(-4, -2)
 
-    def scored(self, windows: int = WINDOWS, fault: float = 0.0) -> Tokens:
+    def scored(self, windows: int = WINDOWS, fault: float = 0.0) -> VariantTokens:
         """Scores with other roundings, and with ``fault`` on the first logit."""
         logits = (
             self.first[:windows] + self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
@@ -72,12 +72,12 @@ class Engine:
             for of in PASSES
             for text, count in TEXTS.items()
         ]
-        rows[2:4] = [row._replace(of="prefill again") for row in rows[:2]]  # deterministic
-        first = [row_of(row.of, row.text, self.scored(1), "old") for row in rows]
+        rows[2:4] = [row._replace(pass_name="prefill again") for row in rows[:2]]  # deterministic
+        first = [row_of(row.pass_name, row.text, self.scored(1), "old") for row in rows]
         return verdict_of("new", rows, self.floors(), first)
 
 
-def row_of(of: str, text: str, tokens: Tokens, digest: str = "new") -> Row:
+def row_of(of: str, text: str, tokens: VariantTokens, digest: str = "new") -> Row:
     kld = float(tokens.kld.mean())
     model = ModelResult(
         label=f"new | {of}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9
@@ -90,7 +90,9 @@ def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> No
     1/3) = 1.1547.
     """
     zero, position = np.zeros(4), np.arange(4, dtype=np.int32)
-    copies = [Tokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)]
+    copies = [
+        VariantTokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)
+    ]
     assert Floor(copies, 1).limit == pytest.approx(
         1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4
     )
@@ -123,7 +125,7 @@ def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
     engine = Engine(0)
     right = tokens_of(engine.first, engine.first)
     for change, outcome in ((0.0, "as before"), (0.5, "differs")):
-        alone = Tokens(*(values[:LENGTH] for values in right))._replace(
+        alone = VariantTokens(*(values[:LENGTH] for values in right))._replace(
             logprob=right.logprob[:LENGTH] + change
         )
         rows = [row_of("prefill", "full batch", right), row_of("prefill", "batch 1", alone)]

@@ -10,7 +10,12 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
-from compare_q.eval.report.worst_tokens import AFTER, BEFORE, COUNT, with_worst_tokens
+from compare_q.eval.report.worst_tokens import (
+    COUNT,
+    TOKENS_AFTER,
+    TOKENS_BEFORE,
+    with_worst_tokens,
+)
 from compare_q.eval.results import ModelResult, WorstToken
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text import vocabulary
@@ -91,9 +96,9 @@ def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache
     assert len(worst) == COUNT
     assert (worst[0].logprob, worst[0].ref_logprob) == (-1.0, -0.5)
     for each in worst[:3]:
-        first, at = max(each.position - BEFORE, 0), each.position
+        first, at = max(each.position - TOKENS_BEFORE, 0), each.position
         shown = (each.before, each.token, each.after)
-        gold = (TEXT[first:at], TEXT[at : at + 1], TEXT[at + 1 : at + 1 + AFTER])
+        gold = (TEXT[first:at], TEXT[at : at + 1], TEXT[at + 1 : at + 1 + TOKENS_AFTER])
         assert tuple(part.strip("\N{REPLACEMENT CHARACTER}") for part in shown) == tuple(
             part.decode(errors="ignore") for part in gold
         )
