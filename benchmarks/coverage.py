@@ -1,5 +1,6 @@
-"""Measure how often 95 % intervals of ``eval/stats/uncertainty.py`` contain the true mean, on
-simulated texts.
+"""Measure how often 95 % intervals of ``eval/stats/uncertainty.py`` contain the true mean.
+
+The texts are simulated.
 
     PYTHONPATH=. python benchmarks/coverage.py -o results/coverage.json
 
@@ -38,7 +39,8 @@ from numpy.typing import NDArray
 from benchmarks import told_apart
 from compare_q.eval.stats import uncertainty
 
-CELL = 64  # tokens that share a level
+CELL = 64
+"""Tokens that share a level."""
 ARTICLES = ((4870, 0.8), (4600, 1.5), (13_800, 0.8), (13_800, 1.5), (20_000, 0.8))
 """Mean tokens, standard deviation of the logarithm."""
 WIKITEXT2 = ARTICLES[0]
@@ -49,16 +51,18 @@ METHODS = {
     "llamacpp 512": (512, 512, 257),
 }
 """Window length, stride, first scored position."""
-RULE = (
-    "FEWEST_BLOCKS",
-    "MOST_BLOCKS",
-    "LEAST_BLOCK",
-    "FEWEST_WAVES",
-    "MOST_WAVES",
-    "UNIT",
-    "MEMORY",
-    "SHORT",
-)
+RULE = {
+    "fewest_blocks": uncertainty.FEWEST_BLOCKS,
+    "most_blocks": uncertainty.MOST_BLOCKS,
+    "least_block": uncertainty.SMALLEST_BLOCK,
+    "fewest_waves": uncertainty.FEWEST_WAVES,
+    "most_waves": uncertainty.MOST_WAVES,
+    "unit": uncertainty.TOKENS_PER_SQUARED_WAVE,
+    "memory": uncertainty.AUTOCORRELATION_TOKENS,
+    "short": uncertainty.SHORT,
+}
+"""The constants of the errors that the results are of."""
+TEXTS_AT_ONCE = 250
 KINDS = ("blocks", "windows", "independent")
 CONTEXT = (
     (1, 7.38),
@@ -79,10 +83,12 @@ CONTEXT = (
 
 @dataclass(frozen=True)
 class Score:
-    """A score's true ``mean`` with full context; the standard deviations of its ``article`` level,
-    of its ``drift``s (autocorrelation time in tokens -> deviation) and of the ``noise`` of one
-    entry; the increase by a short context (``context`` times ``CONTEXT``).  ``draw`` makes tokens
-    [cells, CELL] from levels [cells] around 0.
+    """A score of tokens, as it is simulated.
+
+    ``mean``: the true one, with full context.  ``article``, ``drift`` (autocorrelation time in
+    tokens -> deviation), ``noise``: standard deviations of the article's level, of its drifts, and
+    of one entry's noise.  ``context``: a short context adds this times ``CONTEXT``.  ``draw`` makes
+    tokens [cells, CELL] from levels [cells] around 0.
     """
 
     mean: float
@@ -94,24 +100,21 @@ class Score:
 
 
 def losses(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Exponential around 2.95 + level."""
-    return np.asarray(
-        rng.standard_exponential((len(level), CELL), np.float32) * (2.95 + level)[:, None]
-    )
+    """Draw exponential scores around 2.95 + level."""
+    draws = rng.standard_exponential((len(level), CELL), np.float32)
+    return np.asarray(draws * (2.95 + level)[:, None])
 
 
 def differences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Laplace of standard deviation 0.9 around 0.276 + level."""
+    """Draw Laplace scores of standard deviation 0.9 around 0.276 + level."""
     pair = rng.standard_exponential((2, len(level), CELL), np.float32)
     return np.asarray(np.float32(0.636) * (pair[0] - pair[1]) + (0.276 + level)[:, None])
 
 
 def divergences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Lognormal, sigma 1, around 0.03 (1 + level): KLD of a W8A8 checkpoint."""
-    return np.asarray(
-        np.exp(rng.standard_normal((len(level), CELL), np.float32) - 0.5)
-        * (0.03 * (1 + level))[:, None]
-    )
+    """Draw lognormal scores, sigma 1, around 0.03 (1 + level): KLD of a W8A8 checkpoint."""
+    draws = rng.standard_normal((len(level), CELL), np.float32)
+    return np.asarray(np.exp(draws - 0.5) * (0.03 * (1 + level))[:, None])
 
 
 SCORES = {
@@ -142,35 +145,38 @@ class Windows:
 
 
 def windows_of_method(tokens: int, method: str) -> Windows:
-    """The windows of a method over a text, and its blocks."""
+    """Return the windows of a method over a text, and its blocks."""
     length, stride, first = METHODS[method]
     begins = np.arange(0, tokens - length, stride)
     position = np.tile(np.arange(first, length), len(begins))
     index = np.repeat(begins, length - first) + position
-    excess = np.interp(
-        np.log(np.arange(first, length)), *np.array([(math.log(p), e) for p, e in CONTEXT]).T
-    )
-    block = np.unique(uncertainty.assign_blocks(index).block, return_inverse=True)[
-        1
-    ]  # without empty blocks
-    starts = np.array([index[block == g].min() for g in range(block.max() + 1)])
+    log_positions = []
+    added_losses = []
+    for context, added_loss in CONTEXT:
+        log_positions.append(math.log(context))
+        added_losses.append(added_loss)
+    excess = np.interp(np.log(np.arange(first, length)), log_positions, added_losses)
+    assignment = uncertainty.assign_blocks(index)
+    # Numbered without the blocks that have no entries.
+    _, block = np.unique(assignment.block, return_inverse=True)
+    starts = [index[block == number].min() for number in range(block.max() + 1)]
     return Windows(
         times=np.bincount(index, minlength=tokens).astype(np.float32),
-        starts=starts,
+        starts=np.array(starts),
         entries=np.bincount(block),
         excess=np.bincount(block, np.tile(excess, len(begins))),
         first=begins + first,
         last=begins + length,
         window_excess=float(excess.sum()),
-        span=uncertainty.assign_blocks(index).length,
+        span=assignment.length,
     )
 
 
 def levels(
     rng: np.random.Generator, score: Score, texts: int, cells: int, articles: tuple[float, float]
 ) -> NDArray[np.float32]:
-    """Levels [texts, cells] of a score, around 0; ``articles``: one of ``ARTICLES``."""
-    found = np.zeros((cells, texts), np.float32)
+    """Return levels [texts, cells] of a score, around 0; ``articles``: one of ``ARTICLES``."""
+    drifts = np.zeros((cells, texts), np.float32)
     for memory, deviation in score.drift.items():
         ratio = memory / CELL
         keep = math.exp(-1 / ratio)
@@ -180,43 +186,43 @@ def levels(
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
         for before, now in itertools.pairwise(steps):
             now += np.float32(keep) * before
-        found += steps
-    found = np.ascontiguousarray(found.T)
+        drifts += steps
+    levels_of_texts = np.ascontiguousarray(drifts.T)
     mean, spread = articles
+    # Three times as many articles as fill the text on average.
     count = 3 * cells * CELL // int(mean) + 200
-    for text in found:
-        lengths = (
-            rng.lognormal(math.log(mean / CELL) - spread**2 / 2, spread, count).round().astype(int)
-        )
+    for text in levels_of_texts:
+        mu = math.log(mean / CELL) - spread**2 / 2
+        lengths = rng.lognormal(mu, spread, count).round().astype(int)
         level = rng.standard_normal(count, np.float32) * np.float32(score.article)
         text += np.repeat(level, np.maximum(lengths, 1))[:cells]
-    return found
+    return levels_of_texts
 
 
 def simulate(
     name: str, tokens: int, texts: int, seed: int = 0, articles: tuple[float, float] = WIKITEXT2
 ) -> Iterator[NDArray[np.float32]]:
     """Yield each text's scores [tokens], with the full context for each token and without noise."""
-    rng = np.random.default_rng(
-        [seed, tokens, list(SCORES).index(name), *(int(10 * each) for each in articles)]
-    )
-    cells, at_once = -(-tokens // CELL), 250
-    for done in range(0, texts, at_once):
-        for level in levels(rng, SCORES[name], min(at_once, texts - done), cells, articles):
+    mean, spread = articles
+    seeds = [seed, tokens, list(SCORES).index(name), int(10 * mean), int(10 * spread)]
+    rng = np.random.default_rng(seeds)
+    cells = -(-tokens // CELL)
+    for done in range(0, texts, TEXTS_AT_ONCE):
+        for level in levels(rng, SCORES[name], min(TEXTS_AT_ONCE, texts - done), cells, articles):
             yield SCORES[name].draw(rng, level).reshape(-1)[:tokens]
 
 
 def by_cluster(total: NDArray[Any], tokens: NDArray[Any]) -> float | None:
-    """The clustered error of Liang and Zeger of sum(total) / sum(tokens), for independent clusters
-    [G].
+    """Return the clustered error of Liang and Zeger of sum(total) / sum(tokens).
+
+    For independent clusters [G]; None for a single one.
     """
-    off = total - total.sum() / tokens.sum() * tokens
-    groups = len(off)
-    return (
-        math.sqrt(groups / (groups - 1) * float(off @ off)) / float(tokens.sum())
-        if groups > 1
-        else None
-    )
+    deviations = total - total.sum() / tokens.sum() * tokens
+    groups = len(deviations)
+    if groups < 2:
+        return None
+    square = groups / (groups - 1) * float(deviations @ deviations)
+    return math.sqrt(square) / float(tokens.sum())
 
 
 def errors_of_text(
@@ -224,33 +230,30 @@ def errors_of_text(
 ) -> tuple[float, dict[str, float]]:
     """Return (error of a text's mean, half widths of its 95 % intervals)."""
     counted = scores * windows.times
-    total = (
-        np.add.reduceat(counted, windows.starts, dtype=np.float64) + score.context * windows.excess
-    )
+    total = np.add.reduceat(counted, windows.starts, dtype=np.float64)
+    total = total + score.context * windows.excess
     total += rng.standard_normal(len(total)) * score.noise * np.sqrt(windows.entries)
     n = int(windows.entries.sum())
     mean = float(total.sum()) / n
     truth = score.mean + score.context * float(windows.excess.sum()) / n
     # The excess of short contexts is left out: compared with the token's own variance, it adds
     # little to an entry's.
-    variance = (
-        float(counted @ scores) / n
-        - (float(counted.sum(dtype=np.float64)) / n) ** 2
-        + score.noise**2
-    )
+    mean_square = float(counted @ scores) / n
+    squared_mean = (float(counted.sum(dtype=np.float64)) / n) ** 2
+    variance = mean_square - squared_mean + score.noise**2
     sums = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64)))
     length = windows.last - windows.first
     by_window = sums[windows.last] - sums[windows.first] + score.context * windows.window_excess
     by_window += rng.standard_normal(len(length)) * score.noise * np.sqrt(length)
-    half = {
+    error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
+    freedom = uncertainty.n_waves(len(total), windows.span)
+    _, half_width = uncertainty.interval(0, error, freedom)
+    half_widths = {
         "windows": 1.96 * (by_cluster(by_window, length) or 0),
         "independent": 1.96 * (variance / n) ** 0.5,
+        "blocks": half_width,
     }
-    error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
-    half["blocks"] = uncertainty.interval(0, error, uncertainty.n_waves(len(total), windows.span))[
-        1
-    ]
-    return mean - truth, half
+    return mean - truth, half_widths
 
 
 def coverage(
@@ -261,95 +264,110 @@ def coverage(
     articles: tuple[float, float] = WIKITEXT2,
     methods: Sequence[str] = tuple(METHODS),
 ) -> dict[str, dict[str, float]]:
-    """Method -> share (%) of texts whose interval holds the true mean by each error, the true
-    error, the mean width.
+    """Return by method the share (%) of texts whose interval holds the true mean by each error.
+
+    With the true error and the mean half width of the intervals from blocks.
     """
-    score, geometry = (
-        SCORES[name],
-        {method: windows_of_method(tokens, method) for method in methods},
-    )
-    off: dict[str, list[float]] = {method: [] for method in methods}
-    half: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    score = SCORES[name]
+    windows_of_methods = {method: windows_of_method(tokens, method) for method in methods}
+    errors: dict[str, list[float]] = {method: [] for method in methods}
+    half_widths: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     rng = np.random.default_rng([seed, 1])
     for scores in simulate(name, tokens, texts, seed, articles):
-        for method, windows in geometry.items():
-            error, widths = errors_of_text(scores, windows, score, rng)
-            off[method].append(error)
-            half[method].append(widths)
-    found = {}
+        for method, windows in windows_of_methods.items():
+            error, half_widths_of_text = errors_of_text(scores, windows, score, rng)
+            errors[method].append(error)
+            half_widths[method].append(half_widths_of_text)
+    results = {}
     for method in methods:
-        errors = np.abs(off[method])
-        found[method] = {"true_error": float(np.std(off[method]))}
+        distances = np.abs(errors[method])
+        result = {"true_error": float(np.std(errors[method]))}
         for kind in KINDS:
-            reach = np.array([widths[kind] for widths in half[method]])
-            found[method][kind] = round(100 * float(np.mean(errors <= reach)), 2)
-        found[method]["half_width"] = float(np.mean([widths["blocks"] for widths in half[method]]))
-    return found
+            reach = np.array([widths[kind] for widths in half_widths[method]])
+            result[kind] = round(100 * float(np.mean(distances <= reach)), 2)
+        result["half_width"] = float(np.mean([widths["blocks"] for widths in half_widths[method]]))
+        results[method] = result
+    return results
 
 
 def coverage_rows(fraction: float) -> Iterator[dict[str, Any]]:
-    """Return every row of the results: WikiText-2's articles by all methods, longer articles by the
-    first method.
+    """Yield every row of the results.
+
+    WikiText-2's articles by all methods, longer articles by the first method.
     """
     for articles, name in itertools.product(ARTICLES, SCORES):
-        methods = list(METHODS)[: None if articles == WIKITEXT2 else 1]
-        for tokens, full in TEXTS.items():
-            if articles != WIKITEXT2 and tokens < 60_000:
-                continue
-            texts = int(full * fraction)
-            for method, cell in coverage(
-                name, tokens, texts, articles=articles, methods=methods
-            ).items():
-                weighted = articles[0] * math.exp(
-                    articles[1] ** 2
-                )  # mean length of the article that a token is in
-                held = uncertainty.longest_documents(tokens) >= weighted
+        methods = list(METHODS)
+        lengths = list(TEXTS)
+        if articles != WIKITEXT2:
+            methods = methods[:1]
+            lengths = [tokens for tokens in lengths if tokens >= 60_000]
+        mean, spread = articles
+        # The mean length of the article that a token is in.
+        weighted = mean * math.exp(spread**2)
+        for tokens in lengths:
+            texts = int(TEXTS[tokens] * fraction)
+            results = coverage(name, tokens, texts, articles=articles, methods=methods)
+            for method, result in results.items():
                 yield {
                     "articles": articles,
                     "score": name,
                     "tokens": tokens,
                     "method": method,
                     "texts": texts,
-                    "within_the_note": held,
-                    **cell,
+                    "within_the_note": uncertainty.longest_documents(tokens) >= weighted,
+                    **result,
                 }
 
 
-def results_page(found: dict[str, Any]) -> str:
+def results_page(results: dict[str, Any]) -> str:
     """Return the results as a Markdown page."""
-    texts = [
-        {
+    coverages = []
+    for row in results["coverage"]:
+        line = {
             "articles": "{:,}, {}".format(*row["articles"]),
             "score": row["score"],
             "tokens": f"{row['tokens']:,}",
             "windows": row["method"],
-            **{kind: f"{row[kind]:.1f}" for kind in KINDS},
-            "said": "" if row["within_the_note"] else "yes",
         }
-        for row in found["coverage"]
+        for kind in KINDS:
+            line[kind] = f"{row[kind]:.1f}"
+        line["said"] = "yes"
+        if row["within_the_note"]:
+            line["said"] = ""
+        coverages.append(line)
+    differences = []
+    for tokens, shares in results["told_apart"].items():
+        line = {"tokens": f"{int(tokens):,}"}
+        for times, share in zip(told_apart.TIMES, shares, strict=True):
+            line[str(times)] = share
+        differences.append(line)
+    stars = []
+    for models, share in results["starred"].items():
+        stars.append({"models": models, "starred": share})
+    parts = [
+        "# Coverage of 95 % intervals",
+        "Share (%) of simulated texts whose interval holds the true mean "
+        "(`benchmarks/coverage.py`): from blocks of the text as the tables do it, by window, and "
+        "with independent tokens.  Articles: mean tokens, standard deviation of the logarithm.  "
+        "Said: the footnote says that the errors are for shorter documents.",
+        table(coverages),
+        "Share (%) of simulated texts in which a KLD that is so many times another is told apart "
+        "from it (`benchmarks/told_apart.py`):",
+        table(differences),
+        f"Share (%) of simulated texts of {told_apart.STARRED_OF:,} tokens in which a model that "
+        "is as good as all others of the table has a star:",
+        table(stars),
     ]
-    times = [
-        {"tokens": f"{int(tokens):,}", **dict(zip(map(str, told_apart.TIMES), seen, strict=True))}
-        for tokens, seen in found["told_apart"].items()
-    ]
-    stars = [{"models": models, "starred": share} for models, share in found["starred"].items()]
-    parts = {
-        "# Coverage of 95 % intervals\n\nShare (%) of simulated texts whose interval holds the true mean "
-        "(`benchmarks/coverage.py`): from blocks of the text as the tables do it, by window, and with independent "
-        "tokens.  Articles: mean tokens, standard deviation of the logarithm.  Said: the footnote says that the errors "
-        "are for shorter documents.": texts,
-        "Share (%) of simulated texts in which a KLD that is so many times another is told apart from it "
-        "(`benchmarks/told_apart.py`):": times,
-        f"Share (%) of simulated texts of {told_apart.STARRED_OF:,} tokens in which a model that is as good as all "
-        "others of the table has a star:": stars,
-    }
-    return "\n\n".join(f"{said}\n\n{table(rows)}" for said, rows in parts.items()) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows that have the same keys, as a Markdown table."""
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *(row.values() for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    """Return rows that have the same keys as a Markdown table."""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names)]
+    for row in rows:
+        lines.append([str(value) for value in row.values()])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
@@ -363,28 +381,30 @@ def main() -> None:
         "--fraction", type=float, default=1.0, help="of the texts, for a quick look"
     )
     options = parser.parse_args()
-    began, rows = time.perf_counter(), []
+    began = time.perf_counter()
+    rows = []
     for row in coverage_rows(options.fraction):
         rows.append(row)
         print(row, f"{time.perf_counter() - began:.0f} s", flush=True)
-    found = {
+    starred = {}
+    for models in told_apart.MODELS:
+        texts = int(1000 * options.fraction)
+        starred[models] = told_apart.share_starred(models, told_apart.STARRED_OF, texts)
+    differences = {}
+    for tokens in told_apart.LENGTHS:
+        differences[tokens] = told_apart.shares_told_apart(tokens, int(2000 * options.fraction))
+    results = {
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "seed": 0,
-        "rule": {name.lower(): getattr(uncertainty, name) for name in RULE},
+        "rule": RULE,
         "coverage": rows,
-        "starred": {
-            k: told_apart.share_starred(k, told_apart.STARRED_OF, int(1000 * options.fraction))
-            for k in told_apart.MODELS
-        },
-        "told_apart": {
-            n: told_apart.shares_told_apart(n, int(2000 * options.fraction))
-            for n in told_apart.LENGTHS
-        },
+        "starred": starred,
+        "told_apart": differences,
     }
-    print(found["told_apart"])
+    print(differences)
     if options.output:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        options.output.with_suffix(".md").write_text(results_page(found), encoding="utf-8")
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        options.output.with_suffix(".md").write_text(results_page(results), encoding="utf-8")
 
 
 if __name__ == "__main__":
