@@ -1,6 +1,6 @@
 """The verdict on a variant, from its rows in all passes and texts.
 
-Of several verdicts that hold, the most important counts.
+If several verdicts hold, the most important one counts.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def kld(self) -> float:
-        """Its KLD; 0 if it has none."""
+        """Its KLD; 0 if that is not known."""
         return self.model.kld or 0.0
 
 

@@ -168,7 +168,7 @@ def split(
     texts = []
     for ids, begin, end in contexts:
         text = text_of(ids)
-        # Lengths of the decoded beginnings: a single token may have no text of its own.
+        # Lengths of the decoded beginnings, because a part of a character has no text alone.
         token_begin = complete_length(text_of(ids[:begin]))
         token_end = complete_length(text_of(ids[:end]))
         if end == len(ids):

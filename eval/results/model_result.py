@@ -126,7 +126,7 @@ class Memory(Stored):
 
 
 class ModelDescription(Stored):
-    """The fields of a row that say what a model is, where it ran and what memory it takes."""
+    """The fields of a row about the model itself: how it ran, its size, and its memory."""
 
     label: Text
     engine: str

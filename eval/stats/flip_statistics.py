@@ -72,7 +72,7 @@ class Flips:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether two accuracies differ by less than ``margin``.
+    """The outcome of the test of whether two accuracies differ by less than ``margin``.
 
     ``p``: of the two one-sided tests together.  "different": they differ by more than the margin,
     at the same level; "undecided": neither is shown.

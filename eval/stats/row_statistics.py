@@ -294,7 +294,7 @@ def paired_logprobs(columns: Columns) -> PairedLogprobs:
     model = columns["logprob"].astype(np.float64)
     reference = columns["ref_logprob"].astype(np.float64)
     both_finite = np.isfinite(model) & np.isfinite(reference)
-    # NaN in place of infinities: numpy warns about inf - inf.
+    # NaN instead of infinities: numpy warns about inf - inf.
     return PairedLogprobs(
         np.where(both_finite, model, np.nan), np.where(both_finite, reference, np.nan), both_finite
     )

@@ -100,7 +100,7 @@ def masked_mean(values: Array, mask: Mask, assignment: BlockAssignment) -> Mean:
 def by_confidence(columns: Columns, *, is_reference: bool = False) -> dict[str, Mask]:
     """Return the masks [N] of the tokens at which the reference is sure, and at which it is unsure.
 
-    ``is_reference``: the columns are the reference's own.  Without a reference there are no masks.
+    ``is_reference``: the columns are the reference's own.  The result is empty without a reference.
     An entry whose highest probability is not finite is in neither mask.
     """
     name = "ref_top1_logprob"
