@@ -55,7 +55,7 @@ def rows_with_tokens(
 ) -> tuple[ModelResult, ...]:
     """Return these rows with their worst tokens; see ``with_worst_tokens``."""
     tokens_of_models = []
-    contexts = []
+    contexts: list[TokenContext] = []
     for model in models:
         tokens: list[WorstToken] = []
         if not model.error:
