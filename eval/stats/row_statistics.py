@@ -277,7 +277,8 @@ class PairedLogprobs(NamedTuple):
 
     def probability_changes(self) -> NDArray[np.float64]:
         """Return the changes of the tokens' probabilities [N]: model minus reference."""
-        return np.exp(self.model) - np.exp(self.reference)
+        changes: NDArray[np.float64] = np.exp(self.model) - np.exp(self.reference)
+        return changes
 
     def correlation(self) -> float | None:
         """Return the correlation of both losses; None if one is constant."""
