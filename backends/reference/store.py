@@ -436,9 +436,9 @@ def seal(folder: Path, identity: Mapping[str, Any], windows: Collection[str]) ->
     store_folder(folder).delete([UNFINISHED, *recorded_twice])
 
 
-def check_complete(windows: Collection[str], recorded: Collection[str]) -> None:
-    """ModelError if some of the ``windows`` were not recorded (digests)."""
-    missing = [window for window in windows if window not in recorded]
+def check_complete(windows: Collection[str], by_window: Mapping[str, str]) -> None:
+    """ModelError if some of the ``windows`` (digests) have no file in ``by_window``."""
+    missing = [window for window in windows if window not in by_window]
     if missing:
         count = f"{len(missing):,} of {len(windows):,} windows"
         raise ModelError(

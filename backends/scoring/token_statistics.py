@@ -308,7 +308,8 @@ def _entropy(side: NDArray[np.float64], model: Merged) -> NDArray[np.float64]:
     move = np.where(peaks == -np.inf, 0.0, peaks - peaks.max(0))
     shifted = side[..., Column.SHIFTED] + move * side[..., Column.SUM]
     total_shifted = (model.weight * shifted).sum(0)
-    return np.log(model.total) - total_shifted / model.total
+    entropy: NDArray[np.float64] = np.log(model.total) - total_shifted / model.total
+    return entropy
 
 
 def _divergence(ref_side: NDArray[np.float64], ref: Merged, model: Merged) -> NDArray[np.float64]:
@@ -316,7 +317,8 @@ def _divergence(ref_side: NDArray[np.float64], ref: Merged, model: Merged) -> ND
     gaps = ref_side[..., Column.GAP - Column.REF_MAX]
     # Infinite also where the weight of the shard underflows to 0.
     gap = np.where(gaps == np.inf, np.inf, ref.weight * gaps).sum(0)
-    return gap / ref.total - (ref.log_total - model.log_total)
+    divergence: NDArray[np.float64] = gap / ref.total - (ref.log_total - model.log_total)
+    return divergence
 
 
 def check_targets(window: int, targets: NDArray[Any], entries: int) -> None:
