@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -15,24 +17,23 @@ def test_percentiles() -> None:
     """Percentile p of the numbers 0 to 10 is p / 10, interpolated linearly; the order does not
     matter.
     """
-    found = percentiles_of(np.arange(10, -1, -1, dtype=np.float32))
-    assert found == pytest.approx(
-        {
-            "min": 0,
-            "0.1": 0.01,
-            "1": 0.1,
-            "5": 0.5,
-            "10": 1,
-            "25": 2.5,
-            "50": 5,
-            "75": 7.5,
-            "90": 9,
-            "95": 9.5,
-            "99": 9.9,
-            "99.9": 9.99,
-            "max": 10,
-        }
-    )
+    expected = {
+        "min": 0,
+        "0.1": 0.01,
+        "1": 0.1,
+        "5": 0.5,
+        "10": 1,
+        "25": 2.5,
+        "50": 5,
+        "75": 7.5,
+        "90": 9,
+        "95": 9.5,
+        "99": 9.9,
+        "99.9": 9.99,
+        "max": 10,
+    }
+    percentiles = percentiles_of(np.arange(10, -1, -1, dtype=np.float32))
+    assert percentiles == pytest.approx(expected)
 
 
 def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +45,10 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
-    assignment, unknown = assign_blocks(np.arange(6)), (None, None)
-    found = curve_over_position(position, nll, kld, assignment)
-    assert found == Curve((1, 3, 8), (6.0, 1.0), (None, 2.0), unknown, unknown)
+    assignment = assign_blocks(np.arange(6))
+    unknown = (None, None)
+    expected = Curve((1, 3, 8), (6.0, 1.0), (None, 2.0), unknown, unknown)
+    assert curve_over_position(position, nll, kld, assignment) == expected
     assert curve_over_position(position, nll, None, assignment).kld is None
 
 
@@ -57,20 +59,21 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
     in a bin.
     """
     monkeypatch.setattr(curve, "CURVE_BINS", 3)
-    position, index = np.tile(np.arange(1, 101), 6), np.arange(600)
+    position = np.tile(np.arange(1, 101), 6)
+    index = np.arange(600)
     nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
     kld = np.where(index < 400, np.abs(nll), np.nan).astype(np.float32)
     assignment = assign_blocks(index)
     assert assignment.block.max() == 5
-    found = curve_over_position(position, nll, kld, assignment)
-    assert found.nll_stderr is not None
-    for low, high, mean, error in zip(
-        found.edges[:-1], found.edges[1:], found.nll, found.nll_stderr, strict=True
-    ):
+    means = curve_over_position(position, nll, kld, assignment)
+    assert means.nll_stderr is not None
+    for number, (low, high) in enumerate(itertools.pairwise(means.edges)):
+        mean = means.nll[number]
+        error = means.nll_stderr[number]
         inside = (low <= position) & (position < high)
         expected = mean_with_errors(
             nll[inside], None, BlockAssignment(assignment.block[inside], assignment.length)
         )
         assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))
         assert (error or 0) > 0.1
-    assert found.kld_stderr == (None, None, None)
+    assert means.kld_stderr == (None, None, None)

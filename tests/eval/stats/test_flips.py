@@ -1,6 +1,4 @@
-"""McNemar's test by hand, Tango's statistic by brute force, and the errors of the test of
-equivalence at the margin.
-"""
+"""McNemar's test by hand, Tango's statistic by brute force, and errors of the equivalence test."""
 
 from __future__ import annotations
 
@@ -25,13 +23,9 @@ LOG_FACTORIAL = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, 20_001)))))
 
 def answers(both: int, lost: int, gained: int, neither: int) -> tuple[list[bool], list[bool]]:
     """Return right and wrong answers of the reference and of a new model, with these counts."""
-    pairs = (
-        [(True, True)] * both
-        + [(True, False)] * lost
-        + [(False, True)] * gained
-        + [(False, False)] * neither
-    )
-    return [one for one, _ in pairs], [other for _, other in pairs]
+    reference = [True] * (both + lost) + [False] * (gained + neither)
+    new = [True] * both + [False] * lost + [True] * gained + [False] * neither
+    return reference, new
 
 
 @pytest.mark.parametrize(
@@ -80,10 +74,9 @@ def test_the_variance_is_that_of_the_best_fit_at_the_margin(
     among 200,000.
     """
     share = np.linspace(1e-7, (1 - loss) / 2 - 1e-7, 200_001)
-    rest = questions - lost - gained
-    likelihood = (
-        lost * np.log(share + loss) + gained * np.log(share) + rest * np.log(1 - 2 * share - loss)
-    )
+    unchanged = questions - lost - gained
+    likelihood = lost * np.log(share + loss) + gained * np.log(share)
+    likelihood += unchanged * np.log(1 - 2 * share - loss)
     best = float(share[likelihood.argmax()])
     variance = questions * (2 * best + loss - loss**2)
     gold = (questions * loss - (lost - gained) - 0.5) / math.sqrt(variance)
@@ -96,10 +89,10 @@ def test_the_interval_is_what_the_tests_do_not_reject() -> None:
     assert p_below(12, 5, 200, -low) == pytest.approx(0.05)
     assert p_below(5, 12, 200, high) == pytest.approx(0.05)
     assert interval(5, 12, 200) == pytest.approx((-high, -low))
-    widths = [
-        interval(6 * k, 3 * k, 100 * k)[1] - interval(6 * k, 3 * k, 100 * k)[0]
-        for k in (1, 2, 4, 8)
-    ]
+    widths = []
+    for times in (1, 2, 4, 8):
+        begin, end = interval(6 * times, 3 * times, 100 * times)
+        widths.append(end - begin)
     assert all(wide > narrow for wide, narrow in pairwise(widths))
     assert interval(0, 0, 1) == pytest.approx((-interval(0, 0, 1)[1], interval(0, 0, 1)[1]))
 
@@ -125,26 +118,28 @@ def error_at_margin(questions: int, margin: float, gained: float) -> float:
     """
 
     def counts(share: float) -> np.ndarray:
-        mean, deviation = questions * share, math.sqrt(questions * share * (1 - share))
-        return np.arange(
-            max(0, int(mean - 8 * deviation - 5)),
-            min(questions, int(mean + 8 * deviation + 20)) + 1,
-        )
+        mean = questions * share
+        deviation = math.sqrt(questions * share * (1 - share))
+        lowest = max(0, int(mean - 8 * deviation - 5))
+        highest = min(questions, int(mean + 8 * deviation + 20))
+        return np.arange(lowest, highest + 1)
 
-    lost_share, total = gained + margin, 0.0
+    lost_share = gained + margin
+    gained_counts = [0]
+    if gained:
+        gained_counts = counts(gained).tolist()
+    total = 0.0
     for lost in counts(lost_share).tolist():
-        for won in counts(gained).tolist() if gained else [0]:
-            rest = questions - lost - won
-            if rest < 0 or p_below(lost, won, questions, margin) > 0.05:
+        for won in gained_counts:
+            unchanged = questions - lost - won
+            if unchanged < 0 or p_below(lost, won, questions, margin) > 0.05:
                 continue
-            ways = LOG_FACTORIAL[[questions, lost, won, rest]]
-            log_p = (
-                ways[0]
-                - ways[1:].sum()
-                + lost * math.log(lost_share)
-                + rest * math.log(1 - lost_share - gained)
-            )
-            total += math.exp(log_p + (won * math.log(gained) if won else 0.0))
+            ways = LOG_FACTORIAL[[questions, lost, won, unchanged]]
+            log_p = ways[0] - ways[1:].sum() + lost * math.log(lost_share)
+            log_p += unchanged * math.log(1 - lost_share - gained)
+            if won:
+                log_p += won * math.log(gained)
+            total += math.exp(log_p)
     return total
 
 
@@ -152,7 +147,7 @@ def error_at_margin(questions: int, margin: float, gained: float) -> float:
 @pytest.mark.parametrize("questions", [20, 100, 400, 1000])
 @pytest.mark.parametrize("margin", [0.005, 0.01, 0.05])
 def test_exact_error_at_the_margin(questions: int, margin: float) -> None:
-    """Summed over all counts, not simulated; from no gained answers to 30 flips per 100 questions."""
+    """Summed over all counts, not simulated; up to 30 flips per 100 questions."""
     for gained in (0.0, 0.0005, 0.005, 0.02, 0.15):
         assert error_at_margin(questions, margin, gained) <= 0.05
 
@@ -175,13 +170,15 @@ def test_simulated_error_at_the_margin(
 
     Two standard errors of the simulated rate are allowed.
     """
-    margin, simulations = lost - gained, 2000
+    margin = lost - gained
+    simulations = 2000
     generator = np.random.default_rng(7)
     drawn = generator.multinomial(questions, [lost, gained, 1 - lost - gained], simulations)
     equal = 0
     for one, other, _ in drawn.tolist():
-        counts = (other, one) if is_better else (one, other)
-        reference, new = answers(questions - one - other, *counts, 0)
+        reference, new = answers(questions - one - other, one, other, 0)
+        if is_better:
+            reference, new = answers(questions - one - other, other, one, 0)
         equal += equivalence(flips(reference, new), margin).outcome == "equivalent"
     assert equal / simulations <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / simulations)
 
@@ -195,8 +192,8 @@ def test_equal_models_are_found(questions: int, share: float, margin: float) -> 
     called equivalent.
     """
     drawn = np.random.default_rng(8).multinomial(questions, [share, share, 1 - 2 * share], 500)
-    outcomes = [
-        equivalence(flips(*answers(questions - one - other, one, other, 0)), margin).outcome
-        for one, other, _ in drawn.tolist()
-    ]
+    outcomes = []
+    for lost, gained, unchanged in drawn.tolist():
+        reference, new = answers(unchanged, lost, gained, 0)
+        outcomes.append(equivalence(flips(reference, new), margin).outcome)
     assert outcomes.count("equivalent") >= 450

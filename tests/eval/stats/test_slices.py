@@ -37,13 +37,13 @@ def test_a_small_case_by_hand() -> None:
         "kld": kld,
         "same_top": same_top,
     }
-    found = slices.summarize(columns, mask, BlockAssignment(block, 1000))
-    assert found.tokens == 8
-    assert found.ppl == pytest.approx(4)  # the mean loss is 2 ln 2
-    assert found.ppl_stderr == pytest.approx(4 * LN2 * math.sqrt(35) / 8)
-    assert found.kld == pytest.approx(2)
-    assert found.kld_stderr == pytest.approx(math.sqrt(35) / 8)
-    assert found.same_top == 0.75
+    part = slices.summarize(columns, mask, BlockAssignment(block, 1000))
+    assert part.tokens == 8
+    assert part.ppl == pytest.approx(4)  # the mean loss is 2 ln 2
+    assert part.ppl_stderr == pytest.approx(4 * LN2 * math.sqrt(35) / 8)
+    assert part.kld == pytest.approx(2)
+    assert part.kld_stderr == pytest.approx(math.sqrt(35) / 8)
+    assert part.same_top == 0.75
 
 
 @pytest.mark.parametrize("n_blocks", [1, 4, 5])
@@ -58,14 +58,14 @@ def test_an_error_needs_five_blocks_with_tokens_of_the_slice(n_blocks: int) -> N
         "same_top": draw.random(n) < 0.5,
     }
     mask = block < n_blocks
-    found = slices.summarize(columns, mask, BlockAssignment(block, n))
-    errors = (found.ppl_stderr, found.kld_stderr, found.same_top_stderr)
-    assert found.tokens == 10 * n_blocks
+    part = slices.summarize(columns, mask, BlockAssignment(block, n))
+    errors = (part.ppl_stderr, part.kld_stderr, part.same_top_stderr)
+    assert part.tokens == 10 * n_blocks
     assert [error is None for error in errors] == [n_blocks < 5] * 3
     columns["kld"][block == 0] = math.nan
     without = slices.summarize(columns, mask, BlockAssignment(block, n))
     assert without.kld_stderr is None, "a block without a finite KLD holds no KLD of the slice"
-    assert without.ppl_stderr == found.ppl_stderr
+    assert without.ppl_stderr == part.ppl_stderr
 
 
 def test_empty_slices_one_token_and_no_reference() -> None:
@@ -96,15 +96,15 @@ def test_empty_slices_one_token_and_no_reference() -> None:
 
 def test_results_can_hold_a_slice() -> None:
     adapter = TypeAdapter(Slice)
-    found = Slice(3, 2.5, None, 0.25, 0.125, 1.0, None)
-    assert adapter.validate_json(adapter.dump_json(found)) == found
-    for wrong in ({"tokens": -1}, {"tokens": 1, "ppl": 0}, {"tokens": 1, "kld_stderr": -0.1}):
-        with pytest.raises(ValueError, match=str(list(wrong)[-1])):
-            adapter.validate_python({**asdict(Slice(1)), **wrong})
+    part = Slice(3, 2.5, None, 0.25, 0.125, 1.0, None)
+    assert adapter.validate_json(adapter.dump_json(part)) == part
+    for name, value in (("tokens", -1), ("ppl", 0), ("kld_stderr", -0.1)):
+        with pytest.raises(ValueError, match=name):
+            adapter.validate_python({**asdict(Slice(1)), name: value})
 
 
 def test_thresholds_include_what_they_should() -> None:
-    """0.9 itself is sure, and 0.5 itself is not unsure, although ln 0.5 in float32 is below ln 0.5."""
+    """0.9 is sure, and 0.5 is not unsure, although ln 0.5 in float32 is below ln 0.5."""
     probabilities = np.array([0.9, 0.8999, 0.5, 0.4999, 1, 0])
     with np.errstate(divide="ignore"):
         highest = np.log(probabilities)
@@ -113,8 +113,8 @@ def test_thresholds_include_what_they_should() -> None:
         masks = slices.by_confidence({"ref_top1_logprob": highest.astype(kind)})
         assert masks["sure"].tolist() == [True, False, False, False, True, False, False, False]
         assert masks["unsure"].tolist() == [False, False, False, True, False, False, False, False]
-    own = {"top1_logprob": np.log(np.array([0.95, 0.3])), "logprob": np.zeros(2)}
-    masks = slices.by_confidence(own, is_reference=True)
+    reference = {"top1_logprob": np.log(np.array([0.95, 0.3])), "logprob": np.zeros(2)}
+    masks = slices.by_confidence(reference, is_reference=True)
     assert [mask.tolist() for mask in masks.values()] == [[True, False], [False, True]]
 
 
@@ -125,73 +125,102 @@ def test_begin_is_256_tokens() -> None:
 
 
 def random_columns(draw: random.Random, n: int) -> dict[str, np.ndarray]:
-    """Return scores of which 3 % are not finite, and highest probabilities of which a fifth are at
-    a threshold.
+    """Return scores of which 3 % are not finite.
+
+    A fifth of the highest probabilities is at a threshold.
     """
+    highest = []
+    for _ in range(n):
+        others = [draw.random() for _ in range(8)]
+        highest.append(math.log(draw.choice([0.9, 0.5, *others])))
     values: dict[str, list[float]] = {
         "logprob": [-draw.expovariate(0.4) for _ in range(n)],
         "ref_logprob": [-draw.expovariate(0.4) for _ in range(n)],
         "kld": [draw.lognormvariate(-3, 1.5) for _ in range(n)],
-        "ref_top1_logprob": [
-            math.log(draw.choice([0.9, 0.5, *(draw.random() for _ in range(8))])) for _ in range(n)
-        ],
+        "ref_top1_logprob": highest,
     }
-    for column in values.values():
+    columns = {}
+    for name, column in values.items():
         for i in range(n):
             if draw.random() < 0.03:
                 column[i] = draw.choice([math.nan, math.inf, -math.inf])
-    columns = {name: np.array(column, np.float32) for name, column in values.items()}
-    return columns | {"same_top": np.array([draw.random() < 0.8 for _ in range(n)])}
+        columns[name] = np.array(column, np.float32)
+    columns["same_top"] = np.array([draw.random() < 0.8 for _ in range(n)])
+    return columns
 
 
 def float32(value: float) -> float:
     return float(np.float32(value))
 
 
+def slices_of_token(highest: float, position: int) -> list[str]:
+    """Return the slices of a token, from the reference's highest log-probability."""
+    names = []
+    if math.isfinite(highest) and highest >= float32(math.log(0.9)):
+        names.append("sure")
+    if math.isfinite(highest) and highest < float32(math.log(0.5)):
+        names.append("unsure")
+    if position < 256:
+        names.append("begin")
+    else:
+        names.append("rest")
+    return names
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_every_slice_against_a_plain_loop(seed: int) -> None:
     """Windows of 400 tokens start every 300 tokens."""
     draw = random.Random(seed)
-    spots = [(300 * window + p, p) for window in range(6) for p in range(1, 400)]
-    n = len(spots)
+    index = []
+    position = []
+    for window in range(6):
+        index += range(300 * window + 1, 300 * window + 400)
+        position += range(1, 400)
+    n = len(index)
     columns = random_columns(draw, n)
-    position = np.array([p for _, p in spots], np.int32)
-    assignment = assign_blocks(np.array([i for i, _ in spots]))
+    assignment = assign_blocks(np.array(index))
     rare = np.array([draw.random() < 0.01 for _ in range(n)])
-    masks = slices.by_confidence(columns) | slices.by_position(position) | {"rare": rare}
+    masks = slices.by_confidence(columns) | slices.by_position(np.array(position, np.int32))
+    masks["rare"] = rare
 
-    rows = [{name: float(column[i]) for name, column in columns.items()} for i in range(n)]
-    block = [int(each) for each in assignment.block]
-    expected: dict[str, list[int]] = {"sure": [], "unsure": [], "begin": [], "rest": [], "rare": []}
-    for i, row in enumerate(rows):
-        highest = row["ref_top1_logprob"]
-        if math.isfinite(highest) and highest >= float32(math.log(0.9)):
-            expected["sure"].append(i)
-        if math.isfinite(highest) and highest < float32(math.log(0.5)):
-            expected["unsure"].append(i)
-        expected["begin" if spots[i][1] < 256 else "rest"].append(i)
+    values = {name: column.tolist() for name, column in columns.items()}
+    entries_by_slice: dict[str, list[int]] = {}
+    for i in range(n):
+        names = slices_of_token(values["ref_top1_logprob"][i], position[i])
         if rare[i]:
-            expected["rare"].append(i)
-    assert masks.keys() == expected.keys()
-    at_threshold = sum(
-        row["ref_top1_logprob"] in (float32(math.log(0.9)), float32(math.log(0.5))) for row in rows
-    )
-    assert at_threshold > 100
+            names.append("rare")
+        for name in names:
+            entries_by_slice.setdefault(name, []).append(i)
+    assert masks.keys() == entries_by_slice.keys()
+    thresholds = {float32(math.log(0.9)), float32(math.log(0.5))}
+    assert sum(highest in thresholds for highest in values["ref_top1_logprob"]) > 100
 
-    for name, entries in expected.items():
-        found = slices.summarize(columns, masks[name], assignment)
-        at = [block[i] for i in entries]
-        loss, loss_error, _ = loop_mean([-rows[i]["logprob"] for i in entries], at)
-        kld, kld_error, _ = loop_mean([rows[i]["kld"] for i in entries], at)
-        same = []
-        for i in entries:
-            both = math.isfinite(rows[i]["logprob"]) and math.isfinite(rows[i]["ref_logprob"])
-            same.append(rows[i]["same_top"] if both else math.nan)
-        share, share_error, _ = loop_mean(same, at)
-        assert found.tokens == sum(math.isfinite(rows[i]["logprob"]) for i in entries)
-        assert found.ppl == pytest.approx(math.exp(loss), rel=1e-9)
-        assert found.ppl_stderr == pytest.approx(math.exp(loss) * loss_error, rel=1e-7)
-        assert found.kld == pytest.approx(kld, rel=1e-9)
-        assert found.kld_stderr == pytest.approx(kld_error, rel=1e-7)
-        assert found.same_top == pytest.approx(share, rel=1e-9)
-        assert found.same_top_stderr == pytest.approx(share_error, rel=1e-7)
+    for name, entries in entries_by_slice.items():
+        part = slices.summarize(columns, masks[name], assignment)
+        check_slice(
+            part,
+            {score: [column[i] for i in entries] for score, column in values.items()},
+            assignment.block[entries].tolist(),
+        )
+
+
+def check_slice(part: Slice, values: dict[str, list[float]], block: list[int]) -> None:
+    """Compare a slice with loops over the scores of its tokens."""
+    losses = [-logprob for logprob in values["logprob"]]
+    same_top = []
+    for i, same in enumerate(values["same_top"]):
+        is_finite = math.isfinite(losses[i]) and math.isfinite(values["ref_logprob"][i])
+        if is_finite:
+            same_top.append(float(same))
+        else:
+            same_top.append(math.nan)
+    loss, loss_error, _ = loop_mean(losses, block)
+    kld, kld_error, _ = loop_mean(values["kld"], block)
+    share, share_error, _ = loop_mean(same_top, block)
+    assert part.tokens == sum(math.isfinite(value) for value in losses)
+    assert part.ppl == pytest.approx(math.exp(loss), rel=1e-9)
+    assert part.ppl_stderr == pytest.approx(math.exp(loss) * loss_error, rel=1e-7)
+    assert part.kld == pytest.approx(kld, rel=1e-9)
+    assert part.kld_stderr == pytest.approx(kld_error, rel=1e-7)
+    assert part.same_top == pytest.approx(share, rel=1e-9)
+    assert part.same_top_stderr == pytest.approx(share_error, rel=1e-7)

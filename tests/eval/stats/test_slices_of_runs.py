@@ -1,5 +1,4 @@
-"""The slices of a run, in results.json, against loops in plain Python and float64 over the scores
-of its tokens.
+"""The slices of a run, against loops in plain Python and float64 over the scores of its tokens.
 
 The run has a text of words, conversations with two scored roles, and a second text; the tokenizer
 has added special tokens.  Which slice a token is in follows from the tokens of its window alone,
@@ -39,7 +38,7 @@ LEAST_BLOCKS = 5
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """A run of three texts: the toy in float32, as the reference, and in bfloat16."""
     folder = tmp_path_factory.mktemp("slices")
     model = save_llama(folder / "model", max_position_embeddings=512, initializer_range=0.5)
@@ -51,9 +50,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     for _ in range(12):
         turns = []
         for role in ("user", "assistant", "user", "assistant"):
-            turns.append(
-                {"role": role, "content": "".join(draw.choice(list("xyz ."), draw.integers(5, 40)))}
-            )
+            letters = draw.choice(list("xyz ."), draw.integers(5, 40))
+            turns.append({"role": role, "content": "".join(letters)})
         talks.append({"messages": turns})
     write_lines(folder / "talks.jsonl", *talks)
     shared = {"tokenizer_dir": str(model)}
@@ -82,7 +80,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 def role_of(data: EvalData, window: int, position: int) -> str:
-    """Return the role whose turn has the token: the word after the last start of a turn before it."""
+    """Return the role whose turn has the token: the word after the last start of a turn."""
     ids = data.windows[window].token_ids.tolist()
     start = max(place for place in range(position) if ids[place] == STARTS)
     tokenizer = Tokenizer.from_file(str(data.tokenizer / "tokenizer.json"))
@@ -92,7 +90,11 @@ def role_of(data: EvalData, window: int, position: int) -> str:
 
 def slices_of_token(row: dict[str, Any], data: EvalData, highest: float) -> set[str]:
     """Return the names of the slices that a token is in."""
-    names = {row["text"], "begin" if row["position"] < 256 else "rest"}
+    names = {row["text"]}
+    if row["position"] < 256:
+        names.add("begin")
+    else:
+        names.add("rest")
     if row["text"] == "talks":
         names.add(role_of(data, row["window"], row["position"]))
     if row["token_id"] in SPECIAL_IDS:
@@ -104,38 +106,38 @@ def slices_of_token(row: dict[str, Any], data: EvalData, highest: float) -> set[
     return names
 
 
-def row_of(found: Comparison, label: str) -> ModelResult:
-    (row,) = [model for model in found.results.models if model.label == label]
+def row_of(run: Comparison, label: str) -> ModelResult:
+    (row,) = [model for model in run.results.models if model.label == label]
     return row
 
 
 @pytest.mark.parametrize("label", ["float32", "bfloat16"])
-def test_every_slice_is_the_mean_over_its_tokens(found: Comparison, label: str) -> None:
-    model = row_of(found, label)
+def test_every_slice_is_the_mean_over_its_tokens(run: Comparison, label: str) -> None:
+    model = row_of(run, label)
     assert model.error is None
-    assert found.data is not None
-    assert found.cache is not None
-    stored = token_scores.of_row(found.cache, model.scores_key, found.data)
+    assert run.data is not None
+    assert run.cache is not None
+    stored = token_scores.of_row(run.cache, model.scores_key, run.data)
     assert stored is not None
-    blocks = token_scores.places_in(found.data, stored).block.tolist()
-    rows = found.tokens(label).to_dict("records")
+    blocks = token_scores.places_in(run.data, stored).block.tolist()
+    rows = run.tokens(label).to_dict("records")
     entries: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        highest = float(row["top1_logprob"] if model.reference else row["ref_top1_logprob"])
-        for name in slices_of_token(row, found.data, highest):
+        highest = row["top1_logprob"]
+        if not model.reference:
+            highest = row["ref_top1_logprob"]
+        for name in slices_of_token(row, run.data, float(highest)):
             entries.setdefault(name, []).append(number)
     assert entries.keys() == NAMES | ROLES | FIXED
     assert set(model.slices) == set(entries)
     for name, numbers in entries.items():
         of_slice = [rows[number] for number in numbers]
         at = [blocks[number] for number in numbers]
-        has_error = len(set(at)) >= LEAST_BLOCKS
         part = model.slices[name]
         loss, loss_error = mean_of([-float(row["logprob"]) for row in of_slice], at)
         assert part.tokens == len(of_slice)
         assert part.ppl == pytest.approx(math.exp(loss), rel=1e-9)
-        expected = math.exp(loss) * loss_error if has_error else None
-        assert part.ppl_stderr == (None if expected is None else pytest.approx(expected, rel=1e-7))
+        assert part.ppl_stderr == expected_error(math.exp(loss) * loss_error, at)
         if model.reference:
             assert (part.kld, part.same_top) == (None, None)
             continue
@@ -143,13 +145,20 @@ def test_every_slice_is_the_mean_over_its_tokens(found: Comparison, label: str) 
         same, same_error = mean_of([float(row["same_top"]) for row in of_slice], at)
         assert part.kld == pytest.approx(kld, rel=1e-9)
         assert part.same_top == pytest.approx(same, rel=1e-9)
-        assert part.kld_stderr == (pytest.approx(kld_error, rel=1e-7) if has_error else None)
-        assert part.same_top_stderr == (pytest.approx(same_error, rel=1e-7) if has_error else None)
+        assert part.kld_stderr == expected_error(kld_error, at)
+        assert part.same_top_stderr == expected_error(same_error, at)
+
+
+def expected_error(error: float, block: list[int]) -> Any:
+    """Return what an error must be; None if too few blocks have tokens of the slice."""
+    if len(set(block)) < LEAST_BLOCKS:
+        return None
+    return pytest.approx(error, rel=1e-7)
 
 
 def mean_of(values: list[float], block: list[int]) -> tuple[float, float]:
     """Return (mean, error by blocks); all values are finite."""
-    assert all(map(math.isfinite, values))
+    assert all(math.isfinite(value) for value in values)
     if len(set(block)) < 2:
         return math.fsum(values) / len(values), math.nan
     mean, error, _ = loop_mean(values, block)
@@ -157,9 +166,9 @@ def mean_of(values: list[float], block: list[int]) -> tuple[float, float]:
 
 
 def test_texts_are_all_tokens_and_roles_are_all_of_the_conversations(
-    found: Comparison, tmp_path: Path
+    run: Comparison, tmp_path: Path
 ) -> None:
-    model = row_of(found, "bfloat16")
+    model = row_of(run, "bfloat16")
     tokens = {name: part.tokens for name, part in model.slices.items()}
     assert sum(tokens[name] for name in NAMES) == tokens["begin"] + tokens["rest"] == model.tokens
     assert sum(tokens[role] for role in ROLES) == tokens["talks"]
@@ -168,5 +177,5 @@ def test_texts_are_all_tokens_and_roles_are_all_of_the_conversations(
     assert np.average(np.array(klds, np.float64), weights=weights) == pytest.approx(
         model.kld, rel=1e-12
     )
-    found.save(tmp_path / "r.json")
+    run.save(tmp_path / "r.json")
     assert RunResult.read(tmp_path / "r.json").models[1].slices == model.slices

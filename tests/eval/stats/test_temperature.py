@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 
 from compare_q.eval.stats.temperature import fit, scale_note
 
-TOKENS, VOCABULARY = 1000, 500
+TOKENS = 1000
+VOCABULARY = 500
 Logits = NDArray[np.float64]
 
 
 def log_softmax(logits: Logits) -> Logits:
     shifted = logits - logits.max(1, keepdims=True)
-    found: Logits = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return found
+    log_probabilities: Logits = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return log_probabilities
 
 
 def of_targets(logits: Logits, targets: NDArray[Any]) -> Logits:
-    found: Logits = log_softmax(logits)[np.arange(len(targets)), targets]
-    return found
+    logprobs: Logits = log_softmax(logits)[np.arange(len(targets)), targets]
+    return logprobs
 
 
 def scores_of(logits: Logits, targets: NDArray[Any]) -> dict[str, Logits]:
@@ -53,10 +54,10 @@ def test_one_probable_token_among_equal_ones(temperature: float) -> None:
     logits = np.zeros((TOKENS, 50))
     logits[:, 0] = np.linspace(0.5, 8, TOKENS)
     targets = np.arange(TOKENS) % 50
-    found = fit(scores_of(logits, targets), of_targets(logits / temperature, targets))
-    assert found is not None
-    assert found.temperature == pytest.approx(temperature, rel=0.01)
-    assert found.explained > 0.99
+    best_fit = fit(scores_of(logits, targets), of_targets(logits / temperature, targets))
+    assert best_fit is not None
+    assert best_fit.temperature == pytest.approx(temperature, rel=0.01)
+    assert best_fit.explained > 0.99
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.7, 0.9, 1.1, 1.5])
@@ -66,10 +67,10 @@ def test_the_same_model_at_another_temperature(
 ) -> None:
     logits, targets = model
     other = (logits + np.random.default_rng(1).normal(0, noise, logits.shape)) / temperature
-    found = fit(scores_of(logits, targets), of_targets(other, targets))
-    assert found is not None
-    assert found.temperature == pytest.approx(temperature, rel=0.05)
-    assert found.explained > 0.9
+    best_fit = fit(scores_of(logits, targets), of_targets(other, targets))
+    assert best_fit is not None
+    assert best_fit.temperature == pytest.approx(temperature, rel=0.05)
+    assert best_fit.explained > 0.9
     assert scale_note(scores_of(logits, targets), of_targets(other, targets))
 
 

@@ -87,7 +87,8 @@ def test_error_of_two_blocks() -> None:
     = 2.8.  The only cosine is cos 45° * -5.6, and twice its square is 5.6^2.  This is multiplied by
     1 + 0.1 for 120,000 tokens, and by 1 + 0.6 for 20,000 or fewer.
     """
-    sums, counts = np.array([2.0, 10.0]), np.array([2, 3])
+    sums = np.array([2.0, 10.0])
+    counts = np.array([2, 3])
     assert clustered_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
     assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
     assert clustered_error(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
@@ -123,17 +124,18 @@ def test_mean_and_its_errors() -> None:
     root(14 / 3 / 2).  The blocks {1, 2} and {6} deviate by -3 and 3: the error is root(2 * 18) / 3
     = 2.
     """
-    found = mean_with_errors(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
-    assert (found.value, found.total, found.tokens, found.non_finite) == (3, 9, 3, 0)
-    assert found.stderr == pytest.approx(2, rel=1e-12)
-    assert found.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
+    mean = mean_with_errors(np.array([1, 2, 6], np.float32), None, at(0, 0, 1))
+    assert (mean.value, mean.total, mean.tokens, mean.non_finite) == (3, 9, 3, 0)
+    assert mean.stderr == pytest.approx(2, rel=1e-12)
+    assert mean.stderr_independent == pytest.approx(math.sqrt(7 / 3), rel=1e-12)
 
 
 def test_error_of_a_sample_of_windows() -> None:
     """Sums 1, 3, 2, 6 of 2 tokens each: neighbours differ by 2, 1, 4, with a mean square of 7, and
     4 * 7 / 2 = 14.
     """
-    sums, tokens = np.array([1, 3, 2, 6]), np.full(4, 2)
+    sums = np.array([1, 3, 2, 6])
+    tokens = np.full(4, 2)
     assert sampling_error(sums, tokens, 10**9) == pytest.approx(math.sqrt(14) / 8)
     assert sampling_error(sums, tokens, 8) == pytest.approx(math.sqrt(14 / 2) / 8)
     assert sampling_error(sums, tokens, 4) == 0
@@ -144,8 +146,8 @@ def test_windows_that_were_left_out_are_the_sparse_sample() -> None:
     """2 of 6 windows are left out, as far apart as every second of the 4 scored windows, which
     differ by 1 and 3.
     """
-    found = sampling_error(np.array([1, 3, 2, 6]), np.full(4, 2), 6)
-    assert found == pytest.approx(math.sqrt(4 * 5 / 2 * (1 - 4 / 6)) / 8)
+    error = sampling_error(np.array([1, 3, 2, 6]), np.full(4, 2), 6)
+    assert error == pytest.approx(math.sqrt(4 * 5 / 2 * (1 - 4 / 6)) / 8)
 
 
 def test_what_changes_slowly_is_in_every_spread_sample() -> None:
@@ -153,14 +155,14 @@ def test_what_changes_slowly_is_in_every_spread_sample() -> None:
     error.
     """
     trend = np.arange(0.0, 160, 10)
-    found = sampling_error(trend, np.ones(16), 160)
-    assert found == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)
-    assert found < float(np.std(trend)) * math.sqrt(0.9 / 16) / 6
+    error = sampling_error(trend, np.ones(16), 160)
+    assert error == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)
+    assert error < float(np.std(trend)) * math.sqrt(0.9 / 16) / 6
 
 
 def test_mean_is_summed_in_float64() -> None:
     """In float32, 2 ** 24 + 1 + 1 is still 2 ** 24."""
     values = np.array([2**24, 1, 1], np.float32)
     assert values.sum() == 2**24
-    found = mean_with_errors(values, None, BlockAssignment(np.zeros(3, np.int8), LONG))
-    assert (found.total, found.value) == (2**24 + 2, (2**24 + 2) / 3)
+    mean = mean_with_errors(values, None, BlockAssignment(np.zeros(3, np.int8), LONG))
+    assert (mean.total, mean.value) == (2**24 + 2, (2**24 + 2) / 3)
