@@ -28,7 +28,8 @@ from tests.support.toy import Run, Specs, refusal
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v", "windows": 2, "scored_tokens": 40}
 TEXT = {"name": "text", "windows": 2, "text_tokens": 400, "scored_tokens": 40}
-CPU, GPU = {"cpu": "AMD EPYC"}, {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
+CPU = {"cpu": "AMD EPYC"}
+GPU = {"gpus": ["NVIDIA H200"] * 2, "driver": "580.1"}
 IDENTITY = {
     "label": "bf16",
     "key": "a" * 40,
@@ -38,6 +39,18 @@ IDENTITY = {
     "version": 3,
 }
 ON_GPU = {**IDENTITY, "key": "b" * 40, "hardware": GPU, "bytes": 5}
+MEASURED = (
+    "scores_key",
+    "ppl",
+    "kld",
+    "blocks",
+    "curve",
+    "slices",
+    "reference",
+    "notes",
+    "worst_tokens",
+)
+"""Fields that do not depend on when and where a row was measured."""
 Write = Callable[..., Path]
 
 
@@ -46,14 +59,16 @@ def on(model: ModelResult, key: str, machine: dict[str, Any] = CPU, **fields: An
     return replace(model, scores_key=key, provenance={**model.provenance, **machine}, **fields)
 
 
-REF_A, QUANT_A = on(REF, "ref"), on(QUANT, "w4")
+REF_A = on(REF, "ref")
+QUANT_A = on(QUANT, "w4")
 FP8_B = on(QUANT, "fp8", label="FP8")
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes a results.json of another machine: ``write(name, models...,
-    reference=, ...)``.
+    """Return a function that writes a results.json of another machine.
+
+    ``write(name, models..., reference=, ...)``
     """
 
     def written(name: str, *models: ModelResult, **keys: Any) -> Path:
@@ -131,11 +146,13 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
 def test_what_does_not_belong_in_one_table_is_refused(
     write: Write, keys: dict[str, Any], named: list[str]
 ) -> None:
-    first, second = write("a.json", REF_A), write("b.json", REF_A, **keys)
-    said = refusal(merging.load, [first, second])
-    assert said.startswith(f"{second}: ")
-    assert all(word in said for word in [*named, str(first)])
-    assert "\n" not in said
+    first = write("a.json", REF_A)
+    second = write("b.json", REF_A, **keys)
+    message = refusal(merging.load, [first, second])
+    assert message.startswith(f"{second}: ")
+    for word in (*named, str(first)):
+        assert word in message
+    assert "\n" not in message
 
 
 def test_one_file_twice_is_refused(write: Write) -> None:
@@ -148,10 +165,8 @@ def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path)
     third = with_sums(
         on(QUANT, "w2", label="AWQ"), kld=(2.0, 2.0, 2.0, 2.0), tokens=KLD_BLOCKS.tokens
     )
-    first, second = (
-        write("a.json", REF_A, QUANT_A, title="Two boxes"),
-        write("b.json", REF_A, third),
-    )
+    first = write("a.json", REF_A, QUANT_A, title="Two boxes")
+    second = write("b.json", REF_A, third)
     files = ("-o", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "-pf", tmp_path / "o.svg")
     ran = compare_q("show", first, second, *files, "--pair", "AWQ", "W4A16")
     assert (ran.status, "AWQ against W4A16" in ran.out) == (0, True), ran.err
@@ -169,14 +184,16 @@ def test_two_runs_become_one_table(compare_q: Run, write: Write, tmp_path: Path)
 def test_runs_of_two_caches_are_the_run_of_all_models(
     compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
-    """Models that are measured in two runs, each with its own cache and reference store, have the
-    same rows.
+    """Rows are the same if models are measured in two runs.
+
+    Each run has its own cache and reference store.
     """
-    fake = {"load_fn": "fake", "model_dir": "none"}
-    reference, *others = (
-        {**fake, "label": f"boost {boost}", "engine": {"vocab_size": 500, "boost": boost}}
-        for boost in (3.0, 2.0, 1.0)
-    )
+    specs: list[dict[str, Any]] = []
+    for boost in (3.0, 2.0, 1.0):
+        engine = {"vocab_size": 500, "boost": boost}
+        label = f"boost {boost}"
+        specs.append({"load_fn": "fake", "model_dir": "none", "label": label, "engine": engine})
+    reference, *others = specs
     reference["reference"] = True
     for name, models in {"a": others[:1], "b": others[1:], "all": others}.items():
         data, spec = write_specs([reference, *models], max_rows=4)
@@ -184,26 +201,11 @@ def test_runs_of_two_caches_are_the_run_of_all_models(
             "-d", data, "-m", spec, "-o", tmp_path / f"{name}.json", "--cache-dir", tmp_path / name
         )
         assert ran.status == 0, ran.err
-    whole = RunResult.read(tmp_path / "all.json")
+    run_of_all = RunResult.read(tmp_path / "all.json")
     run = merging.load([tmp_path / "a.json", tmp_path / "b.json"])
-    measured = [
-        [
-            (
-                m.label,
-                m.scores_key,
-                m.ppl,
-                m.kld,
-                m.blocks,
-                m.curve,
-                m.slices,
-                m.reference,
-                m.notes,
-                m.worst_tokens,
-            )
-            for m in r.models
-        ]
-        for r in (run, whole)
-    ]
-    assert measured[0] == measured[1]
-    assert all(model.worst_tokens for model in run.models)
-    assert best_labels(run.models, "kld") == best_labels(whole.models, "kld")
+    assert run.labels == run_of_all.labels
+    for one, other in zip(run.models, run_of_all.models, strict=True):
+        for field in MEASURED:
+            assert getattr(one, field) == getattr(other, field), (one.label, field)
+        assert one.worst_tokens
+    assert best_labels(run.models, "kld") == best_labels(run_of_all.models, "kld")

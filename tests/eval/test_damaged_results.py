@@ -1,5 +1,6 @@
-"""Damaged results that no run writes: each is refused in one line with the key, before any other
-code reads it.
+"""Damaged results that no run writes.
+
+Each is refused in one line with the key, before any other code reads it.
 """
 
 from __future__ import annotations
@@ -43,18 +44,20 @@ TIMING = {
 
 def damaged(raw: Any, *path: Any, value: Any = ...) -> Any:
     """Return a copy without the key at a path, or with another value there."""
-    copy = at = json.loads(json.dumps(raw))
-    for step in path[:-1]:
-        at = at[step]
+    copy = json.loads(json.dumps(raw))
+    *steps, key = path
+    parent = copy
+    for step in steps:
+        parent = parent[step]
     if value is ...:
-        del at[path[-1]]
+        del parent[key]
     else:
-        at[path[-1]] = value
+        parent[key] = value
     return copy
 
 
 INPUTS = [
-    # the place of the damage, the value there (...: the key is missing), what the line must name
+    # The place of the damage, the value there (...: the key is missing), what the line must name.
     (("models",), ..., "models: "),
     (("models",), [], "models: "),
     (("title",), 5, "title: "),
@@ -89,9 +92,9 @@ INPUTS = [
 @pytest.mark.parametrize(("path", "value", "name"), INPUTS)
 def test_what_no_run_writes(path: tuple[Any, ...], value: Any, name: str, tmp_path: Path) -> None:
     """The line names the file and the key."""
-    said = refusal(read_back, damaged(RAW, *path, value=value), tmp_path)
-    assert said.startswith(f"{tmp_path / 'r.json'}: ")
-    assert name in said
+    message = refusal(read_back, damaged(RAW, *path, value=value), tmp_path)
+    assert message.startswith(f"{tmp_path / 'r.json'}: ")
+    assert name in message
 
 
 def test_texts_of_one_name(tmp_path: Path) -> None:
@@ -108,9 +111,7 @@ def test_results_of_another_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
-    """NaN and infinity are refused when a row is made, also in free objects, and when a file is
-    read.
-    """
+    """NaN and infinity are refused in files, and when a row is made, also in free objects."""
     assert "JSON" in refusal(read_back, damaged(RAW, *MODEL, "ppl", value=number), tmp_path)
     for changes in (
         {"load_seconds": number},

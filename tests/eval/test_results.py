@@ -20,6 +20,7 @@ from compare_q.eval.stats.uncertainty import Mean, Perplexity, assign_blocks
 from tests.support.made import (
     BASE,
     FAILED,
+    LAYERS,
     QUANT,
     RECORD,
     REF,
@@ -40,8 +41,8 @@ from tests.support.toy import refusal
 def written(run: RunResult) -> list[dict[str, Any]]:
     """Return the rows in results.json, read strictly: NaN and Infinity are not valid JSON."""
     content = run.with_origin(["compare_q.py"]).json_text()
-    found: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
-    return list(found["models"])
+    raw: dict[str, Any] = json.loads(content, parse_constant=lambda word: pytest.fail(word))
+    return list(raw["models"])
 
 
 def scored(seed: int) -> ModelResult:
@@ -61,12 +62,11 @@ def scored(seed: int) -> ModelResult:
 
 
 def test_flat_statistics() -> None:
-    some, none = (
-        with_against(QUANT, kld=found) for found in (Mean(0.5, 4.0, 8, 2), Mean(None, 0.0, 0, 10))
-    )
-    reference, quant, failed, first, second, floor = written(
-        run_of(REF, QUANT, FAILED, some, none, replace(BASE, spec={"noise_floor": True}))
-    )
+    some = with_against(QUANT, kld=Mean(0.5, 4.0, 8, 2))
+    none = with_against(QUANT, kld=Mean(None, 0.0, 0, 10))
+    floor = replace(BASE, spec={"noise_floor": True})
+    run = run_of(REF, QUANT, FAILED, some, none, floor)
+    reference, quant, failed, first, second, floor_row = written(run)
     expected = {
         "ppl_stderr": 0.852,
         "ppl_stderr_independent": 0.0123,
@@ -90,20 +90,11 @@ def test_flat_statistics() -> None:
         "word_perplexity",
     }
     assert {key for key in expected if reference[key] is not None} == alone
-    assert not any(failed[key] is not None for key in expected)
-    assert [row["noise_floor"] for row in (reference, floor)] == [False, True]
-    assert [first[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [
-        0.5,
-        4.0,
-        8,
-        2,
-    ]
-    assert [second[key] for key in ("kld", "kld_sum", "kld_tokens", "kld_non_finite")] == [
-        None,
-        0.0,
-        0,
-        10,
-    ]
+    assert all(failed[key] is None for key in expected)
+    assert (reference["noise_floor"], floor_row["noise_floor"]) == (False, True)
+    names = ("kld", "kld_sum", "kld_tokens", "kld_non_finite")
+    assert [first[name] for name in names] == [0.5, 4.0, 8, 2]
+    assert [second[name] for name in names] == [None, 0.0, 0, 10]
 
 
 @pytest.mark.parametrize("reference", [None, REFERENCE])
@@ -115,9 +106,9 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, reference: dict[str, Any] | 
     run = run_of(cached, QUANT, failed, BASE, scored(1), scored(2), reference=reference)
     run = run.with_origin(["x"])
     run.write(tmp_path / "r.json")
-    found = RunResult.read(tmp_path / "r.json")
-    assert found == run
-    assert list(found.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
+    stored = RunResult.read(tmp_path / "r.json")
+    assert stored == run
+    assert list(stored.labels) == ["bf16", "W4A16", "broken", "base", "seed 1", "seed 2"]
 
 
 def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,17 +138,13 @@ def test_a_page_of_opening_tags_is_read_once(tmp_path: Path) -> None:
 
 
 def test_texts_and_slices_of_a_run() -> None:
-    """A run's slices are those of all its rows; its tokens and windows are those of all texts, if
-    known.
-    """
+    """A run has the slices of all its rows, and the tokens and windows of all texts, if known."""
     run = three()
     assert run.slices == NAMES
     only = replace(QUANT, slices={"special": Slice(3)})
     assert run.updated(models=(only, *run.models)).slices == ("special", *NAMES)
-    first, second = (
-        {"name": "a", "windows": 3, "text_tokens": 5},
-        {"name": "b", "windows": 4, "windows_of_the_text": 9},
-    )
+    first = {"name": "a", "windows": 3, "text_tokens": 5}
+    second = {"name": "b", "windows": 4, "windows_of_the_text": 9}
     run = run_of(REF, QUANT, texts=[first, {**second, "text_tokens": 7}])
     assert (run.text_tokens, run.available_windows, run.is_sample) == (12, 12, True)
     run = run_of(REF, QUANT, texts=[first, {**second, "windows_of_the_text": None}])
@@ -198,22 +185,10 @@ def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() ->
     ],
 )
 def test_what_is_quantized(bpw: float | None, weights: list[str], quantized: bool) -> None:
-    """The size decides, or if unknown, the layers' weights; a row without both counts as quantized."""
-    layers = [
-        {
-            "layers": "a",
-            "count": 1,
-            "weights": each,
-            "activations": "bfloat16",
-            "kernel": "K",
-            "asked": "",
-        }
-        for each in weights
-    ]
-    assert (
-        replace(QUANT, storage=Storage(bpw), provenance={"layers": layers}).is_quantized
-        == quantized
-    )
+    """The size decides, or if unknown, the layers' weights; without both, a row is quantized."""
+    layers = [{**LAYERS, "weights": weights_of_layer} for weights_of_layer in weights]
+    row = replace(QUANT, storage=Storage(bpw), provenance={"layers": layers})
+    assert row.is_quantized == quantized
 
 
 TIMED = Timing(110.0, 115.0, 116.0, 117.5, 127.5, 129.0)

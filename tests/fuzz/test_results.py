@@ -31,23 +31,25 @@ DATA = {"windows_sha256": "w", "vocabulary_sha256": "v"}
 TEXT = {"name": "text", "windows": 2, "text_tokens": 100_000, "method": "exllamav3"}
 LAYER = {**LAYERS, "weights": "nvfp4 g16", "asked": "nvfp4"}
 PROVENANCE = {"gpus": ["NVIDIA H200"], "driver": "580", "layers": [LAYER]}
-WHOLE = raw_of(run_of(REF, QUANT, FAILED, texts=[TEXT], data=DATA), ["x"])
+RUN = raw_of(run_of(REF, QUANT, FAILED, texts=[TEXT], data=DATA), ["x"])
 SPEC = {"group": "g", "noise_floor": True}
-WHOLE["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
-WHOLE["models"][1]["worst_tokens"] = [token.model_dump() for token in WORST]
+RUN["models"][1] |= {"provenance": PROVENANCE, "spec": SPEC, "scores_key": "k"}
+RUN["models"][1]["worst_tokens"] = [token.model_dump() for token in WORST]
 TEXTS = raw_of(three(failed={"noise": "told to fail"}), ["x"])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("results")
-    (found / "whole.json").write_text(json.dumps(WHOLE))
-    return found
+    results = tmp_path_factory.mktemp("results")
+    (results / "run.json").write_text(json.dumps(RUN))
+    return results
 
 
 def show(run: RunResult, folder: Path) -> None:
     """Write all outputs of a run except pictures: table, pairs, Markdown, CSV, JSON, report."""
-    sliced = tuple(f"{column}:{name}" for column in columns.OF_SLICES for name in NAMES)
+    sliced = []
+    for column in columns.OF_SLICES:
+        sliced += [f"{column}:{name}" for name in NAMES]
     for key in (None, *BY_NAME, *sliced):
         table = columns.ordered(run, key)
     stream = io.StringIO()
@@ -58,9 +60,9 @@ def show(run: RunResult, folder: Path) -> None:
     lines += render.markdown_text(table, tuple(BY_NAME)).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
     (folder / "out.csv").write_text(render.csv_text(table))
-    whole = run.with_origin(["x"])
-    whole.write(folder / "out.json")
-    assert RunResult.read(folder / "out.json") == whole
+    with_origin = run.with_origin(["x"])
+    with_origin.write(folder / "out.json")
+    assert RunResult.read(folder / "out.json") == with_origin
     with mock.patch.object(html_page, "figures_of", return_value=[]):
         html_page.page_of(table)
 
@@ -68,16 +70,16 @@ def show(run: RunResult, folder: Path) -> None:
 @fuzzed
 @given(random=randoms)
 def test_results(folder: Path, random: Random) -> None:
-    document = random.choice([WHOLE, WHOLE, TEXTS])
+    document = random.choice([RUN, RUN, TEXTS])
     content = damaged(document, random)
     if random.random() < 0.2:
         content = b'<script type="application/json" id="results">' + content + b"</script>"
     file = folder / "damaged.json"
     file.write_bytes(content)
-    found = answer_of(lambda: RunResult.read(file))
-    if found is not None:
-        show(found, folder)
-        combined = answer_of(lambda: merging.load([folder / "whole.json", file]))
+    run = answer_of(lambda: RunResult.read(file))
+    if run is not None:
+        show(run, folder)
+        combined = answer_of(lambda: merging.load([folder / "run.json", file]))
         if combined is not None:
             show(combined, folder)
 
@@ -104,12 +106,12 @@ def test_scores_are_those_that_were_kept_or_none(
     segments.write_record(folder, "s", {"known": {}})
     for file in sorted(folder.iterdir()):
         file.write_bytes(damaged_bytes(file.read_bytes(), random))
-    found = answer_of(
-        lambda: (segments.load(folder, segments.ALONE, [WINDOW]), segments.records(folder))
-    )
-    loaded, records = found
-    assert all(np.array_equal(scores.logprob, SCORES.logprob) for scores in loaded.scores.values())
-    assert all(record == {"known": {}} for record in records.values())
+    loaded = answer_of(lambda: segments.load(folder, segments.ALONE, [WINDOW]))
+    records = answer_of(lambda: segments.records(folder))
+    for scores in loaded.scores.values():
+        assert np.array_equal(scores.logprob, SCORES.logprob)
+    for record in records.values():
+        assert record == {"known": {}}
 
 
 @fuzzed
@@ -119,9 +121,10 @@ def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> 
     folder.mkdir(exist_ok=True)
     write_manifest(folder, STORE)
     content = (folder / MANIFEST).read_bytes()
-    broken = random.random() < 0.5
-    (folder / MANIFEST).write_bytes(
-        damaged_bytes(content, random) if broken else damaged(json.loads(content), random)
-    )
-    found = answer_of(lambda: read_manifest(folder))
-    assert found is None or found == STORE
+    if random.random() < 0.5:
+        content = damaged_bytes(content, random)
+    else:
+        content = damaged(json.loads(content), random)
+    (folder / MANIFEST).write_bytes(content)
+    manifest = answer_of(lambda: read_manifest(folder))
+    assert manifest is None or manifest == STORE

@@ -1,5 +1,4 @@
-"""The table of docs/formats.md: sizes and names by compare_q of the checkpoints in
-``tests/support/downloads.py``.
+"""The table of docs/formats.md: sizes and names of the checkpoints in tests/support/downloads.py.
 
 ``python -m tests.support.format_table`` writes it into the page.
 """
@@ -21,28 +20,30 @@ from tests.support.downloads import DOWNLOADS, Download
 
 PAGE = ROOT / "docs" / "formats.md"
 TABLE = re.compile(r"^\| checkpoint \|.*?(?=^$)", re.MULTILINE | re.DOTALL)
-HEAD = "| checkpoint | layout stated in | bits by hand | bpw by hand | found | weights, activations | † expects |"
+HEAD = (
+    "| checkpoint | layout stated in | bits by hand | bpw by hand | found | weights, activations "
+    "| † expects |"
+)
+DEEPSEEK_ENDS = {
+    "embed.weight": ENDS["model.embed_tokens.weight"],
+    "head.weight": ENDS["lm_head.weight"],
+    "layers.0.hc_attn_fn": ("F32", 24, 16),
+    "layers.0.attn.compressor.ape": ("F32", 4, 8),
+    "layers.0.ffn.gate.tid2eid": ("I64", 10, 2),
+    "layers.0.attn.attn_sink": ("F32", 4),
+}
+"""Embeddings, head and unquantized tensors of DeepSeek V4, by its names."""
 
 
 def folder_of(download: Download, folder: Path) -> Path:
     """Write a checkpoint into a folder, with the quantization in the file ``place``."""
-    entries = {
-        f"{name}.{part}": entry
-        for name, parts in download.layers.items()
-        for part, entry in parts.items()
-    }
-    ends = (
-        ENDS
-        if download.config.get("model_type") != "deepseek_v4"
-        else {
-            "embed.weight": ENDS["model.embed_tokens.weight"],
-            "head.weight": ENDS["lm_head.weight"],
-            "layers.0.hc_attn_fn": ("F32", 24, 16),
-            "layers.0.attn.compressor.ape": ("F32", 4, 8),
-            "layers.0.ffn.gate.tid2eid": ("I64", 10, 2),
-            "layers.0.attn.attn_sink": ("F32", 4),
-        }
-    )
+    entries = {}
+    for name, parts in download.layers.items():
+        for part, entry in parts.items():
+            entries[f"{name}.{part}"] = entry
+    ends = ENDS
+    if download.config.get("model_type") == "deepseek_v4":
+        ends = DEEPSEEK_ENDS
     if "backbone" in next(iter(download.layers)):
         ends = {"backbone.embeddings.weight": ENDS["model.embed_tokens.weight"], **ends}
         del ends["model.embed_tokens.weight"]
@@ -66,23 +67,31 @@ def look(download: Download) -> tuple[Storage, CheckpointConfig]:
 def row(name: str, download: Download) -> str:
     """Return the table's row of one checkpoint."""
     storage, config = look(download)
-    bpw = download.bits / download.weights
-    found = "n/a" if storage.bpw_layer is None else f"{storage.bpw_layer:.4f}"
-    schemes = dict.fromkeys(declared(config.quantization).of(layer) for layer in download.layers)
-    words = "; ".join(
-        "unknown" if each is None else f"{each.weights}, {each.activations or '—'}"
-        for each in schemes
-    )
+    bpw = f"{download.bits / download.weights:.4f}"
+    measured_bpw = "n/a"
+    if storage.bpw_layer is not None:
+        measured_bpw = f"{storage.bpw_layer:.4f}"
+    declaration = declared(config.quantization)
+    schemes = dict.fromkeys(declaration.of(layer) for layer in download.layers)
+    formats = []
+    expected = []
+    for scheme in schemes:
+        if scheme is None:
+            formats.append("unknown")
+            expected.append("unknown")
+        else:
+            formats.append(f"{scheme.weights}, {scheme.activations or '—'}")
+            expected.append(scheme.activations or "the model's dtype")
     cached = kv_cache(config.quantization)
-    words += f"; KV {cached}" if cached else ""
-    asked = "; ".join(
-        "unknown" if each is None else each.activations or "the model's dtype" for each in schemes
-    )
-    return f"| {name} | {download.source} | {download.worked} | {bpw:.4f} | {found} | {words} | {asked} |"
+    if cached:
+        formats[-1] += f"; KV {cached}"
+    cells = [name, download.source, download.worked, bpw, measured_bpw]
+    cells += ["; ".join(formats), "; ".join(expected)]
+    return "| " + " | ".join(cells) + " |"
 
 
 def table() -> str:
-    """The whole table, in Markdown."""
+    """Return the whole table, in Markdown."""
     rows = [row(name, download) for name, download in DOWNLOADS.items()]
     return "\n".join([HEAD, "|---|---|---|--:|--:|---|---|", *rows]) + "\n"
 

@@ -53,7 +53,7 @@ def row(
 
 
 def replace(original: Any, **changes: Any) -> Any:
-    """Return a copy with other values of some fields; a row's computed fields are computed again."""
+    """Return a copy with other values of some fields; fields of a row that follow are updated."""
     if isinstance(original, ModelResult):
         fields = {"storage": storage_of(original)}
         for name in ModelResult.model_fields:

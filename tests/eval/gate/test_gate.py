@@ -1,6 +1,4 @@
-"""The gate: its limit by hand, how often it is wrong, its verdicts, and exit statuses of the
-command line.
-"""
+"""The gate: its limit by hand, how often it is wrong, its verdicts, and its exit statuses."""
 
 from __future__ import annotations
 
@@ -20,7 +18,9 @@ from compare_q.eval.gate.verdicts import Row, Verdict, verdict_of, where
 from compare_q.eval.results import ModelResult
 from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
 
-WINDOWS, LENGTH, ENTRIES = 4, 60, 16
+WINDOWS = 4
+LENGTH = 60
+ENTRIES = 16
 TEXTS = {"full batch": WINDOWS, "batch 1": 1}
 PASSES = ("prefill", "prefill again", "decode")
 
@@ -30,18 +30,22 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def tokens_of(first: np.ndarray, logits: np.ndarray) -> VariantTokens:
-    """Brute force in float64; ``first`` and ``logits`` [windows, length, entries], the target is
-    entry 0.
+    """Return tokens by brute force in float64.
+
+    ``first`` and ``logits``: [windows, length, entries]; the target is entry 0.
     """
-    one, two = log_softmax(first), log_softmax(logits)
+    one = log_softmax(first)
+    two = log_softmax(logits)
     position = np.indices(one.shape[:2])[1].ravel().astype(np.int32)
-    kld, logprob = (np.exp(one) * (one - two)).sum(-1).ravel(), two[..., 0].ravel()
+    kld = (np.exp(one) * (one - two)).sum(-1).ravel()
+    logprob = two[..., 0].ravel()
     return VariantTokens(position, logprob, kld, np.abs(logprob - one[..., 0].ravel()))
 
 
 class Engine:
-    """A closed-form engine: its roundings are normal noise on its logits, whose size depends on the
-    seed.
+    """A closed-form engine: its roundings are normal noise on its logits.
+
+    The size of the noise depends on the seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,49 +54,51 @@ class Engine:
         self.size = 10 ** self.random.uniform(-4, -2)
 
     def scored(self, windows: int = WINDOWS, fault: float = 0.0) -> VariantTokens:
-        """Scores with other roundings, and with ``fault`` on the first logit."""
-        logits = (
-            self.first[:windows] + self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
-        )
+        """Return scores with other roundings, and with ``fault`` on the first logit."""
+        noise = self.random.normal(size=(windows, LENGTH, ENTRIES)) * self.size
+        logits = self.first[:windows] + noise
         logits[..., 0] += fault
         return tokens_of(self.first[:windows], logits)
 
     def floors(self, comparisons: int = 2 * len(PASSES) * len(TEXTS)) -> dict[str, Floor]:
-        return {
-            text: Floor([self.scored(count) for _ in range(COPIES)], comparisons)
-            for text, count in TEXTS.items()
-        }
+        floors = {}
+        for text, count in TEXTS.items():
+            copies = [self.scored(count) for _ in range(COPIES)]
+            floors[text] = Floor(copies, comparisons)
+        return floors
 
     def verdict(self, fault: float = 0.0) -> Verdict:
-        """The verdict on the second of two variants, which has ``fault``, in three passes over two
-        texts.
+        """Return the verdict on the second of two variants, which has ``fault``.
+
+        It is scored in three passes over two texts.
         """
-        rows = [
-            row_of(of, text, self.scored(count, fault))
-            for of in PASSES
-            for text, count in TEXTS.items()
-        ]
-        rows[2:4] = [row._replace(pass_name="prefill again") for row in rows[:2]]  # deterministic
+        rows = []
+        for pass_name in PASSES:
+            for text, count in TEXTS.items():
+                rows.append(row_of(pass_name, text, self.scored(count, fault)))
+        # The second run is equal: the engine is deterministic.
+        rows[2:4] = [row._replace(pass_name="prefill again") for row in rows[:2]]
         first = [row_of(row.pass_name, row.text, self.scored(1), "old") for row in rows]
         return verdict_of("new", rows, self.floors(), first)
 
 
-def row_of(of: str, text: str, tokens: VariantTokens, digest: str = "new") -> Row:
+def row_of(pass_name: str, text: str, tokens: VariantTokens, digest: str = "new") -> Row:
     kld = float(tokens.kld.mean())
     model = ModelResult(
-        label=f"new | {of}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9
+        label=f"new | {pass_name}", engine="fake", scores_digest=digest, kld=kld, kld_stderr=1e-9
     )
-    return Row(of, text, model, tokens)
+    return Row(pass_name, text, model, tokens)
 
 
 def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> None:
     """Three copies with ln KLD -8, -7, -6: m = -7, s = 1; t(0.99, 2) = 6.9646 by table; sqrt(1 +
     1/3) = 1.1547.
     """
-    zero, position = np.zeros(4), np.arange(4, dtype=np.int32)
-    copies = [
-        VariantTokens(position, zero, np.full(4, math.exp(power)), zero) for power in (-8, -7, -6)
-    ]
+    zero = np.zeros(4)
+    position = np.arange(4, dtype=np.int32)
+    copies = []
+    for power in (-8, -7, -6):
+        copies.append(VariantTokens(position, zero, np.full(4, math.exp(power)), zero))
     assert Floor(copies, 1).limit == pytest.approx(
         1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4
     )
@@ -112,9 +118,8 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
         engine = Engine(seed)
         p = np.exp(log_softmax(engine.first)[..., 0])
         limit = engine.floors()["full batch"].limit
-        fault = math.sqrt(
-            2 * 3 * limit / np.mean(p * (1 - p))
-        )  # KLD of a small shift: shift^2 p (1 - p) / 2
+        # The KLD of a small shift is shift^2 p (1 - p) / 2.
+        fault = math.sqrt(2 * 3 * limit / np.mean(p * (1 - p)))
         assert engine.verdict(fault).outcome == "differs"
 
 
@@ -147,8 +152,10 @@ def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
 )
 def test_where_a_fault_begins(ratios: np.ndarray, words: str) -> None:
     noise = np.random.default_rng(0).lognormal(sigma=0.3, size=200)
-    found = where(1e-3 * ratios * noise, np.full(200, 1e-3))
-    assert (found.partition(" ")[0] if words == "growing" else found) == words
+    place = where(1e-3 * ratios * noise, np.full(200, 1e-3))
+    if words == "growing":
+        place = place.partition(" ")[0]
+    assert place == words
 
 
 @pytest.fixture
@@ -157,8 +164,13 @@ def gate(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Callable[..., An
         data, models = write_specs([{**FAKE, "label": "fake", **spec}])
         file = tmp_path / "gate.json"
         ran = compare_q("gate", "-m", models, "-d", data, "-r", 4, "-o", file, *words)
-        found = json.loads(file.read_text()) if file.exists() else {}
-        return ran, {each["label"]: each["outcome"] for each in found.get("variants", ())}, found
+        content: dict[str, Any] = {}
+        if file.exists():
+            content = json.loads(file.read_text())
+        outcomes = {}
+        for variant in content.get("variants", ()):
+            outcomes[variant["label"]] = variant["outcome"]
+        return ran, outcomes, content
 
     return run
 
@@ -188,20 +200,22 @@ VARIANTS = ("--variant", "old:", "--variant")
 def test_verdicts_and_exit_statuses(
     gate: Any, variants: Sequence[str], status: int, outcomes: list[str]
 ) -> None:
-    ran, found, _ = gate(*variants)
-    assert (ran.status, list(found.values())) == (status, outcomes), ran.out + ran.err
+    ran, outcome_of, _ = gate(*variants)
+    assert (ran.status, list(outcome_of.values())) == (status, outcomes), ran.out + ran.err
 
 
 def test_a_condition_on_a_slice_is_about_the_row_of_the_gate(gate: Any) -> None:
-    """A row of the gate is of the whole text or of a part of it; its slices are of the same tokens."""
-    ran, _, found = gate("--fail-if", "ppl:begin > 1")
+    """A row of the gate is of the whole text or of a part; its slices are of the same tokens."""
+    ran, _, content = gate("--fail-if", "ppl:begin > 1")
     assert ran.status == 1, ran.err
-    (variant,) = found["variants"]
-    counts = [(row["tokens"], row["slices"]["begin"]["tokens"]) for row in variant["rows"]]
-    assert all(tokens == of_slice for tokens, of_slice in counts)
-    assert len(set(counts)) > 1
-    assert found["conditions"]
-    assert all("ppl:begin > 1 (1,000.000" in line for line in found["conditions"])
+    (variant,) = content["variants"]
+    counts = set()
+    for row in variant["rows"]:
+        counts.add(row["tokens"])
+        assert row["slices"]["begin"]["tokens"] == row["tokens"]
+    assert len(counts) > 1
+    assert content["conditions"]
+    assert all("ppl:begin > 1 (1,000.000" in line for line in content["conditions"])
 
 
 @pytest.mark.parametrize(
@@ -284,11 +298,10 @@ def test_an_engine_without_decode_is_refused(
 
 def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Path) -> None:
     first, _, one = gate(*VARIANTS, "new:engine.shift=0.5")
-    kept = {file.name for file in (own_cache / "scores").iterdir() if file.is_dir()}
-    assert all(row["scores_key"].partition("/")[0] in kept for row in one["variants"][0]["rows"])
-    assert not any(
-        row["scores_key"].partition("/")[0] in kept for row in one["variants"][1]["rows"]
-    )
+    cached = {file.name for file in (own_cache / "scores").iterdir() if file.is_dir()}
+    old, new = one["variants"]
+    assert all(row["scores_key"].partition("/")[0] in cached for row in old["rows"])
+    assert not any(row["scores_key"].partition("/")[0] in cached for row in new["rows"])
     (tmp_path / "gate.json").rename(tmp_path / "base.json")
     second, _, two = gate(
         *VARIANTS, "new:engine.shift=0.5", "--baseline", str(tmp_path / "base.json")
@@ -309,11 +322,8 @@ def test_a_first_variant_without_a_verdict_leaves_no_scores(
     gate: Any, own_cache: Path, option: str
 ) -> None:
     """Its first pass succeeds, but no later gate can use its scores with --baseline."""
-    ran, _, found = gate("--variant", f"old:engine.{option}", "--variant", "new:")
-    assert [verdict["outcome"] for verdict in found["variants"]] in (
-        ["failed"],
-        ["not deterministic"],
-    )
+    ran, outcome_of, _ = gate("--variant", f"old:engine.{option}", "--variant", "new:")
+    assert list(outcome_of.values()) in (["failed"], ["not deterministic"])
     assert ran.status != 0
     assert not [file for file in (own_cache / "scores").glob("*") if file.is_dir()]
 
@@ -333,9 +343,8 @@ def test_reports(gate: Any, tmp_path: Path) -> None:
     gate(*VARIANTS, *faults, *files)
     suite = ET.parse(tmp_path / "j.xml").getroot()
     assert suite.get("errors") == "1"
-    assert (
-        suite.get("failures") == "7"
-    )  # a variant that differs, and the failed variant's six rows without a KLD
+    # A variant that differs, and the failed variant's six rows without a KLD.
+    assert suite.get("failures") == "7"
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert cases["old"].find("failure") is None
     assert cases["n<e>w"].find("failure").get("type") == "differs"  # type: ignore[union-attr]
@@ -369,9 +378,9 @@ def test_control_characters_leave_the_junit_file_xml(
     )
     assert ran.status == 1, ran.err
     cases = list(ET.parse(file).getroot().iter("testcase"))
-    shown = cases[1].find("system-out").text or ""  # type: ignore[union-attr]
-    assert "\\x1b" in shown
-    assert "KLD" in shown
+    output = cases[1].find("system-out").text or ""  # type: ignore[union-attr]
+    assert "\\x1b" in output
+    assert "KLD" in output
     assert len(cases) > 2  # the failed conditions
 
 
@@ -412,13 +421,15 @@ def test_the_arbiter_says_which_is_nearer_or_why_that_is_not_known(gate: Any) ->
     """The text has 396 tokens, too few to decide which variant is nearer; the arbiter compares on
     the full batch.
     """
-    _, _, found = gate(*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
-    (line,) = found["nearer"]
-    assert all(part in line for part in ("fake", "old | prefill 0,", "new | ", "too short"))
-    worst = found["variants"][1]["worst_tokens"]
+    words = (*VARIANTS, "new:engine.shift=0.5", "--variant", "same:", "--arbiter", "fake")
+    _, _, content = gate(*words)
+    (line,) = content["nearer"]
+    for part in ("fake", "old | prefill 0,", "new | ", "too short"):
+        assert part in line
+    worst = content["variants"][1]["worst_tokens"]
     assert len(worst) == 3
-    assert worst[0]["kld"] == max(each["kld"] for each in worst)
-    assert not found["variants"][2]["worst_tokens"]
+    assert worst[0]["kld"] == max(token["kld"] for token in worst)
+    assert not content["variants"][2]["worst_tokens"]
 
 
 def test_windows_of_a_gate_are_as_long_as_the_flag_says(
@@ -433,10 +444,9 @@ def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
     compare_q: Run, write_specs: Specs, tmp_path: Path
 ) -> None:
     options: dict[str, dict[str, Any]] = {"a": {}, "b": {"shift": 0.1}, "c": {"fail": 1}}
-    specs = [
-        {**FAKE, "label": label, "engine": engine, "reference": label == "a"}
-        for label, engine in options.items()
-    ]
+    specs = []
+    for label, engine in options.items():
+        specs.append({**FAKE, "label": label, "engine": engine, "reference": label == "a"})
     data, models = write_specs(specs)
     words = ("-d", data, "-m", models, "-mask", "b", "-o", tmp_path / "r.json")
     assert compare_q(*words, "--fail-if", "kld > 1", "--fail-if", "same_top < 0").status == 0

@@ -52,8 +52,13 @@ def card_of(compare_q: Run, tmp_path: Path, run: RunResult) -> str:
     return (tmp_path / "card.md").read_text()
 
 
+def specs_in(card: str) -> list[list[dict[str, Any]]]:
+    """Return the data specs and the model specs that a card shows."""
+    return [json.loads(text) for text in re.findall("```json\n(.*?)```", card, re.DOTALL)]
+
+
 def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
-    """The card has every known value of each quantized row, unrounded, but none of the reference."""
+    """The card has every known value of each quantized row, unrounded; none of the reference."""
     card = ModelCard(card_of(compare_q, tmp_path, run_of(*ROWS, texts=[DATA])))
     same: dict[str, Any] = {
         "task_type": "text-generation",
@@ -85,39 +90,32 @@ def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_
     """
     run = three()
     texts = []
-    for number, text in enumerate(run.texts):
-        texts.append(
-            {
-                **DATA,
-                "name": text.name,
-                "spec": {**SPEC, "dataset": text.name},
-                "windows": 3 + number,
-            }
-        )
+    for windows, text in enumerate(run.texts, 3):
+        spec = {**SPEC, "dataset": text.name}
+        texts.append({**DATA, "name": text.name, "spec": spec, "windows": windows})
     card = card_of(compare_q, tmp_path, run.updated(data=data_of(*texts)))
-    found = [
-        (each.dataset_name, each.metric_name, each.metric_value)
-        for each in ModelCard(card).data.eval_results
-    ]
+    results = []
+    for result in ModelCard(card).data.eval_results:
+        results.append((result.dataset_name, result.metric_name, result.metric_value))
     kld = "KL divergence from bf16, nats per token"
-    assert found[2:6] == [
+    assert results[2:6] == [
         ("wiki2", "Perplexity (GGUF Q4_K on wiki2)", 20.8),
         ("wiki2", f"{kld} (GGUF Q4_K on wiki2)", 0.04),
         ("c4", "Perplexity (EXL3 4.0 on c4)", 20.4),
         ("c4", f"{kld} (EXL3 4.0 on c4)", 0.02),
     ]
-    assert len(found) == 12
-    data, _ = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
-    assert [each["max_rows"] for each in data] == [3, 4, 5]
+    assert len(results) == 12
+    data, _ = specs_in(card)
+    assert [spec["max_rows"] for spec in data] == [3, 4, 5]
 
 
 def test_it_can_be_published_and_repeated(compare_q: Run, tmp_path: Path) -> None:
     """The card contains no folder, host or failed row, and its specs are valid."""
     card = card_of(compare_q, tmp_path, run_of(*ROWS, texts=[DATA]))
     assert not re.search('/home|gpu7|"python|broken', card)
-    data, models = map(json.loads, re.findall("```json\n(.*?)```", card, re.DOTALL))
-    assert [DataSpec.model_validate(each).max_rows for each in data] == [2]
-    assert [ModelSpec.model_validate(each).is_reference for each in models[:2]] == [True, False]
+    data, models = specs_in(card)
+    assert [DataSpec.model_validate(spec).max_rows for spec in data] == [2]
+    assert [ModelSpec.model_validate(spec).is_reference for spec in models[:2]] == [True, False]
     assert models[1]["engine"] == {"drafts": ["d.gguf"], "url": "http://HOST/v1"}
 
 

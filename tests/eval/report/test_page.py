@@ -23,8 +23,8 @@ from compare_q.eval.table import tables
 from tests.support.made import FAILED, WORST, row, run_of
 from tests.support.several_texts import three
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 FLAGS = [
     "--no-sandbox",
@@ -58,28 +58,24 @@ def measured(
     label: str, kld: float | None, bpw: float | None = 4.0, *, seed: int = 0, **fields: Any
 ) -> ModelResult:
     """Return a model with random scores and this mean KLD; None: without a reference."""
-    text, own = np.random.default_rng(0), np.random.default_rng(seed)
-    ref = -text.exponential(3, N)
-    columns = {"logprob": ref - own.normal(0.0 if kld is None else kld, 0.1, N)}
+    of_text = np.random.default_rng(0)
+    of_model = np.random.default_rng(seed)
+    reference = -of_text.exponential(3, N)
+    loss = of_model.normal(kld or 0.0, 0.1, N)
+    scores = {"logprob": reference - loss}
     if kld is not None:
-        columns |= {
-            "kld": kld * own.lognormal(-0.5, 1, N),
-            "same_top": own.uniform(size=N) > min(kld, 0.9),
-            "ref_logprob": ref,
-            "ref_top1_logprob": np.log(text.uniform(0.01, 1, N)),
-        }
-    columns = {
-        name: each if name == "same_top" else each.astype(np.float32)
-        for name, each in columns.items()
-    }
+        scores["kld"] = kld * of_model.lognormal(-0.5, 1, N)
+        same_top = of_model.uniform(size=N) > min(kld, 0.9)
+        scores["ref_logprob"] = reference
+        scores["ref_top1_logprob"] = np.log(of_text.uniform(0.01, 1, N))
+    columns = {name: column.astype(np.float32) for name, column in scores.items()}
+    if kld is not None:
+        columns["same_top"] = same_top
     index = np.arange(N)
     statistics = statistics_of(columns, assign_blocks(index), index % 1000 + 1, (4.0 * N, 0.8 * N))
-    size = Storage(
-        bpw,
-        bpw,
-        None if bpw is None else (bpw + 4) * 2**31,
-        "" if bpw else "a server tells nothing",
-    )
+    size = Storage(note="a server tells nothing")
+    if bpw is not None:
+        size = Storage(bpw, bpw, (bpw + 4) * 2**31)
     provenance = {"layers": [LAYER], "vllm": "0.26.0"} | fields.pop("provenance", {})
     return row(
         label, statistics, size, windows=4, score_seconds=2.0, provenance=provenance, **fields
@@ -100,8 +96,12 @@ MODELS = (
 
 
 def results_of(*models: ModelResult) -> RunResult:
-    base = next(({"label": model.label} for model in models if model.reference), None)
-    return run_of(*models, reference=base, texts=[SOURCE], subtitle="wikitext2, 4 × 1000 tokens")
+    reference = None
+    for model in models:
+        if model.reference:
+            reference = {"label": model.label}
+    subtitle = "wikitext2, 4 × 1000 tokens"
+    return run_of(*models, reference=reference, texts=[SOURCE], subtitle=subtitle)
 
 
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
@@ -115,7 +115,10 @@ def html_of(results: RunResult) -> str:
 
 @pytest.fixture(scope="module")
 def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Open a report in Chromium; the test fails if the page logs an error or requests another file."""
+    """Open a report in Chromium.
+
+    The test fails if the page logs an error or requests another file.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     complaints: list[str] = []
     with sync_api.sync_playwright() as playwright:
@@ -124,15 +127,18 @@ def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         def opened(results: RunResult, width: int = 1400, **context: Any) -> Any:
             file = tmp_path_factory.mktemp("report") / "report.html"
             write_text(file, html_of(results))
-            found = browser.new_page(viewport={"width": width, "height": 900}, **context)
-            found.on("console", lambda message: complaints.append(message.text))
-            found.on("pageerror", lambda error: complaints.append(str(error)))
-            found.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-            found.on(
-                "request", lambda asked: asked.url == file.as_uri() or complaints.append(asked.url)
-            )
-            found.goto(file.as_uri())
-            return found
+            page = browser.new_page(viewport={"width": width, "height": 900}, **context)
+            page.on("console", lambda message: complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+
+            def complain_of_other_files(request: Any) -> None:
+                if request.url != file.as_uri():
+                    complaints.append(request.url)
+
+            page.on("request", complain_of_other_files)
+            page.goto(file.as_uri())
+            return page
 
         yield opened
         browser.close()
@@ -181,13 +187,15 @@ class TestBrowser:
         """
         results = results_of(*MODELS, FAILED)
         opened = open_page(results)
-        found = tables.table_of(results).columns
+        columns = tables.table_of(results).columns
         heads = opened.locator(".models thead th").all_inner_texts()
-        assert heads == [each.column.title for each in found]
-        for at, each in enumerate(found):
-            shown = opened.locator(f".models tbody tr > :nth-child({at + 1})").all_inner_texts()
-            cells = [cell.shown.replace("★", "★ ") + cell.marks + cell.error for cell in each.cells]
-            assert [text.replace("± ", "") for text in shown] == cells
+        assert heads == [filled.column.title for filled in columns]
+        for number, filled in enumerate(columns, 1):
+            texts = opened.locator(f".models tbody tr > :nth-child({number})").all_inner_texts()
+            cells = []
+            for cell in filled.cells:
+                cells.append(cell.shown.replace("★", "★ ") + cell.marks + cell.error)
+            assert [text.replace("± ", "") for text in texts] == cells
         for name, first, last in (
             ("KLD", "bf16 base", "GGUF Q2_K"),
             ("label", "bf16 base", "W4A16 g32 †"),
@@ -197,11 +205,10 @@ class TestBrowser:
                     has_text=re.compile(f"^{name}$")
                 ).click()
                 labels = opened.locator(".models tbody th").all_inner_texts()
-                known = (
-                    labels if name == "label" else [label for label in labels if label != "broken"]
-                )
-                assert (known[0], known[-1]) == ends
-                assert name == "label" or labels[-1] == "broken"
+                if name != "label":
+                    # The failed model has no KLD.
+                    assert labels.pop() == "broken"
+                assert (labels[0], labels[-1]) == ends
         assert opened.locator("[aria-sort]").get_attribute("aria-sort") == "descending"
 
     def test_one_plot_is_shown_and_others_can_be_chosen(
@@ -218,11 +225,9 @@ class TestBrowser:
 
     def test_without_its_script_everything_is_shown(self, open_page: Callable[..., Any]) -> None:
         opened = open_page(results_of(*MODELS), java_script_enabled=False)
-        shown, drawn = (
-            opened.locator("figure:visible").count(),
-            opened.locator("figure svg").count(),
-        )
-        assert shown == drawn > 4
+        n_visible = opened.locator("figure:visible").count()
+        assert n_visible == opened.locator("figure svg").count()
+        assert n_visible > 4
         assert opened.locator("button").count() == 0
         assert opened.locator(".finding").inner_text()
         tokens = opened.locator("details[open] .tokens tbody tr").all_inner_texts()
@@ -258,16 +263,17 @@ class TestBrowser:
 def test_slices_are_shown_by_kld_or_without_a_reference_by_ppl() -> None:
     """A run without slices, or with a reference but without any KLD, has no table of them."""
 
-    def shown(run: RunResult) -> list[tuple[str, ...]]:
-        return [
-            (each.column.title, *(cell.shown for cell in each.cells))
-            for each in html_page.columns_of_slices(run)
-        ]
+    def columns_of(run: RunResult) -> list[list[str]]:
+        columns = []
+        for filled in html_page.columns_of_slices(run):
+            columns.append([filled.column.title, *(cell.shown for cell in filled.cells)])
+        return columns
 
-    assert shown(three())[1] == ("wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000")
-    assert shown(three(reference=False))[3] == ("chat PPL", "20.000", "20.060", "21.600", "20.200")
-    assert shown(results_of(*MODELS)) == []
-    assert shown(three().updated(models=three().models[:1])) == []
+    alone = three(reference=False)
+    assert columns_of(three())[1] == ["wiki2 KLD", "ref", "0.00100", "0.05000", "0.04000"]
+    assert columns_of(alone)[3] == ["chat PPL", "20.000", "20.060", "21.600", "20.200"]
+    assert columns_of(results_of(*MODELS)) == []
+    assert columns_of(three().updated(models=three().models[:1])) == []
 
 
 def test_names_of_strangers_are_text() -> None:

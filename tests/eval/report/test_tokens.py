@@ -24,7 +24,9 @@ from compare_q.eval.text.text_windows import TextWindows
 from tests.support.made import run_of
 from tests.support.toy import save_toy_tokenizer
 
-LENGTH, STRIDE, N_WINDOWS = 1025, 512, 4
+LENGTH = 1025
+STRIDE = 512
+N_WINDOWS = 4
 TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()
 INDEX = np.concatenate([window * STRIDE + np.arange(1, LENGTH) for window in range(N_WINDOWS)])
 TAG = "0123456789abcdef"
@@ -56,29 +58,26 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[WorstToken, ...]:
-    """Return the worst tokens of a model with these scores [N] in the cache; logprob is -1 unless
-    given.
+    """Return the worst tokens of a model with these scores [N] in the cache.
+
+    A log-probability is -1 by default.
     """
-    named = {"logprob": np.full(len(INDEX), -1.0), **columns}
-    scored = [
-        (
-            window,
-            TokenScores(
-                window.index,
-                **{k: v[window.index == OF_WINDOW].astype(np.float32) for k, v in named.items()},
-            ),
-        )
-        for window in data.windows
-    ]
+    all_columns = {"logprob": np.full(len(INDEX), -1.0), **columns}
+    scored = []
+    for window in data.windows:
+        inside = window.index == OF_WINDOW
+        scores = {name: column[inside] for name, column in all_columns.items()}
+        scores = {name: column.astype(np.float32) for name, column in scores.items()}
+        scored.append((window, TokenScores(window.index, **scores)))
     folder = cache.path("scores", "key", "")
     segments.commit(folder, TAG, scored, "s", 1.0)
     segments.write_record(
         folder, "s", {"known": {}, "provenance": {}, "load_seconds": 0, "reference": {}}
     )
     run = run_of(ModelResult.of("a", "fake", scores_key=f"key/{TAG}"), ModelResult.of("b", "fake"))
-    found = with_worst_tokens(run, data, cache)
-    assert found.models[1] == run.models[1]  # has no scores
-    return found.models[0].worst_tokens
+    scored_model, without_scores = with_worst_tokens(run, data, cache).models
+    assert without_scores == run.models[1]
+    return scored_model.worst_tokens
 
 
 def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache: Cache) -> None:
@@ -88,26 +87,30 @@ def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache
         kld[place == INDEX] = value
     kld[INDEX == 800] = np.inf
     worst = worst_of(cache, data, kld=kld, ref_logprob=np.full(len(INDEX), -0.5))
-    assert [(each.window, each.position, each.kld) for each in worst[:3]] == [
+    assert [(token.window, token.position, token.kld) for token in worst[:3]] == [
         (0, 704, 3.0),
         (0, 594, 2.0),
         (0, 4, 1.0),
     ]
     assert len(worst) == COUNT
     assert (worst[0].logprob, worst[0].ref_logprob) == (-1.0, -0.5)
-    for each in worst[:3]:
-        first, at = max(each.position - TOKENS_BEFORE, 0), each.position
-        shown = (each.before, each.token, each.after)
-        gold = (TEXT[first:at], TEXT[at : at + 1], TEXT[at + 1 : at + 1 + TOKENS_AFTER])
-        assert tuple(part.strip("\N{REPLACEMENT CHARACTER}") for part in shown) == tuple(
-            part.decode(errors="ignore") for part in gold
-        )
+    for token in worst[:3]:
+        at = token.position
+        first = max(at - TOKENS_BEFORE, 0)
+        for text, content in (
+            (token.before, TEXT[first:at]),
+            (token.token, TEXT[at : at + 1]),
+            (token.after, TEXT[at + 1 : at + 1 + TOKENS_AFTER]),
+        ):
+            # Incomplete characters are U+FFFD in one, and left out of the other.
+            assert text.strip("\N{REPLACEMENT CHARACTER}") == content.decode(errors="ignore")
 
 
 def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: Cache) -> None:
     at = TEXT.index("Ü".encode(), 300)
     logprob = np.full(len(INDEX), -1.0)
-    logprob[at == INDEX], logprob[at + 1 == INDEX] = -9.0, -8.0
+    logprob[at == INDEX] = -9.0
+    logprob[at + 1 == INDEX] = -8.0
     first, second = worst_of(cache, data, logprob=logprob)[:2]
     assert (first.token, second.token) == ("", "Ü")
     assert first.after.startswith("Ün")
@@ -118,9 +121,9 @@ def test_transformers_decodes_the_same(
     data: EvalData, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transformers is used for a tokenizer without a tokenizer.json."""
-    found = worst_of(cache, data)
+    worst = worst_of(cache, data)
     monkeypatch.setattr(vocabulary, "FILE", "none.json")
-    assert worst_of(cache, data) == found
+    assert worst_of(cache, data) == worst
 
 
 def test_tokens_that_cannot_be_decoded_are_left_out(
@@ -128,10 +131,10 @@ def test_tokens_that_cannot_be_decoded_are_left_out(
 ) -> None:
     """The rows do not change, so that results.json is written."""
     file = data.tokenizer / "tokenizer.json"
-    for damage in (
-        lambda: file.write_text("{"),
-        lambda: [each.unlink() for each in data.tokenizer.glob("*.json")],
-    ):
-        damage()
-        assert worst_of(cache, data) == ()
-        assert "no worst tokens: " in capsys.readouterr().err
+    file.write_text("{")
+    assert worst_of(cache, data) == ()
+    assert "no worst tokens: " in capsys.readouterr().err
+    for json_file in data.tokenizer.glob("*.json"):
+        json_file.unlink()
+    assert worst_of(cache, data) == ()
+    assert "no worst tokens: " in capsys.readouterr().err
