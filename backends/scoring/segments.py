@@ -363,7 +363,8 @@ def columns_in(segment: Segment) -> dict[str, NDArray[Any]] | None:
     try:
         if not storage.is_whole(segment.file):
             return None
-        return safetensors.load_file(segment.file)
+        columns: dict[str, NDArray[Any]] = safetensors.load_file(segment.file)
+        return columns
     except Exception:  # safetensors has its own error class
         return None
 
