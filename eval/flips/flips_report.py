@@ -1,82 +1,108 @@
-"""The outcome of ``compare-q flips``: tables for a terminal and for Markdown, CSV, JSON, and
-sentences.
-"""
+"""The outcome of ``compare-q flips``: a table with its notes and sentences, CSV and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from ...backends.common.message_text import amount, printable
+from ...backends.common.message_text import amount
 from ..common.terminal import say
-from ..stats.flip_statistics import LEVEL
+from ..stats.flip_statistics import LEVEL, Accuracy
 from ..stats.uncertainty import Value
-from ..table import layout, render
+from ..table import csv_text as csv_writer
 from ..table.columns import Column
+from ..table.markdown import markdown_text
 from ..table.numbers import KLD_DIGITS, error_text, number_text
-from ..table.tables import Cell, Filled
+from ..table.tables import Cell, FilledColumn, Table
+from ..table.terminal_table import least_width, leave_out, print_columns, size_column
 from .comparing import OUTCOMES, Comparison, FlipReport, values_of
 
 LAYOUT = 1
 """Version of the layout of the JSON file."""
-SPARE = ("other_wrong", "questions", "kld")
+LEFT_OUT_FIRST = ("other_wrong", "questions", "kld")
 """Columns that a narrow terminal leaves out, in this order."""
 NO_EVIDENCE = (
-    "p: McNemar's exact test; a p of 0.05 or more is no evidence that two models are equal: few answers give a large "
-    "p, too. Of 20 rows of equal models, one may have a p below 0.05"
+    "p: McNemar's exact test; a p of 0.05 or more is no evidence that two models are equal: few "
+    "answers give a large p, too. Of 20 rows of equal models, one may have a p below 0.05"
 )
-ASK = "--margin 1% tests whether the accuracies differ by less than 1 point"
+HINT_AT_MARGIN = "--margin 1% tests whether the accuracies differ by less than 1 point"
 LEGEND = (
-    "acc: share of right answers; its ± is one standard error over independent questions, as in lm-eval",
+    "acc: share of right answers; its ± is one standard error over independent questions, as in "
+    "lm-eval",
     "difference: new minus reference, in points, with its 90 % interval",
-    "lost: right in the reference and wrong in the new model; gained: the other way round; other wrong: both wrong, "
-    "with different answers",
+    "lost: right in the reference and wrong in the new model; gained: the other way round; other "
+    "wrong: both wrong, with different answers",
 )
 Klds = Mapping[str, Value]
 """Label -> KLD of a results.json."""
 
 
-def table(report: FlipReport, klds: Klds | None = None) -> list[Filled]:
-    """Return the columns of the table, one row for each comparison; ``klds``: None without a
-    results.json.
-    """
-    rows = report.comparisons
-    columns = [
-        words("task", "task", [row.task for row in rows]),
-        words("metric", "metric", [row.metric_and_filter for row in rows]),
-        words("label", "label", [row.label for row in rows]),
-    ]
+COLUMNS = (
+    Column("task", "task", "", wraps=True),
+    Column("metric", "metric", "", wraps=True),
+    Column("label", "label", "", wraps=True),
+    Column("kld", "KLD", "", digits=0),
+    Column("questions", "questions", "", digits=0),
+    Column("reference", "reference\nacc %", "", digits=0),
+    Column("accuracy", "new\nacc %", "", digits=0),
+    Column("difference", "difference\n(90 %)", "", digits=0),
+    Column("lost", "lost", "", digits=0),
+    Column("gained", "gained", "", digits=0),
+    Column("other_wrong", "other\nwrong", "", digits=0),
+    Column("p", "p", "", digits=0),
+)
+"""All columns; "kld" needs a results.json.  A column on equivalence within a margin may follow."""
+
+
+def table_of_flips(report: FlipReport, klds: Klds | None = None) -> Table:
+    """Return the table, one row for each comparison; ``klds``: None without a results.json."""
+    return Table(
+        title=f"reference: {report.reference}",
+        columns=tuple(columns_of_flips(report.comparisons, klds)),
+        notes=tuple(notes(report)),
+        finding=tuple(sentences(report)),
+        left_out_first=LEFT_OUT_FIRST,
+    )
+
+
+def columns_of_flips(rows: Sequence[Comparison], klds: Klds | None) -> list[FilledColumn]:
+    """Return the columns, with a cell for each comparison."""
+    columns = [column for column in COLUMNS if column.name != "kld" or klds is not None]
+    margins = margins_of(rows)
+    if margins:
+        header = f"equal within {points(max(margins))}"
+        columns.append(Column("equal", header, "", wraps=True))
+    cells: dict[str, list[Cell]] = {column.name: [] for column in columns}
+    for row in rows:
+        cells_by_name = cells_of_row(row, klds)
+        for column in columns:
+            cells[column.name].append(cells_by_name[column.name])
+    return [FilledColumn(column, tuple(cells[column.name])) for column in columns]
+
+
+def cells_of_row(row: Comparison, klds: Klds | None) -> dict[str, Cell]:
+    """Return name of a column -> cell of a comparison."""
+    kld = None
     if klds is not None:
-        cells = [kld_cell(klds.get(row.label)) for row in rows]
-        columns.append(numbers("kld", "KLD", cells))
-    columns += [
-        numbers("questions", "questions", [Cell(f"{row.flips.questions:,}") for row in rows]),
-        numbers("reference", "reference\nacc %", [share(row.reference_accuracy) for row in rows]),
-        numbers("accuracy", "new\nacc %", [share(row.accuracy) for row in rows]),
-        numbers("difference", "difference\n(90 %)", [Cell(difference(row)) for row in rows]),
-        numbers("lost", "lost", [Cell(f"{row.flips.lost:,}") for row in rows]),
-        numbers("gained", "gained", [Cell(f"{row.flips.gained:,}") for row in rows]),
-        numbers("other_wrong", "other\nwrong", [count(row.flips.other_wrong) for row in rows]),
-        numbers("p", "p", [Cell(p_text(row.flips.mcnemar_p)) for row in rows]),
-    ]
-    if any(row.equivalence for row in rows):
-        columns.append(words("equal", margin_header(rows), [outcome_of(row) for row in rows]))
-    return columns
-
-
-def words(name: str, header: str, cells: Sequence[str]) -> Filled:
-    """Return a column of words."""
-    return Filled(Column(name, header, "", wraps=True), tuple(Cell(cell) for cell in cells))
-
-
-def numbers(name: str, header: str, cells: Sequence[Cell]) -> Filled:
-    """Return a column of numbers."""
-    return Filled(Column(name, header, "", digits=0), tuple(cells))
+        kld = klds.get(row.label)
+    return {
+        "task": Cell(row.task),
+        "metric": Cell(row.metric_and_filter),
+        "label": Cell(row.label),
+        "kld": kld_cell(kld),
+        "questions": count_cell(row.flips.questions),
+        "reference": accuracy_cell(row.reference_accuracy),
+        "accuracy": accuracy_cell(row.accuracy),
+        "difference": difference_cell(row),
+        "lost": count_cell(row.flips.lost),
+        "gained": count_cell(row.flips.gained),
+        "other_wrong": count_cell(row.flips.other_wrong),
+        "p": p_cell(row.flips.mcnemar_p),
+        "equal": outcome_cell(row),
+    }
 
 
 def kld_cell(kld: Value | None) -> Cell:
@@ -86,155 +112,181 @@ def kld_cell(kld: Value | None) -> Cell:
     return Cell(number_text(kld.value, KLD_DIGITS), error_text(kld.stderr))
 
 
-def share(accuracy: Any) -> Cell:
+def accuracy_cell(accuracy: Accuracy) -> Cell:
     """Return the cell of an accuracy in percent."""
-    stderr = None if accuracy.stderr is None else 100 * accuracy.stderr
-    return Cell(number_text(100 * accuracy.value, 2), error_text(stderr))
+    error = ""
+    if accuracy.stderr is not None:
+        error = error_text(100 * accuracy.stderr)
+    return Cell(number_text(100 * accuracy.value, 2), error)
 
 
-def difference(row: Comparison) -> str:
-    """Return ``-3.50 (-6.62 to -0.24)``: a difference in points with its interval."""
+def difference_cell(row: Comparison) -> Cell:
+    """Return the cell ``-3.50 (-6.62 to -0.24)``: a difference in points with its interval."""
     value = 100 * row.flips.difference
     low = 100 * row.flips.interval[0]
     high = 100 * row.flips.interval[1]
-    return f"{value:+z.2f} ({low:+z.2f} to {high:+z.2f})"
+    # z: a difference just below 0 is +0.00.
+    return Cell(f"{value:+z.2f} ({low:+z.2f} to {high:+z.2f})")
 
 
-def p_text(p: float) -> str:
-    """Return a p with four decimals."""
-    return "<0.0001" if p < 0.0001 else f"{p:.4f}"
+def p_cell(p: float) -> Cell:
+    """Return the cell of a p, with four decimals."""
+    if p < 0.0001:
+        return Cell("<0.0001")
+    return Cell(f"{p:.4f}")
 
 
-def count(number: int | None) -> Cell:
+def count_cell(number: int | None) -> Cell:
     """Return the cell of a count that may be unknown."""
-    return Cell("n/a" if number is None else f"{number:,}")
+    if number is None:
+        return Cell("n/a")
+    return Cell(f"{number:,}")
 
 
-def margin_header(rows: Sequence[Comparison]) -> str:
-    """Return the header of the column on equivalence."""
-    margins = {row.equivalence.margin for row in rows if row.equivalence}
-    return f"equal within {points(max(margins))}"
+def margins_of(rows: Sequence[Comparison]) -> set[float]:
+    """Return the margin within which rows were tested to be equal; empty without one."""
+    return {row.equivalence.margin for row in rows if row.equivalence}
 
 
 def points(margin: float) -> str:
     """Return a margin in points: 1 point, 0.5 points."""
-    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    if margin == 0.01:
+        return "1 point"
+    return f"{100 * margin:g} points"
 
 
-def outcome_of(row: Comparison) -> str:
-    """Return whether a row is equivalent, in words."""
-    return OUTCOMES[row.equivalence.outcome] if row.equivalence else "n/a"
+def outcome_cell(row: Comparison) -> Cell:
+    """Return the cell on equivalence."""
+    if row.equivalence is None:
+        return Cell("n/a")
+    return Cell(OUTCOMES[row.equivalence.outcome])
 
 
-def notes(report: FlipReport) -> Iterator[str]:
-    """Yield the notes below the table."""
+def notes(report: FlipReport) -> list[str]:
+    """Return the notes below the table."""
+    lines = []
     for label, task in report.absent:
-        yield f"{label}: {task}: n/a: it has no samples of this task"
-    yield from report.notes
-    yield from LEGEND
+        lines.append(f"{label}: {task}: n/a: it has no samples of this task")
+    lines += [*report.notes, *LEGEND]
     if any(row.flips.other_wrong is None for row in report.comparisons):
-        yield "other wrong n/a: the samples do not say which answer was chosen"
-    yield NO_EVIDENCE
-    margins = {row.equivalence.margin for row in report.comparisons if row.equivalence}
+        lines.append("other wrong n/a: the samples do not say which answer was chosen")
+    lines.append(NO_EVIDENCE)
+    margins = margins_of(report.comparisons)
     if not margins:
-        yield ASK
+        lines.append(HINT_AT_MARGIN)
     for margin in margins:
         size = points(margin)
-        yield (
-            f"equal within {size}: yes if two one-sided tests at {100 * LEVEL:g} % reject a difference of {size} or "
-            "more; not shown if the answers do not decide it; no if the difference is larger for certain"
+        tests = f"two one-sided tests at {100 * LEVEL:g} % reject a difference of {size} or more"
+        lines.append(
+            f"equal within {size}: yes if {tests}; not shown if the answers do not decide it; "
+            "no if the difference is larger for certain"
         )
+    return lines
 
 
-def sentences(report: FlipReport) -> Iterator[str]:
-    """Yield a sentence for each new model: in how many of its rows the two differ."""
-    for label in dict.fromkeys(row.label for row in report.comparisons):
-        rows = [row for row in report.comparisons if row.label == label]
-        worse = [row for row in rows if row.flips.mcnemar_p < LEVEL and row.flips.difference < 0]
-        better = [row for row in rows if row.flips.mcnemar_p < LEVEL and row.flips.difference > 0]
-        unclear = len(rows) - len(worse) - len(better)
-        facts = [
-            f"worse in {len(worse)} (p below {LEVEL:g})" if worse else "",
-            f"better in {len(better)} (p below {LEVEL:g})" if better else "",
-            f"no difference found in {unclear}, which does not show that there is none"
-            if unclear
-            else "",
-        ]
-        tested = [row for row in rows if row.equivalence]
-        equal = sum(row.equivalence.outcome == "equivalent" for row in tested if row.equivalence)
-        if tested:
-            facts.append(f"equality within the margin shown in {equal or 'none'}")
-        yield f"{label} against {report.reference}, {amount(len(rows), 'row')}: {'; '.join(filter(None, facts))}."
+def sentences(report: FlipReport) -> list[str]:
+    """Return a sentence for each new model: in how many of its rows the two differ."""
+    rows_by_label: dict[str, list[Comparison]] = {}
+    for row in report.comparisons:
+        rows_by_label.setdefault(row.label, []).append(row)
+    lines = []
+    for label, rows in rows_by_label.items():
+        clauses = "; ".join(clauses_on_rows(rows))
+        lines.append(f"{label} against {report.reference}, {amount(len(rows), 'row')}: {clauses}.")
+    return lines
 
 
-def print_terminal(report: FlipReport, console: Console, klds: Klds | None = None) -> None:
+def clauses_on_rows(rows: Sequence[Comparison]) -> list[str]:
+    """Return clauses on the numbers of rows in which a new model is worse, better, or neither."""
+    worse = 0
+    better = 0
+    for row in rows:
+        is_significant = row.flips.mcnemar_p < LEVEL
+        if is_significant and row.flips.difference < 0:
+            worse += 1
+        if is_significant and row.flips.difference > 0:
+            better += 1
+    unclear = len(rows) - worse - better
+    clauses = []
+    if worse:
+        clauses.append(f"worse in {worse} (p below {LEVEL:g})")
+    if better:
+        clauses.append(f"better in {better} (p below {LEVEL:g})")
+    if unclear:
+        clauses.append(f"no difference found in {unclear}, which does not show that there is none")
+    outcomes = [row.equivalence.outcome for row in rows if row.equivalence]
+    if outcomes:
+        number = outcomes.count("equivalent")
+        equal = "none"
+        if number:
+            equal = str(number)
+        clauses.append(f"equality within the margin shown in {equal}")
+    return clauses
+
+
+def print_flips(table: Table, console: Console) -> None:
     """Print the table with as many columns as fit, the notes and the sentences."""
-    columns = [layout.drawn(each) for each in table(report, klds)]
-    left_out: list[str] = []
-    for name in SPARE:
-        if layout.least_width(columns) > console.width:
-            left_out += [
-                each.filled.column.title for each in columns if each.filled.column.name == name
-            ]
-            columns = [each for each in columns if each.filled.column.name != name]
-    layout.print_columns(console, f"reference: {report.reference}", columns)
-    if left_out:
-        say(
-            f"left out in {console.width} columns: {', '.join(left_out)}; --csv has them",
-            console=console,
-        )
-    say(*notes(report), "", *sentences(report), console=console)
-
-
-def markdown(report: FlipReport, klds: Klds | None = None) -> str:
-    """Return the table, the notes and the sentences as Markdown."""
-    lines = [f"**reference: {render.escaped(report.reference)}**", ""]
-    lines += render.markdown_lines(table(report, klds))
-    lines += ["", *(render.escaped(each) for each in sentences(report)), ""]
-    lines += [f"- {render.escaped(each)}" for each in notes(report)]
-    return "\n".join([*lines, ""])
+    columns = [size_column(filled) for filled in table.columns]
+    titles: list[str] = []
+    for name in table.left_out_first:
+        if least_width(columns) <= console.width:
+            break
+        titles += [column.filled.column.title for column in columns if column.name == name]
+        columns = leave_out(columns, [name])
+    print_columns(console, table.title, columns)
+    if titles:
+        line = f"left out in {console.width} columns: {', '.join(titles)}; --csv has them"
+        say(line, console=console)
+    say(*table.notes, "", *table.finding, console=console)
 
 
 def rows_of(report: FlipReport, klds: Klds | None = None) -> list[dict[str, Any]]:
     """Return the numbers of every comparison, with the KLD of its label, as in CSV."""
+    unknown = Value(None)
     rows = []
-    for row in report.comparisons:
-        kld = (klds or {}).get(row.label) or Value(None)
-        rows.append({**values_of(row), "kld": kld.value, "kld_stderr": kld.stderr})
+    for comparison in report.comparisons:
+        kld = unknown
+        if klds is not None:
+            kld = klds.get(comparison.label, unknown)
+        rows.append({**values_of(comparison), "kld": kld.value, "kld_stderr": kld.stderr})
     return rows
 
 
 def csv_text(report: FlipReport, klds: Klds | None = None) -> str:
-    """Return a line for each comparison as CSV; a text that a spreadsheet would run begins with an
-    apostrophe.
-    """
+    """Return a line for each comparison as CSV."""
     rows = rows_of(report, klds)
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]))
-    writer.writeheader()
-    for row in rows:
-        texts = {name: printable(value) for name, value in row.items() if isinstance(value, str)}
-        formulas = {
-            name: f"'{text}" for name, text in texts.items() if text.startswith(render.FORMULAS)
-        }
-        writer.writerow(row | texts | formulas)
-    return stream.getvalue()
+    return csv_writer.csv_text(rows, list(rows[0]))
 
 
 def json_text(report: FlipReport, klds: Klds | None = None) -> str:
     """Return the outcome as JSON."""
+    comparisons = []
+    for values, comparison in zip(rows_of(report, klds), report.comparisons, strict=True):
+        comparisons.append(
+            {
+                **values,
+                "lost_documents": comparison.lost_documents,
+                "gained_documents": comparison.gained_documents,
+            }
+        )
     content = {
         "flips": LAYOUT,
         "reference": report.reference,
-        "comparisons": [
-            {
-                **values,
-                "lost_documents": row.lost_documents,
-                "gained_documents": row.gained_documents,
-            }
-            for values, row in zip(rows_of(report, klds), report.comparisons, strict=True)
-        ],
+        "comparisons": comparisons,
         "absent": [{"label": label, "task": task} for label, task in report.absent],
         "notes": report.notes,
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+# The command line still calls the writers by these names.
+
+
+def print_terminal(report: FlipReport, console: Console, klds: Klds | None = None) -> None:
+    """Print the table, the notes and the sentences."""
+    print_flips(table_of_flips(report, klds), console)
+
+
+def markdown(report: FlipReport, klds: Klds | None = None) -> str:
+    """Return the table, the notes and the sentences as Markdown."""
+    return markdown_text(table_of_flips(report, klds))

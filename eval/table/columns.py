@@ -1,9 +1,9 @@
 """The columns of the table, one declaration each, and the order of the rows.
 
 Terminal, Markdown, CSV, report, ``--columns``, ``--sort``, Python and docs/outputs.md read
-``COLUMNS``.  A field of ``ModelResult`` (``eval/results/``) becomes a column by one entry there.
-A column may take a parameter after a colon: ``memory:32k`` takes a number of tokens, ``kld:chat`` a
-slice of the scored tokens.
+``COLUMNS``.  A field of ``ModelResult`` becomes a column by one entry there.  A column may take a
+parameter after a colon: ``memory:32k`` takes a number of tokens, ``kld:chat`` a slice of the scored
+tokens.
 """
 
 from __future__ import annotations
@@ -26,47 +26,63 @@ from .numbers import KLD_DIGITS, PPL_DIGITS
 class Column:
     """A column of the table.
 
-    ``shown``: when the table of a run has the column by default; with ``of_reference`` it also
-    needs a reference.
-
-    - "known": a row has a value;
-    - "different": rows have different values;
-    - "nonzero": a value is not 0;
-    - "no files": no row has the size of its files.
+    Attributes:
+        name: selects the column in ``--columns`` and ``--sort``.
+        header: at most two lines.
+        note: the meaning of the column, for ``--notes`` and docs/outputs.md.
+        field: the field of results.json that it shows; empty: the one called ``name``.
+        digits: decimals of a number; None for words.
+        times, plus: the cell shows ``times`` * field + ``plus``.
+        signed: a positive number has a sign.
+        error: the field has a standard error, ``..._stderr``.
+        of_reference: the reference's value by definition.  If it is not None, the column compares
+            models with the reference.
+        best: the score of ``eval/ranking.py`` that marks the best rows; empty: no row is marked.
+        more_is_better: sorting begins with the largest value.
+        wraps: the column has words that a narrow terminal may wrap.
+        default_when: when the table of a run has the column by default.  "known": a row has a
+            value; "different": rows have different values; "nonzero": a value is not 0;
+            "no files": no row has the size of its files.  With ``of_reference`` the run also needs
+            a reference.
+        left_out_rank: a narrow terminal leaves out the columns with the smallest rank first; 0 is
+            not a rank.
+        parameter: what may follow the name after a colon.
+        context: N of ``memory:N``, a number of tokens; 0 for any other column.
+        slice: the slice whose tokens the column is over; empty: all scored tokens.
     """
 
-    name: str  # chooses it in --columns and --sort
-    header: str  # at most two lines
-    note: str  # what it means, for --notes and docs/outputs.md
-    field: str = ""  # the field of results.json that it shows; empty: the one called ``name``
-    digits: int | None = None  # decimals of a number; None for words
-    times: float = 1.0  # the cell shows ``times`` * field + ``plus``
+    name: str
+    header: str
+    note: str
+    field: str = ""
+    digits: int | None = None
+    times: float = 1.0
     plus: float = 0.0
-    signed: bool = False  # a positive number has a sign
-    error: bool = False  # the field has a standard error, ``..._stderr``
-    of_reference: float | None = (
-        None  # the reference's value by definition; None: models are not compared with it
-    )
-    best: Literal["", "nll", "kld", "same_top"] = (
-        ""  # the score of ``eval/ranking.py`` that marks the best rows
-    )
-    more_is_better: bool = False  # sorting begins with the largest value
-    wraps: bool = False  # words that a narrow terminal may wrap
-    shown: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
-    spare: int = (
-        0  # a narrow terminal leaves out the columns with the smallest numbers first; 0: never
-    )
-    parameter: Literal["", "context", "slice"] = ""  # what may follow the name after a colon
-    context: int = 0  # N of ``memory:N``, a number of tokens; 0 for any other column
-    slice: str = ""  # the slice whose tokens the column is over; empty: all scored tokens
+    signed: bool = False
+    error: bool = False
+    of_reference: float | None = None
+    best: Literal["", "nll", "kld", "same_top"] = ""
+    more_is_better: bool = False
+    wraps: bool = False
+    default_when: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
+    left_out_rank: int = 0
+    parameter: Literal["", "context", "slice"] = ""
+    context: int = 0
+    slice: str = ""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The field of results.json, and that of its error; of a slice, the names that CSV and
-        pandas have for them.
+        """The field of results.json, and that of its error.
+
+        For a slice: the names that CSV and pandas have for them.
         """
-        field = self.name if self.slice else self.field or self.name
-        return (field, f"{field}_stderr") if self.error else (field,)
+        if self.slice:
+            field = self.name
+        else:
+            field = self.field or self.name
+        if self.error:
+            return (field, f"{field}_stderr")
+        return (field,)
 
     @property
     def title(self) -> str:
@@ -75,13 +91,16 @@ class Column:
 
     def value(self, model: ModelResult) -> Any:
         """A row's value of the field; None if it is not known."""
-        if self.context:
-            return model.memory and model.memory.gigabytes(self.context)
-        return self.attribute(model, "")
+        if not self.context:
+            return self.attribute(model, "")
+        if model.memory is None:
+            return None
+        return model.memory.gigabytes(self.context)
 
     def stderr(self, model: ModelResult) -> float | None:
-        """The standard error of a row's value; None if it is not known, or if the column does not
-        have one.
+        """The standard error of a row's value.
+
+        None if it is not known, or if the column does not have one.
         """
         if not self.error:
             return None
@@ -89,41 +108,64 @@ class Column:
         return stderr
 
     def attribute(self, model: ModelResult, suffix: str) -> Any:
-        """A row's field with this suffix, or that of the row's slice; None if the row does not have
-        the slice.
+        """A row's field with this suffix, or that of the row's slice.
+
+        None if the row does not have the slice.
         """
-        name = (self.field or self.name.partition(":")[0]).replace(".", "_") + suffix
+        field = self.field or self.name.partition(":")[0]
+        # Python names cannot have the dot of kld_p99.9.
+        attribute = field.replace(".", "_") + suffix
         if self.slice:
-            return getattr(model.slices.get(self.slice), name, None)
-        return getattr(model, name)
+            return getattr(model.slices.get(self.slice), attribute, None)
+        return getattr(model, attribute)
 
-    def is_usual(self, run: RunResult) -> bool:
+    def is_default(self, run: RunResult) -> bool:
         """Return True if the table of a run has the column by default."""
+        if self.of_reference is not None and run.reference is None:
+            return False
+        if self.default_when == "always":
+            return True
+        if self.default_when == "no files":
+            return not any(model.file_bytes for model in run.models)
         values = [self.value(model) for model in run.models]
-        known = values.count(None) < len(values)
-        return (self.of_reference is None or run.reference is not None) and {
-            "": False,
-            "always": True,
-            "known": known,
-            "nonzero": any(values),
-            "different": len({*values} - {None}) > 1,
-            "no files": not any(model.file_bytes for model in run.models),
-        }[self.shown]
+        if self.default_when == "known":
+            return any(value is not None for value in values)
+        if self.default_when == "nonzero":
+            return any(values)
+        if self.default_when == "different":
+            return len(set(values) - {None}) > 1
+        return False
 
 
-share = partial(Column, digits=2, times=100.0, error=True)
-"""Columns of shares in percent."""
+percent_column = partial(Column, digits=2, times=100.0, error=True)
+"""A column of shares in percent."""
 COLUMNS = (
-    Column("label", "label", "the model, with its marks", wraps=True, shown="always"),
-    Column("engine", "engine", "the load_fn of its spec", wraps=True),
+    Column(
+        "label",
+        "label",
+        "the model, with its marks",
+        wraps=True,
+        default_when="always",
+    ),
+    Column(
+        "engine",
+        "engine",
+        "the load_fn of its spec",
+        wraps=True,
+    ),
     Column(
         "kernel",
         "kernel",
         "what computed most quantized layers, by the engine's own name",
         wraps=True,
-        shown="always",
+        default_when="always",
     ),
-    Column("where", "where", "the machine that it ran on", shown="different"),
+    Column(
+        "where",
+        "where",
+        "the machine that it ran on",
+        default_when="different",
+    ),
     Column(
         "attention",
         "attention",
@@ -131,49 +173,70 @@ COLUMNS = (
         wraps=True,
     ),
     Column(
-        "version", "version", "the package that provided the engine", "engine_version", wraps=True
+        "version",
+        "version",
+        "the package that provided the engine",
+        field="engine_version",
+        wraps=True,
     ),
     Column(
-        "options", "options", "the engine's options in which rows of the table differ", wraps=True
+        "options",
+        "options",
+        "the engine's options in which rows of the table differ",
+        wraps=True,
     ),
     Column(
         "phase",
         "phase",
         "prefill, or decode SxB: in steps of S tokens of each of B windows",
         wraps=True,
-        shown="different",
+        default_when="different",
     ),
     Column(
         "kv_cache",
         "KV\ncache",
         "the precision in which keys and values were kept",
-        shown="different",
-        spare=12,
+        default_when="different",
+        left_out_rank=12,
     ),
     Column(
         "kv_mb",
         "KV MB /\n1k tok",
         "the KV cache of 1,000 tokens: 10^6 bytes, all layers, all GPUs",
         digits=1,
-        shown="different",
-        spare=11,
+        default_when="different",
+        left_out_rank=11,
     ),
     Column(
-        "bpw_layer", "layer\nbpw", "stored bits per weight of the layers", digits=2, shown="always"
+        "bpw_layer",
+        "layer\nbpw",
+        "stored bits per weight of the layers",
+        digits=2,
+        default_when="always",
     ),
     Column(
         "bpw_head",
         "head\nbpw",
         "stored bits per weight of the output head",
         digits=2,
-        shown="different",
-        spare=2,
+        default_when="different",
+        left_out_rank=2,
     ),
     Column(
-        "vram_gib", "VRAM\nGiB", "stored layers and head, 2^30 bytes", digits=2, shown="no files"
+        "vram_gib",
+        "VRAM\nGiB",
+        "stored layers and head, 2^30 bytes",
+        digits=2,
+        default_when="no files",
     ),
     Column(
-        "size", "file\nGB", "weight files on disk, 10^9 bytes", "file_bytes", 2, 1e-9, shown="known"
+        "size",
+        "file\nGB",
+        "weight files on disk, 10^9 bytes",
+        field="file_bytes",
+        digits=2,
+        times=1e-9,
+        default_when="known",
     ),
     Column(
         "ppl",
@@ -182,32 +245,33 @@ COLUMNS = (
         digits=PPL_DIGITS,
         error=True,
         best="nll",
-        shown="always",
+        default_when="always",
         parameter="slice",
     ),
     Column(
         "ratio",
         "PPL vs\nref %",
         "how far perplexity is above the reference's, with the paired error",
-        "ppl_ratio",
-        2,
-        100,
-        -100,
+        field="ppl_ratio",
+        digits=2,
+        times=100,
+        plus=-100,
         signed=True,
         error=True,
         of_reference=1,
-        shown="known",
-        spare=10,
+        default_when="known",
+        left_out_rank=10,
     ),
     Column(
         "kld",
         "KLD",
-        "how far predictions are from the reference's: mean KL(reference || model) over tokens, nats",
+        "how far predictions are from the reference's: mean KL(reference || model) over tokens, "
+        "nats",
         digits=KLD_DIGITS,
         error=True,
         of_reference=0,
         best="kld",
-        shown="always",
+        default_when="always",
         parameter="slice",
     ),
     Column(
@@ -218,7 +282,11 @@ COLUMNS = (
         of_reference=0,
     ),
     Column(
-        "kld_p99", "99 %\nKLD", "99 % of the tokens have a smaller KLD", digits=4, of_reference=0
+        "kld_p99",
+        "99 %\nKLD",
+        "99 % of the tokens have a smaller KLD",
+        digits=4,
+        of_reference=0,
     ),
     Column(
         "kld_p99.9",
@@ -226,52 +294,80 @@ COLUMNS = (
         "99.9 % of the tokens have a smaller KLD",
         digits=4,
         of_reference=0,
-        shown="known",
-        spare=9,
+        default_when="known",
+        left_out_rank=9,
     ),
-    Column("kld_max", "max\nKLD", "the largest KLD of a token", digits=4, of_reference=0),
-    share(
+    Column(
+        "kld_max",
+        "max\nKLD",
+        "the largest KLD of a token",
+        digits=4,
+        of_reference=0,
+    ),
+    percent_column(
         "same_top",
         "same\ntop %",
         "tokens at which model and reference have the same most probable token",
         of_reference=1,
         best="same_top",
         more_is_better=True,
-        shown="always",
+        default_when="always",
         parameter="slice",
     ),
-    share(
+    percent_column(
         "top1",
         "hits\n%",
         "tokens of the text that are the model's most probable",
         error=False,
         more_is_better=True,
     ),
-    Column("entropy", "entropy", "mean entropy of the model's predictions, nats", digits=4),
-    Column("bits_per_byte", "bits /\nbyte", "bits per byte of the text", digits=4),
+    Column(
+        "entropy",
+        "entropy",
+        "mean entropy of the model's predictions, nats",
+        digits=4,
+    ),
+    Column(
+        "bits_per_byte",
+        "bits /\nbyte",
+        "bits per byte of the text",
+        digits=4,
+    ),
     Column(
         "non_finite",
         "non-\nfinite",
         "tokens without a finite log-probability, left out of PPL",
         digits=0,
-        shown="nonzero",
+        default_when="nonzero",
     ),
-    Column("load", "load\ns", "seconds of loading", "load_seconds", 1),
-    Column("seconds", "seconds", "seconds of scoring", "score_seconds", 1),
+    Column(
+        "load",
+        "load\ns",
+        "seconds of loading",
+        field="load_seconds",
+        digits=1,
+    ),
+    Column(
+        "seconds",
+        "seconds",
+        "seconds of scoring",
+        field="score_seconds",
+        digits=1,
+    ),
     Column(
         "speed",
         "tok/s",
         "scored tokens per second of scoring",
-        "tokens_per_second",
-        0,
+        field="tokens_per_second",
+        digits=0,
         more_is_better=True,
-        shown="known",
-        spare=3,
+        default_when="known",
+        left_out_rank=3,
     ),
 )
 """In the order of the table, unless ``--columns`` gives another order."""
 BY_NAME = {column.name: column for column in COLUMNS}
-MEMORY = Column(
+MEMORY_COLUMN = Column(
     "memory",
     "memory\nGB",
     "serving one sequence of N tokens (32k: 32,768): weights, KV cache and activations, 10^9 bytes",
@@ -279,7 +375,8 @@ MEMORY = Column(
     parameter="context",
 )
 """``memory:N``; without a number of tokens it is not a column."""
-CONTEXT = re.compile(r"0*([1-9]\d{0,8})(k?)")
+CONTEXT_TOKENS = re.compile(r"0*([1-9]\d{0,8})(k?)")
+"""The number of tokens in ``memory:N``, without zeros before it; k: times 1024."""
 SLICES = {
     SPECIAL: "special tokens of the tokenizer",
     SURE: "tokens at which the reference's highest probability is at least 0.9",
@@ -292,98 +389,118 @@ OF_SLICES = tuple(column.name for column in COLUMNS if column.parameter == "slic
 """Names of the columns that take a slice."""
 
 
-def named(name: str) -> Column:
+def column_of(name: str) -> Column:
     """Return the column of a name, which may have a parameter: ``memory:32k``, ``kld:special``.
 
     InputError for an unknown name.  Which slices a run has is not known here (``check_slices``).
     """
     first, colon, parameter = name.partition(":")
-    column = MEMORY if first == MEMORY.name else BY_NAME.get(first)
+    # Without a number of tokens it is not a column, and therefore not in BY_NAME.
+    if first == MEMORY_COLUMN.name:
+        return column_of_context(MEMORY_COLUMN, parameter)
+    column = BY_NAME.get(first)
     if column is None or (colon and not column.parameter):
-        slices = ", ".join(f"{each}:SLICE" for each in OF_SLICES)
-        known = (
-            f"{', '.join(BY_NAME)}, memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
-        )
-        raise InputError(f"{printable(name)!r} is not a column{meant(name)}; there are: {known}")
-    if column.parameter == "context":
-        return of_context(column, parameter)
-    return of_slice(column, parameter) if colon else column
+        slices = ", ".join(f"{name_of_column}:SLICE" for name_of_column in OF_SLICES)
+        forms = f"memory:N (N tokens, as memory:32k), {slices} (as kld:special)"
+        choices = f"{', '.join(BY_NAME)}, {forms}"
+        hint = hint_at_column(name)
+        raise InputError(f"{printable(name)!r} is not a column{hint}; there are: {choices}")
+    if colon:
+        return column_of_slice(column, parameter)
+    return column
 
 
-def meant(name: str) -> str:
-    """Return a hint at the column whose title in the table a user wrote, or else at a similar name."""
-    titles = {column.title.removesuffix(" %").lower(): column.name for column in COLUMNS}
-    written = name.removesuffix("%").strip().lower().replace("_", " ")
-    found = titles.get(written)
-    return f" (did you mean {found!r}?)" if found else nearest(name, BY_NAME)
+def hint_at_column(name: str) -> str:
+    """Return a hint at the column whose title in the table a user wrote, or at a similar name."""
+    names_by_title = {}
+    for column in COLUMNS:
+        title = column.title.removesuffix(" %").lower()
+        names_by_title[title] = column.name
+    written_title = name.removesuffix("%").strip().lower().replace("_", " ")
+    if written_title in names_by_title:
+        return f" (did you mean {names_by_title[written_title]!r}?)"
+    return nearest(name, BY_NAME)
 
 
-def of_context(column: Column, parameter: str) -> Column:
-    """Return a column for a number of tokens; InputError unless the ``parameter`` is one, as 8192
-    or 32k.
-    """
-    found = CONTEXT.fullmatch(parameter)
-    if found is None:
+def column_of_context(column: Column, parameter: str) -> Column:
+    """Return a column for a number of tokens, as 8192 or 32k; InputError for another parameter."""
+    match = CONTEXT_TOKENS.fullmatch(parameter)
+    if match is None:
         first = column.name
-        name = f"{first}:{parameter}" if parameter else first
-        raise InputError(
-            f"{name!r}: write the number of tokens after {first}, as {first}:8192 or {first}:32k"
-        )
-    thousands = found[2]
-    tokens = int(found[1]) * (1024 if thousands else 1)
-    header = column.header.replace("\n", f"\n{found[1]}{thousands} ")
+        name = first
+        if parameter:
+            name = f"{first}:{parameter}"
+        form = f"as {first}:8192 or {first}:32k"
+        raise InputError(f"{name!r}: write the number of tokens after {first}, {form}")
+    number, thousands = match.groups()
+    tokens = int(number)
+    if thousands:
+        tokens *= 1024
+    header = column.header.replace("\n", f"\n{number}{thousands} ")
     return replace(column, name=f"{column.name}:{parameter}", header=header, context=tokens)
 
 
-def of_slice(column: Column, name: str) -> Column:
+def column_of_slice(column: Column, name: str) -> Column:
     """Return a column over the tokens of a slice; InputError for an empty name.
 
     It marks no best rows, and is in no table by its own rule.
     """
     if not name:
+        example = f"{column.name}:special"
         raise InputError(
-            f"'{column.name}:': write the name of a slice after the colon, as {column.name}:special"
+            f"'{column.name}:': write the name of a slice after the colon, as {example}"
         )
-    in_words = SLICES.get(name, f"tokens of {name}")
+    tokens = SLICES.get(name, f"tokens of {name}")
+    # A header has two lines, but a name may have line breaks.
+    name_on_one_line = " ".join(name.split())
     return replace(
         column,
         name=f"{column.name}:{name}",
         field=column.fields[0],
-        header=f"{' '.join(name.split())}\n{column.title}",
-        note=f"{column.title} over {in_words}",
+        header=f"{name_on_one_line}\n{column.title}",
+        note=f"{column.title} over {tokens}",
         slice=name,
+        # Rows are ranked by sums over blocks, which are of all tokens.
         best="",
-        shown="",
-        spare=0,
+        default_when="",
+        left_out_rank=0,
     )
 
 
-def check_slices(columns: Sequence[Column], known: Sequence[str]) -> None:
-    """Raise InputError for a column over a slice that no row has; ``known``: the slices of the run."""
+def check_slices(columns: Sequence[Column], slices: Sequence[str]) -> None:
+    """Raise InputError for a column over a slice that is not among the ``slices`` of the run."""
     for column in columns:
-        if column.slice and column.slice not in known:
-            there = f"there are: {printable(', '.join(known))}" if known else "this run has none"
-            near = nearest(column.slice, known)
-            raise InputError(
-                f"{printable(column.name)}: no row has the slice {column.slice!r}{near}; {there}"
-            )
+        if not column.slice or column.slice in slices:
+            continue
+        if slices:
+            choices = f"there are: {printable(', '.join(slices))}"
+        else:
+            choices = "this run has none"
+        fault = f"no row has the slice {column.slice!r}{nearest(column.slice, slices)}"
+        raise InputError(f"{printable(column.name)}: {fault}; {choices}")
 
 
-def checked(names: Sequence[str]) -> tuple[str, ...]:
+def column_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return names of columns, each once; the label first unless it is named.
 
     Raises InputError for an unknown name, or for no name.
     """
     for name in names:
-        named(name)
+        column_of(name)
     if not names:
         raise InputError(f"names no column; there are: {', '.join(BY_NAME)}")
-    return tuple(dict.fromkeys(names if "label" in names else ("label", *names)))
+    # A row without a label cannot be assigned to its model.
+    if "label" not in names:
+        names = ("label", *names)
+    return tuple(dict.fromkeys(names))
 
 
 def fields_of(names: Sequence[str]) -> list[str]:
     """Return the fields of chosen columns, as CSV and pandas name them."""
-    return [field for name in names for field in named(name).fields]
+    fields: list[str] = []
+    for name in names:
+        fields += column_of(name).fields
+    return fields
 
 
 def values_of(model: ModelResult, names: Sequence[str] | None) -> Mapping[str, Any]:
@@ -391,14 +508,18 @@ def values_of(model: ModelResult, names: Sequence[str] | None) -> Mapping[str, A
     parameter.
     """
     values = model.flat
-    for column in map(named, names or ()):
-        if column.context or column.slice:
-            numbers = (column.value(model), column.stderr(model))
-            values |= dict(zip(column.fields, numbers, strict=False))
+    for name in names or ():
+        column = column_of(name)
+        if not (column.context or column.slice):
+            continue
+        value_field, *error_field = column.fields
+        values[value_field] = column.value(model)
+        for field in error_field:
+            values[field] = column.stderr(model)
     return values
 
 
-def ordered(run: RunResult, key: str | None) -> RunResult:
+def sorted_rows(run: RunResult, key: str | None) -> RunResult:
     """Return the run with its rows sorted by ``key``, unknown values and then failures last.
 
     ``key``: the name of a column; None: unchanged.  The smallest value comes first, or the largest
@@ -406,23 +527,27 @@ def ordered(run: RunResult, key: str | None) -> RunResult:
     """
     if key is None:
         return run
-    column = named(key)
+    column = column_of(key)
 
-    def place(model: ModelResult) -> tuple[bool, bool, float | str]:
+    def rank(model: ModelResult) -> tuple[bool, bool, float | str]:
         failed = bool(model.error)
         value = sort_value(column, model)
+        # False is before True: values, unknown values, failures.
         if column.digits is None:
             return failed, not value, str(value or "").casefold()
         if value is None:
             return failed, True, 0.0
-        return failed, False, -value if column.more_is_better else value
+        if column.more_is_better:
+            value = -value
+        return failed, False, value
 
-    return run.updated(models=tuple(sorted(run.models, key=place)))
+    return run.updated(models=tuple(sorted(run.models, key=rank)))
 
 
 def sort_value(column: Column, model: ModelResult) -> Any:
-    """Return a row's value for sorting; the reference has the value that the column gives it by
-    definition.
+    """Return a row's value for sorting.
+
+    The reference has the value that the column gives it by definition.
     """
     if model.error:
         return None
@@ -432,13 +557,22 @@ def sort_value(column: Column, model: ModelResult) -> Any:
 
 
 def no_order(run: RunResult, key: str) -> str | None:
-    """Return why sorting by ``key`` has no effect, and what to do; None if a row except the
-    reference has a value.
+    """Return why sorting by ``key`` has no effect, and what to do.
+
+    None if a row has a value.  The reference does not count if the column compares with it.
     """
-    column = named(key)
+    column = column_of(key)
     is_compared = column.of_reference is not None
     rows = [model for model in run.models if not (model.reference and is_compared)]
     if not rows or any(sort_value(column, model) is not None for model in rows):
         return None
-    needs = "; it is measured with a reference" if is_compared else ""
-    return f"{key}: no row has a value of it{needs}"
+    reason = f"{key}: no row has a value of it"
+    if is_compared:
+        reason += "; it is measured with a reference"
+    return reason
+
+
+# Other folders still call these functions by these names.
+named = column_of
+checked = column_names
+ordered = sorted_rows

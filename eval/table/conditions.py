@@ -18,7 +18,7 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable
 from ..results import ModelResult, RunResult
 from .columns import Column, named
-from .memory_fit import OLDER
+from .memory_fit import memory_of
 from .numbers import number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
@@ -32,8 +32,9 @@ PATTERN = re.compile(rf"\s*(.*\S)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
 
 
 class Condition(NamedTuple):
-    """A column, a sign of ``SIGNS`` and a limit in the column's unit; a row that meets the
-    condition fails.
+    """A column, a sign of ``SIGNS`` and a limit in the column's unit.
+
+    A row that meets the condition fails.
     """
 
     column: Column
@@ -45,45 +46,48 @@ class Condition(NamedTuple):
 
     def fault(self, model: ModelResult) -> str:
         """Return why a row fails; empty if it does not."""
+        # By definition, the reference does not differ from itself.
         if model.reference and self.column.of_reference is not None:
             return ""
         if model.error:
             return f"n/a: {model.error}"
         value = self.column.value(model)
         if value is None:
-            return f"n/a: {(model.memory or OLDER).missing}" if self.column.context else "n/a"
-        shown = self.column.times * value + self.column.plus
-        return (
-            number_text(shown, self.column.digits or 0)
-            if SIGNS[self.sign](shown, self.limit)
-            else ""
-        )
+            if self.column.context:
+                return f"n/a: {memory_of(model).missing}"
+            return "n/a"
+        number = self.column.times * value + self.column.plus
+        if SIGNS[self.sign](number, self.limit):
+            return number_text(number, self.column.digits or 0)
+        return ""
 
 
-def parse(given: str) -> Condition:
-    """Return the condition in words; InputError for another form, an unknown column, or a column of
-    words.
+def parse(text: str) -> Condition:
+    """Return the condition that a user wrote.
+
+    InputError for another form, an unknown column, or a column of words.
     """
-    name, sign, limit = read(given, "kld > 0.05")
+    name, sign, limit = parts_of_condition(text, "kld > 0.05")
     column = named(name)
     if column.digits is None:
         raise InputError(f"{name}: is a column of words; a condition needs a column of numbers")
     return Condition(column, sign, limit)
 
 
-def read(given: str, example: str) -> tuple[str, str, float]:
-    """Return (name, sign, limit) of a condition in words; InputError, with the ``example``, for
-    another form.
+def parts_of_condition(text: str, example: str) -> tuple[str, str, float]:
+    """Return (name, sign, limit) of a condition that a user wrote.
+
+    InputError, with the ``example``, for another form.
     """
-    found = PATTERN.fullmatch(given)
+    match = PATTERN.fullmatch(text)
     limit = math.nan
-    with suppress(ValueError):
-        limit = float(found[3]) if found else math.nan
-    if found is None or not math.isfinite(limit):
-        raise InputError(
-            f"{printable(given)!r}: expected COLUMN SIGN NUMBER with <, <=, > or >=, such as {example!r}"
-        )
-    return found[1], found[2], limit
+    if match is not None:
+        with suppress(ValueError):
+            limit = float(match[3])
+    if match is None or not math.isfinite(limit):
+        form = "COLUMN SIGN NUMBER with <, <=, > or >="
+        raise InputError(f"{printable(text)!r}: expected {form}, such as {example!r}")
+    return match[1], match[2], limit
 
 
 def faults(run: RunResult, conditions: Sequence[Condition]) -> Iterator[str]:

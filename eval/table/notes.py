@@ -1,161 +1,176 @@
-"""The footnotes of a table: its special conditions, and the legend of its columns and marks."""
+"""The footnotes of a table: what is special about its run, rows and columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from ...backends.checkpoint.checkpoint_config import ROPE, beyond
 from ...backends.common.message_text import amount
 from ...backends.layers import groups
-from ..ranking import best_labels, candidates_for_best, near_lossless, too_short, why_unranked
-from ..results import MARK, ModelResult, RunResult, deviations_of
+from ..ranking import candidates_for_best, near_lossless, too_short, why_unranked
+from ..results import MARK, ModelResult, RunResult, UsedText, deviations_of
 from ..stats.block_sums import short_text_cautions
-from ..stats.uncertainty import longest_documents
-from . import columns as all_columns
 from . import memory_fit
-from .numbers import KLD_DIGITS, PPL_DIGITS, kld_in_words, number_text
+from .columns import column_of
+from .measured_rows import blocks_of, measured_rows
+from .numbers import PPL_DIGITS, number_text
+from .row_marks import BEST, machine_letters
+from .wording import texts_of, with_text_name
 
-BEST = "\N{BLACK STAR}"
-"""Before the best value of a column."""
-TOO_LARGE = "\N{BALLOT X}"
-"""After the label of a row that ``--fit`` excludes."""
-FLOOR = "\N{ALMOST EQUAL TO}"
-"""After the label of a noise floor."""
-COMMON_ERROR = (
-    "the ± of PPL shows how far another text of this kind would move all rows together: differences between rows are "
-    "far more precise (--pairs)"
-)
-NOTEWORTHY = 0.1
-"""Smallest share of a row's seconds that the first step, in which engines compile, needs for the
-note on speeds."""
 PLACEMENT = re.compile(
-    "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads|batch|api_key|trust"
+    "parallel|memory|device|executor|gpu|offload|streaming|load|concurrency|timeout|retries|threads"
+    "|batch|api_key|trust"
 )
 """Parts of names of options about place and speed, which are not meant to change scores."""
-OF_ALL_TEXTS = (
-    "PPL, KLD and same top without a text's name are over all scored tokens of all texts: a text with more of them "
-    "counts more"
-)
+LabelledNote = tuple[str, str]
+"""A row's label and a note on it; the note may be empty."""
 
 
-def label_of(model: ModelResult) -> str:
-    """Return the label with its marks."""
-    marks = {FLOOR: model.noise_floor, TOO_LARGE: model.fits is False}
-    return " ".join([model.marked_label, *(mark for mark, holds in marks.items() if holds)])
+def texts_note(run: RunResult) -> list[str]:
+    """Return the names of several texts, and how much of them was scored."""
+    if len(run.texts) > 1:
+        return [run.subtitle]
+    return []
 
 
-def machine_letters(run: RunResult) -> dict[str, str]:
-    """Return a letter for each machine, in the order of the rows; empty if all rows ran on the same
-    machine.
-
-    A name that is a part of one other name is the same machine: "GPU" is the same as "GPU, CPU", as
-    llama.cpp names it.
-    """
-    found: dict[str, str] = {}
-    letters: dict[str, str] = {}
-    names = dict.fromkeys(model.where for model in run.models if model.where)
-    for name in names:
-        fuller = [other for other in names if set(name.split(", ")) < set(other.split(", "))]
-        found[name] = letters.setdefault(
-            fuller[0] if len(fuller) == 1 else name, chr(ord("A") + len(letters))
-        )
-    return found if len(letters) > 1 else {}
-
-
-def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
-    """Return the notes that are special to the table of a run with the columns of these names, one
-    line each.
-    """
-    rows = run.models
-    notes = [run.subtitle] if len(run.texts) > 1 else []
-    for model in rows:
+def deviation_notes(run: RunResult) -> list[str]:
+    """Return a note for each way in which a row ran differently from its checkpoint or spec."""
+    notes = []
+    for model in run.models:
         gpus = model.provenance.get("gpus")
-        machine = (
-            gpus[0]
-            if isinstance(gpus, list) and gpus
-            else model.provenance.get("cpu", "an unknown machine")
-        )
-        notes += [
-            f"{MARK} {model.label}: {clause} on {machine}"
-            for clause in deviations_of(model.provenance)
-        ]
-    machines = sorted(machine_letters(run).items(), key=lambda each: len(each[0]))
-    notes += [
-        f"where {letter}: {machine}"
-        for letter, machine in sorted({b: a for a, b in machines}.items())
-    ]
-    notes += window_notes(run)
-    notes += [after_name(run, text.name, note) for text in run.texts for note in text.notes]
-    phases = {model.phase or "" for model in rows if not model.error}
-    if decode := phases - {"prefill"}:
-        everywhere = f"all rows: {min(decode)}; " if len(phases) == 1 else ""
-        notes.append(
-            f"{everywhere}decode SxB: S tokens of each of B windows a step, as generation computes them, with what came"
-            " before in the KV cache"
-        )
-    notes += same_notes(rows)
-    tokens, ropes = (
-        run.data.get("window_length"),
-        [(model.label, model.provenance.get(ROPE)) for model in rows],
-    )
-    notes += by_note(
-        (label, beyond(rope, tokens))
-        for label, rope in ropes
-        if isinstance(rope, dict) and isinstance(tokens, int)
-    )
-    measured = [model.blocks for model in rows if model.blocks]
-    if max((blocks.held for blocks in measured), default=2) > 1:
-        notes += short_text_cautions(measured, run.text_tokens)
-    else:
-        notes.append("errors n/a: the text is too short to estimate them")
-    notes += reference_notes(run)
-    candidates = candidates_for_best(rows, "nll")
-    if len(candidates) > 1 and (reason := too_short(candidates)):
-        notes.append(f"no {BEST}: {reason}")
-    near = near_lossless(rows)
-    if len(near) > 1:
-        labels = ", ".join(model.marked_label for model in rows if model.label in near)
-        notes.append(
-            f"KLD cannot rank {labels}: each has a KLD of {why_unranked(rows)}, and such small KLDs say "
-            "nothing about results of benchmarks (arXiv 2606.19558); answers that flip can rank them (compare-q flips)"
-        )
-    if cached := sum(model.from_cache for model in rows):
-        notes.append(
-            f"{cached} of {len(rows)} rows come from the cache: an earlier run measured their speed (*)"
-        )
-    notes += by_note((model.label, note) for model in rows for note in model_notes(model, run))
-    return notes + memory_notes(run, columns)
+        if isinstance(gpus, list) and gpus:
+            machine = gpus[0]
+        else:
+            machine = model.provenance.get("cpu", "an unknown machine")
+        for clause in deviations_of(model.provenance):
+            notes.append(f"{MARK} {model.label}: {clause} on {machine}")
+    return notes
 
 
-def same_notes(rows: Sequence[ModelResult]) -> list[str]:
-    """Return notes on rows with the same score at every token; they ask whether options that differ
-    were applied.
+def machine_notes(run: RunResult) -> list[str]:
+    """Return the machine of each letter, by its longest name."""
+    machines: dict[str, str] = {}
+    for name, letter in machine_letters(run).items():
+        if len(name) >= len(machines.get(letter, "")):
+            machines[letter] = name
+    return [f"where {letter}: {machines[letter]}" for letter in sorted(machines)]
+
+
+def window_notes(run: RunResult) -> list[str]:
+    """Return notes on the numbers of windows and scored tokens, and on the method that cut the
+    windows, by text.
     """
-    said, firsts = [], dict[str, ModelResult]()
-    for model in sorted(
-        (row for row in rows if row.scores_digest), key=lambda row: not row.reference
-    ):
-        first = firsts.setdefault(model.scores_digest, model)
-        if model is first:
+    notes = []
+    for text in run.texts:
+        method = method_in_words(text)
+        spread = ""
+        if text.windows_of_the_text:
+            spread = f" of {text.windows_of_the_text:,}, spread over the text"
+        for windows, tokens in scored_counts(run, text):
+            counts = f"{amount(windows, 'window')}{spread}, {amount(tokens, 'scored token')}"
+            notes.append(with_text_name(run, text.name, method + counts))
+    return notes
+
+
+def method_in_words(text: UsedText) -> str:
+    """Return the method that cut a text into windows; empty for the usual one."""
+    if text.method == "chat":
+        return "conversations: "
+    if text.method:
+        return f"method {text.method}: "
+    return ""
+
+
+def scored_counts(run: RunResult, text: UsedText) -> list[tuple[int, int]]:
+    """Return the numbers of windows and scored tokens of a text; several if rows differ in them."""
+    # A row's numbers are over all texts together.
+    if len(run.texts) > 1:
+        return [(text.windows, text.scored_tokens)]
+    counts = set()
+    for model in measured_rows(run.models):
+        counts.add((model.windows, model.scored_tokens))
+    return sorted(counts)
+
+
+def sample_note(run: RunResult) -> list[str]:
+    """Return how well the PPL of all windows is known, if the scored ones are a part of them."""
+    if not run.is_sample:
+        return []
+    errors = []
+    for model in run.models:
+        if model.ln_ppl_stderr_of_text is not None:
+            errors.append(model.ln_ppl_stderr_of_text)
+    if not errors:
+        return []
+    windows = f"what all {run.available_windows:,} windows of the {texts_of(run)} would give"
+    precision = f"PPL within {100 * max(errors):.2g} %"
+    return [f"{windows}: {precision} (one standard error; the table's ± is for other texts, too)"]
+
+
+def text_notes(run: RunResult) -> list[str]:
+    """Return the notes that cutting has made on each text."""
+    notes = []
+    for text in run.texts:
+        for note in text.notes:
+            notes.append(with_text_name(run, text.name, note))
+    return notes
+
+
+def decode_note(run: RunResult) -> list[str]:
+    """Return what decode is, if a row was scored in it."""
+    phases = {model.phase or "" for model in run.models if not model.error}
+    decode_phases = phases - {"prefill"}
+    if not decode_phases:
+        return []
+    all_rows = ""
+    # The column of the phase is not in the table if all rows have the same one.
+    if len(phases) == 1:
+        all_rows = f"all rows: {min(decode_phases)}; "
+    step = "S tokens of each of B windows a step, as generation computes them"
+    return [f"{all_rows}decode SxB: {step}, with what came before in the KV cache"]
+
+
+def same_scores_notes(run: RunResult) -> list[str]:
+    """Return notes on rows with the same score at every token.
+
+    They ask whether options that differ were applied.
+    """
+    scored = [model for model in run.models if model.scores_digest]
+    # The others are compared with the reference, wherever its row is.
+    scored.sort(key=lambda model: not model.reference)
+    first_rows: dict[str, ModelResult] = {}
+    notes = []
+    for model in scored:
+        first = first_rows.setdefault(model.scores_digest, model)
+        if first is model:
             continue
-        names = (
-            []
-            if model.loads != first.loads
-            else [
-                name
-                for name in {**first.engine_options, **model.engine_options}
-                if first.engine_options.get(name) != model.engine_options.get(name)
-                and not PLACEMENT.search(name)
-                and not (applied(first, name) and applied(model, name))
-            ]
-        )
-        question = f": was engine.{' and engine.'.join(names)} applied?" if names else ""
-        said.append((model.label, f"same scores at every token as {first.label}{question}"))
-    return by_note(said)
+        note = f"same scores at every token as {first.label}"
+        options = ineffective_options(first, model)
+        if options:
+            note += f": was {' and '.join(options)} applied?"
+        notes.append((model.label, note))
+    return by_note(notes)
 
 
-def applied(model: ModelResult, name: str) -> bool:
+def ineffective_options(first: ModelResult, second: ModelResult) -> list[str]:
+    """Return the options in which two rows with the same scores differ, and that may not have been
+    applied: ``engine.seed``.
+    """
+    if first.loads != second.loads:
+        return []
+    options = []
+    for name in first.engine_options | second.engine_options:
+        if first.engine_options.get(name) == second.engine_options.get(name):
+            continue
+        if PLACEMENT.search(name):
+            continue
+        if not (is_applied(first, name) and is_applied(second, name)):
+            options.append(f"engine.{name}")
+    return options
+
+
+def is_applied(model: ModelResult, name: str) -> bool:
     """Return True if the provenance has the value of the spec's option, or if the spec does not set
     it.
     """
@@ -163,185 +178,229 @@ def applied(model: ModelResult, name: str) -> bool:
     return bool(model.engine_options.get(name, ran) == ran)
 
 
-def after_name(run: RunResult, name: str, note: str) -> str:
-    """Return a note on one text, which begins with the text's name if there are several."""
-    return f"{name}: {note}" if len(run.texts) > 1 else note
+def rotary_notes(run: RunResult) -> list[str]:
+    """Return notes on rows whose rotary embedding is scaled, if the windows are long enough."""
+    tokens = run.data.get("window_length")
+    if not isinstance(tokens, int):
+        return []
+    notes = []
+    for model in run.models:
+        scaling = model.provenance.get(ROPE)
+        if isinstance(scaling, dict):
+            notes.append((model.label, beyond(scaling, tokens)))
+    return by_note(notes)
 
 
-def window_notes(run: RunResult) -> list[str]:
-    """Return notes on the numbers of windows and scored tokens, and on the method that cut the
-    windows, by text.
+def short_text_notes(run: RunResult) -> list[str]:
+    """Return notes on errors that are not known, or too small, because the text is short."""
+    blocks = blocks_of(run.models)
+    if blocks and max(sums.held for sums in blocks) <= 1:
+        return ["errors n/a: the text is too short to estimate them"]
+    return short_text_cautions(blocks, run.text_tokens)
+
+
+def reference_ppl_note(run: RunResult) -> list[str]:
+    """Return the reference's PPL if it has no row.
+
+    A user then notices at once that a reference store is of another text.
     """
-    lines = []
-    for text in run.texts:
-        cut = (
-            "conversations: "
-            if text.method == "chat"
-            else f"method {text.method}: "
-            if text.method
-            else ""
-        )
-        whole = text.windows_of_the_text
-        spread = f" of {whole:,}, spread over the text" if whole else ""
-        counts = {(text.windows, text.scored_tokens)}
-        if len(run.texts) == 1:
-            counts = {(model.windows, model.scored_tokens) for model in run.models if model.blocks}
-        for windows, tokens in sorted(counts):
-            line = f"{cut}{amount(windows, 'window')}{spread}, {amount(tokens, 'scored token')}"
-            lines.append(after_name(run, text.name, line))
-    if not run.is_sample:
-        return lines
-    of_text = [model.ln_ppl_stderr_of_text for model in run.models]
-    errors = [error for error in of_text if error is not None]
-    if errors:
-        whose = "of the text" if len(run.texts) == 1 else "of the texts"
-        within = f"PPL within {100 * max(errors):.2g} % (one standard error; the table's ± is for other texts, too)"
-        lines.append(f"what all {run.available_windows:,} windows {whose} would give: {within}")
-    return lines
+    if run.reference is None or reference_rows(run) or run.reference_ppl is None:
+        return []
+    ppl = number_text(run.reference_ppl, PPL_DIGITS)
+    return [f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens"]
 
 
-def reference_notes(run: RunResult) -> list[str]:
-    """Return notes: the reference's rates over bytes and words, or its PPL if it has no row; if it
-    is quantized.
-    """
+def quantized_reference_note(run: RunResult) -> list[str]:
+    """Return a note on a reference that is quantized itself."""
+    notes = []
+    for model in reference_rows(run):
+        # A row whose layers and sizes are unknown counts as quantized, but may not be.
+        if model.is_quantized and (model.layers or model.bpw_layer):
+            notes.append(
+                f"{model.label}: the reference is quantized itself, so that a KLD is the distance "
+                "from it, and not from the original"
+            )
+    return notes
+
+
+def reference_rates_note(run: RunResult) -> list[str]:
+    """Return the reference's rates over bytes and words."""
+    notes = []
+    for model in reference_rows(run):
+        if model.bits_per_byte is not None:
+            bits = f"{number_text(model.bits_per_byte, 4)} bits per byte"
+            of_bytes = f"byte perplexity {number_text(model.byte_perplexity, 4)}"
+            of_words = f"word perplexity {number_text(model.word_perplexity, 4)}"
+            notes.append(f"{model.label}: {bits}, {of_bytes}, {of_words}")
+    return notes
+
+
+def reference_rows(run: RunResult) -> list[ModelResult]:
+    """Return the row of the reference; empty if the run has no reference, or if it has no row."""
     if run.reference is None:
         return []
-    rows = [model for model in run.models if model.reference]
-    if (
-        not rows and run.reference_ppl is not None
-    ):  # so that a reference store of another text is noticed at once
-        ppl = number_text(run.reference_ppl, PPL_DIGITS)
-        return [f"the reference, {run.reference['label']}, has a PPL of {ppl} on these tokens"]
-    quantized = [
-        f"{model.label}: the reference is quantized itself, so that a KLD is the distance from it, and not from the "
-        "original"
-        for model in rows
-        if model.is_quantized and (model.layers or model.bpw_layer)
+    return [model for model in run.models if model.reference]
+
+
+def no_star_note(run: RunResult) -> list[str]:
+    """Return why no row is marked as the best, if the text is too short for that."""
+    candidates = candidates_for_best(run.models, "nll")
+    if len(candidates) < 2:
+        return []
+    reason = too_short(candidates)
+    if not reason:
+        return []
+    return [f"no {BEST}: {reason}"]
+
+
+def near_lossless_note(run: RunResult) -> list[str]:
+    """Return a note on several rows that KLD cannot rank, because they are nearly lossless."""
+    lossless_labels = near_lossless(run.models)
+    if len(lossless_labels) < 2:
+        return []
+    labels = ", ".join(model.marked_label for model in run.models if model.label in lossless_labels)
+    return [
+        f"KLD cannot rank {labels}: each has a KLD of {why_unranked(run.models)}, and such small "
+        "KLDs say nothing about results of benchmarks (arXiv 2606.19558); answers that flip can "
+        "rank them (compare-q flips)"
     ]
-    return quantized + [
-        f"{model.label}: {number_text(model.bits_per_byte, 4)} bits per byte, byte perplexity "
-        f"{number_text(model.byte_perplexity, 4)}, word perplexity {number_text(model.word_perplexity, 4)}"
-        for model in rows
-        if model.bits_per_byte is not None
-    ]
 
 
-def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
-    """Return notes on the sizes of KV caches, and on the memory of serving, if the table has such
-    columns.
-    """
-    notes = kv_size_notes(run) if "kv_mb" in columns else []
-    if not any(name.startswith("memory:") for name in columns):
-        return notes
-    engine = "without what the engine reserves (GPU context, graphs, workspaces, room for more sequences)"
-    lengths = [all_columns.named(name) for name in columns if name.startswith("memory:")]
-    said: list[tuple[str, str]] = []
+def cache_note(run: RunResult) -> list[str]:
+    """Return a note on rows that an earlier run has scored."""
+    count = sum(model.from_cache for model in run.models)
+    if not count:
+        return []
+    rows = f"{count} of {len(run.models)} rows"
+    return [f"{rows} come from the cache: an earlier run measured their speed (*)"]
+
+
+def notes_of_rows(run: RunResult) -> list[str]:
+    """Return the notes of all rows, each after the labels of its rows."""
+    notes = []
     for model in run.models:
-        if model.error:
-            continue
-        facts = memory_fit.facts(model)
-        for column in lengths:
-            facts += memory_fit.too_long(model, column)
-        said += [
-            (model.label, fact) for fact in facts if not any(fact in note for note in model.notes)
-        ]  # of --fit
-    return [*notes, f"memory: {engine}", *by_note(said)]
-
-
-def kv_size_notes(run: RunResult) -> list[str]:
-    """Return notes on rows whose KV cache has an unknown size, or holds only the last tokens."""
-    said = []
-    for model in run.models:
-        unknown = "the engine does not say"
-        unknown += ", or did not when this row was scored (-cc)" if model.from_cache else ""
-        missing = f"KV MB n/a: {model.provenance.get(groups.NO_CACHE, unknown)}"
-        if not model.error:
-            said.append(
-                (
-                    model.label,
-                    missing if model.kv_mb is None else groups.kv_windows(model.kv_caches),
-                )
-            )
-    return by_note(said)
-
-
-def by_note(said: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the notes, each after its labels; ``said``: (label, note or "")."""
-    labels: dict[str, list[str]] = {}
-    for label, note in said:
-        if note:
-            labels.setdefault(note, []).append(label)
-    return [f"{', '.join(named)}: {note}" for note, named in labels.items()]
+        for note in model_notes(model, run):
+            notes.append((model.label, note))
+    return by_note(notes)
 
 
 def model_notes(model: ModelResult, run: RunResult) -> list[str]:
     """Return one model's footnotes: failure, unknown values with the reason, and the notes of its
     run.
     """
-    failed = bool(model.error)
-    explained = failed or model.reference or model.kld_tokens is not None or bool(model.notes)
-    notes = {
-        f"failed: {model.error}": failed,
-        f"size n/a: {model.storage_note}": bool(model.storage_note) and not failed,
-        "kernel n/a: this engine does not report its kernels": not (failed or model.layers),
-        "PPL n/a: it is too large for a number": model.blocks is not None and model.ppl is None,
-        f"{model.non_finite} positions had no finite log-probability; PPL leaves them out": model.non_finite,
-        f"{model.kld_non_finite} positions had no finite KL divergence; KLD leaves them out": model.kld_non_finite,
-        "KLD n/a: this engine measured none": run.reference is not None and not explained,
-    }
-    return [*(note for note, holds in notes.items() if holds), *model.notes]
+    if model.error:
+        return [f"failed: {model.error}", *score_notes(model), *model.notes]
+    notes = []
+    if model.storage_note:
+        notes.append(f"size n/a: {model.storage_note}")
+    if not model.layers:
+        notes.append("kernel n/a: this engine does not report its kernels")
+    notes += score_notes(model)
+    is_explained = model.reference or model.kld_tokens is not None or model.notes
+    if run.reference is not None and not is_explained:
+        notes.append("KLD n/a: this engine measured none")
+    return [*notes, *model.notes]
 
 
-def legend(run: RunResult) -> list[str]:
-    """Return the meanings of the marks in a run's table."""
-    notes: list[str] = []
-    everywhere = [OF_ALL_TEXTS] if len(run.texts) > 1 else []
-    measured = [model.blocks for model in run.models if model.blocks]
-    count = max((blocks.held for blocks in measured), default=0)
-    if count > 1:
-        longest = longest_documents(max(blocks.length for blocks in measured))
-        holds = (
-            f"; it is too small if documents of the text are longer than about {longest:,} tokens"
-        )
-        is_short = short_text_cautions(measured, None)
-        notes = [
-            f"±: one standard error, from {count} blocks of the text{'' if is_short else holds}",
-            COMMON_ERROR,
-        ]
-    reference = run.reference["label"] if run.reference else None
-    if reference is not None:
-        notes.append(
-            f"KLD (mean over tokens, in nats) and same top compare each model with {reference}"
-        )
-    if any(best_labels(run.models, name) for name in ("nll", "kld", "same_top")):
-        notes.append(
-            f"{BEST}: the best quantized model (below 16 bpw) of its column, and those that do not differ from it "
-            "significantly (95 %, paired differences)"
-        )
-    if any(model.noise_floor for model in run.models):
-        about = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
-        if run.noise_floor is not None:
-            floor = run.noise_floor.kld
-            least = kld_in_words(floor or 0.0) or number_text(floor, KLD_DIGITS)
-            about += f"; a KLD near or below its {least} says nothing about a quantization"
-        notes.append(about)
-    return everywhere + notes
-
-
-def column_notes(run: RunResult) -> dict[str, str]:
-    """Return the footnotes of columns, by the column's name."""
-    notes = {}
-    if len({model.kv_cache for model in run.models} - {None}) > 1:
-        notes["kv_cache"] = (
-            "KV cache: the precision in which keys and values were kept while the text was scored; rows that differ in "
-            "it differ in more than their weights"
-        )
-    if any(model.tokens_per_second for model in run.models):
-        timed = [model.timing for model in run.models if model.timing]
-        first = max(
-            [(each.first_window - each.score_began) / each.scoring_seconds for each in timed],
-            default=0.0,
-        )
-        share = f" (up to {100 * first:.0f} % of a row's seconds)" if first >= NOTEWORTHY else ""
-        notes["speed"] = f"tok/s: scored tokens per second, the first step included{share}"
+def score_notes(model: ModelResult) -> list[str]:
+    """Return a model's footnotes on scores that are not finite."""
+    notes = []
+    if model.blocks is not None and model.ppl is None:
+        notes.append("PPL n/a: it is too large for a number")
+    if model.non_finite:
+        positions = f"{model.non_finite} positions"
+        notes.append(f"{positions} had no finite log-probability; PPL leaves them out")
+    if model.kld_non_finite:
+        positions = f"{model.kld_non_finite} positions"
+        notes.append(f"{positions} had no finite KL divergence; KLD leaves them out")
     return notes
+
+
+def kv_size_notes(run: RunResult, columns: Collection[str]) -> list[str]:
+    """Return notes on rows whose KV cache has an unknown size, or holds only the last tokens."""
+    if "kv_mb" not in columns:
+        return []
+    notes = []
+    for model in run.models:
+        if model.error:
+            continue
+        if model.kv_mb is not None:
+            notes.append((model.label, groups.kv_windows(model.kv_caches)))
+            continue
+        unknown = "the engine does not say"
+        if model.from_cache:
+            unknown += ", or did not when this row was scored (-cc)"
+        reason = model.provenance.get(groups.NO_CACHE, unknown)
+        notes.append((model.label, f"KV MB n/a: {reason}"))
+    return by_note(notes)
+
+
+def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
+    """Return notes on the memory of serving."""
+    memory_columns = []
+    for name in columns:
+        if name.startswith("memory:"):
+            memory_columns.append(column_of(name))
+    if not memory_columns:
+        return []
+    notes: list[LabelledNote] = []
+    for model in run.models:
+        if model.error:
+            continue
+        facts = memory_fit.memory_facts(model)
+        for column in memory_columns:
+            facts += memory_fit.too_long(model, column)
+        for fact in facts:
+            # A note of --fit may have the fact already.
+            if not any(fact in note for note in model.notes):
+                notes.append((model.label, fact))
+    without = "GPU context, graphs, workspaces, room for more sequences"
+    return [f"memory: without what the engine reserves ({without})", *by_note(notes)]
+
+
+NOTES_ON_RUN: tuple[Callable[[RunResult], list[str]], ...] = (
+    texts_note,
+    deviation_notes,
+    machine_notes,
+    window_notes,
+    sample_note,
+    text_notes,
+    decode_note,
+    same_scores_notes,
+    rotary_notes,
+    short_text_notes,
+    reference_ppl_note,
+    quantized_reference_note,
+    reference_rates_note,
+    no_star_note,
+    near_lossless_note,
+    cache_note,
+    notes_of_rows,
+)
+"""The functions that make the notes on a run, in the order of the notes."""
+NOTES_ON_COLUMNS: tuple[Callable[[RunResult, Collection[str]], list[str]], ...] = (
+    kv_size_notes,
+    memory_notes,
+)
+"""The functions that make the notes on columns, which follow."""
+
+
+def footnotes(run: RunResult, columns: Collection[str] = ()) -> list[str]:
+    """Return the notes that are special to the table of a run with the columns of these names, one
+    line each.
+    """
+    notes: list[str] = []
+    for notes_of_run in NOTES_ON_RUN:
+        notes += notes_of_run(run)
+    for notes_of_columns in NOTES_ON_COLUMNS:
+        notes += notes_of_columns(run, columns)
+    return notes
+
+
+def by_note(labelled_notes: Iterable[LabelledNote]) -> list[str]:
+    """Return the notes, each after the labels of its rows; empty notes are left out."""
+    labels_by_note: dict[str, list[str]] = {}
+    for label, note in labelled_notes:
+        if note:
+            labels_by_note.setdefault(note, []).append(label)
+    return [f"{', '.join(labels)}: {note}" for note, labels in labels_by_note.items()]

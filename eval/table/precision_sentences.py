@@ -13,45 +13,47 @@ from ...backends.common.message_text import amount, duration_in_words
 from ..ranking import candidates_for_best, near_lossless
 from ..results import ModelResult, RunResult, UsedText
 from ..stats.windows_needed import LEAST_WINDOWS, TARGET, seconds_needed, windows_needed
-from .numbers import two_digits
+from .wording import joined_words, possessive_of_texts, precision_in_words
 
-MOST_NAMED = 6
+MOST_PRECISIONS = 6
 """The largest number of rows whose precision is printed for each.  Of more rows, the best and the
 worst are printed."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How precisely a row's KLD is known as the KLD of the whole text."""
+    """How precisely a row's KLD is known as the KLD of the whole text.
+
+    ``error``: the standard error relative to the KLD; None if it is not known, for a ``reason``.
+    """
 
     label: str
-    error: float | None  # standard error relative to the KLD; None if it is not known
-    reason: str = ""  # why it is not known
+    error: float | None
+    reason: str = ""
 
 
 def precision_of(model: ModelResult) -> Precision:
     """Return the precision of a row that has a KLD."""
+    label = model.marked_label
     if model.kld_non_finite:
-        return Precision(
-            model.marked_label,
-            None,
-            f"{amount(model.kld_non_finite, 'token')} without a finite KLD",
-        )
+        tokens = amount(model.kld_non_finite, "token")
+        return Precision(label, None, f"{tokens} without a finite KLD")
     if model.windows < LEAST_WINDOWS:
-        return Precision(model.marked_label, None, f"only {amount(model.windows, 'window')}")
+        return Precision(label, None, f"only {amount(model.windows, 'window')}")
     stderr = model.kld_stderr_of_text
     if stderr is None:
-        return Precision(model.marked_label, None, "its windows have no error")
+        return Precision(label, None, "its windows have no error")
     if stderr == 0:
-        return Precision(model.marked_label, 0.0)
+        return Precision(label, 0.0)
     if not model.kld or model.kld < 0:
-        return Precision(model.marked_label, None, "its KLD is 0 within rounding")
-    return Precision(model.marked_label, stderr / model.kld)
+        return Precision(label, None, "its KLD is 0 within rounding")
+    return Precision(label, stderr / model.kld)
 
 
 def compared_rows(run: RunResult) -> list[ModelResult]:
-    """Return the rows with a KLD, without the reference; none unless the windows are a part that is
-    spread over a text.
+    """Return the rows with a KLD, without the reference.
+
+    Empty unless the windows are a part that is spread over a text.
     """
     if not run.is_sample:
         return []
@@ -65,26 +67,34 @@ def sentences(run: RunResult) -> list[str]:
     rows = compared_rows(run)
     if not rows:
         return []
-    whole = "text's" if len(run.texts) == 1 else "texts'"
-    return [f"{in_words([precision_of(model) for model in rows], whole)}."]
+    precisions = [precision_of(model) for model in rows]
+    return [f"{precisions_in_words(precisions, possessive_of_texts(run))}."]
 
 
-def in_words(rows: Sequence[Precision], whole: str) -> str:
+def precisions_in_words(rows: Sequence[Precision], texts: str) -> str:
     """Return ``The whole text's KLD is known to 4.1 % (W4A16) and 6 % (W8A8)``, and the rows for
     which it is not.
 
-    ``whole``: "text's", or "texts'" if there are several.
+    ``texts``: "text's", or "texts'" if there are several.
     """
-    known = [(row.error, row.label) for row in rows if row.error is not None]
-    if len(known) > MOST_NAMED:
-        known = [min(known), max(known)]
-    unknown = [f"{row.label} ({row.reason})" for row in rows if row.error is None]
-    if not known:
-        return f"How precisely the whole {whole} KLD is known: n/a for {joined(unknown)}"
-    shown = [f"{percent(error)} ({label})" for error, label in known]
-    sentence = f"The whole {whole} KLD is known to {joined(shown)}"
+    errors = []
+    unknown = []
+    for row in rows:
+        if row.error is None:
+            unknown.append(f"{row.label} ({row.reason})")
+        else:
+            errors.append((row.error, row.label))
+    if not errors:
+        question = f"How precisely the whole {texts} KLD is known"
+        return f"{question}: n/a for {joined_words(unknown)}"
+    if len(errors) > MOST_PRECISIONS:
+        errors = [min(errors), max(errors)]
+    precisions = []
+    for error, label in errors:
+        precisions.append(f"{precision_in_words(error)} ({label})")
+    sentence = f"The whole {texts} KLD is known to {joined_words(precisions)}"
     if unknown:
-        sentence += f"; n/a for {joined(unknown)}"
+        sentence += f"; n/a for {joined_words(unknown)}"
     return sentence
 
 
@@ -93,41 +103,59 @@ def advice(run: RunResult) -> list[str]:
 
     There is none if all KLDs have it, or if no row's precision is known.
     """
-    errors = [precision_of(model).error for model in deciding_rows(run)]
-    known = [error for error in errors if error is not None]
-    if not known:
+    error = largest_error(run)
+    if error is None:
         return []
     scored = int(run.data["windows"])
-    available = run.available_windows
-    needed = windows_needed(max(known), scored, available)
+    needed = windows_needed(error, scored, run.available_windows)
     if needed <= scored:
         return []
-    stored = stored_windows(run, available)
-    goal = f"for {percent(TARGET)}: "
+    stored = stored_windows(run)
+    target = precision_in_words(TARGET)
+    of_reference = f"the reference has only {amount(stored, 'window')}"
     if stored <= scored:
-        return [
-            f"{goal}about {needed:,} windows are needed; the reference has only {amount(stored, 'window')}"
-        ]
+        return [f"for {target}: about {needed:,} windows are needed; {of_reference}"]
+    goal = f"for {target}"
+    # Windows that the reference does not have cannot be compared.
     if needed > stored:
-        goal = f"the reference has only {amount(stored, 'window')}, of about {needed:,} for {percent(TARGET)}: "
+        goal = f"{of_reference}, of about {needed:,} for {target}"
         needed = stored
     number = windows_of_each_text(run.texts, needed)
     total = windows_with(run.texts, number)
-    several = len(run.texts) > 1
-    if total == available:
-        flag = "-r all (the whole texts)" if several else "-r all (the whole text)"
-    else:
-        flag = f"-r {number} (of each text)" if several else f"-r {number}"
+    flag = rows_flag(run, number, total)
     seconds = seconds_of(run.models, total - scored)
-    duration = f", about {duration_in_words(seconds)} more" if seconds else ""
-    return [f"{goal}{flag}{duration}; what is scored already is not scored again"]
+    duration = ""
+    if seconds:
+        duration = f", about {duration_in_words(seconds)} more"
+    return [f"{goal}: {flag}{duration}; what is scored already is not scored again"]
+
+
+def largest_error(run: RunResult) -> float | None:
+    """Return the largest known error of a KLD that decides the run's precision, as a share."""
+    errors = []
+    for model in deciding_rows(run):
+        error = precision_of(model).error
+        if error is not None:
+            errors.append(error)
+    return max(errors, default=None)
+
+
+def rows_flag(run: RunResult, number: int, total: int) -> str:
+    """Return the flag for ``number`` windows of each text, ``total`` together."""
+    has_several_texts = len(run.texts) > 1
+    if total == run.available_windows:
+        if has_several_texts:
+            return "-r all (the whole texts)"
+        return "-r all (the whole text)"
+    if has_several_texts:
+        return f"-r {number} (of each text)"
+    return f"-r {number}"
 
 
 def windows_of_each_text(texts: Sequence[UsedText], needed: int) -> int:
-    """Return the smallest N such that ``-r N`` scores as many windows as ``needed``, or all of
-    them.
-    """
+    """Return the smallest N such that ``-r N`` scores as many windows as ``needed``, or all."""
     number = 1
+    # Beyond the longest text, a larger number adds no windows.
     most = max(available_of(text) for text in texts)
     while number < most and windows_with(texts, number) < needed:
         number += 1
@@ -149,21 +177,28 @@ def deciding_rows(run: RunResult) -> list[ModelResult]:
     ones if there are none.
 
     Nearly lossless rows and noise floors do not count: their KLDs are those of roundings, and a
-    precise one would say no more.
+    more precise one would not help.
     """
-    near = near_lossless(run.models)
+    lossless_labels = near_lossless(run.models)
     compared = compared_rows(run)
-    quantized = [model for model in candidates_for_best(run.models, "kld") if model in compared]
-    rows = quantized or [model for model in compared if not model.noise_floor]
-    return [model for model in rows if model.label not in near]
+    rows = []
+    for model in candidates_for_best(run.models, "kld"):
+        if model in compared:
+            rows.append(model)
+    if not rows:
+        rows = [model for model in compared if not model.noise_floor]
+    return [model for model in rows if model.label not in lossless_labels]
 
 
-def stored_windows(run: RunResult, available: int) -> int:
+def stored_windows(run: RunResult) -> int:
     """Return how many windows can be compared: all of a finished reference store or pack, or all of
     the texts.
     """
-    stored = (run.reference or {}).get("windows")
-    return stored if isinstance(stored, int) else available
+    if run.reference is not None:
+        stored = run.reference.get("windows")
+        if isinstance(stored, int):
+            return stored
+    return run.available_windows
 
 
 def seconds_of(models: Sequence[ModelResult], more: int) -> float:
@@ -175,19 +210,7 @@ def seconds_of(models: Sequence[ModelResult], more: int) -> float:
     seconds = 0.0
     for model in models:
         if not model.error and model.windows and model.score_seconds is not None:
-            seconds += seconds_needed(
-                model.load_seconds or 0.0, model.score_seconds, model.windows, more
-            )
+            # Another run loads each model again.
+            load_seconds = model.load_seconds or 0.0
+            seconds += seconds_needed(load_seconds, model.score_seconds, model.windows, more)
     return seconds
-
-
-def percent(share: float) -> str:
-    """Return a share in percent with two significant digits."""
-    return f"{two_digits(100 * share):g} %"
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return ``a, b and c``."""
-    if len(words) == 1:
-        return words[0]
-    return f"{', '.join(words[:-1])} and {words[-1]}"

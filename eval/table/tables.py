@@ -1,8 +1,7 @@
-"""The table of a run, which terminal, Markdown, report and notebooks show: its columns, cells and
-footnotes.
+"""The table of a run: title, columns with cells, footnotes, legend and closing sentences.
 
-A run of several texts has columns for the KLD and PPL of each text, next to the columns for all
-tokens.
+Terminal, Markdown, report and notebooks all show a ``Table``.  A run of several texts has columns
+for the KLD and PPL of each text, next to the columns for all tokens.
 """
 
 from __future__ import annotations
@@ -12,19 +11,24 @@ from dataclasses import dataclass, replace
 
 from ..ranking import best_labels
 from ..results import ModelResult, RunResult, option_texts
-from . import notes
-from .columns import COLUMNS, Column, named
-from .notes import BEST
+from .columns import COLUMNS, Column, column_of
+from .findings import verdict
+from .legend import column_footnotes, legend
+from .notes import footnotes
 from .numbers import decimals_of_error, error_text, number_text
+from .row_marks import BEST, label_of, machine_letters
 
 EARLIER = "*"
 """After seconds that an earlier run measured."""
+MEASURED_EARLIER = ("seconds", "speed", "load")
+"""The columns of such seconds."""
 FEW_TEXTS = 3
 """The largest number of texts whose PPLs are, next to their KLDs, in the table by default."""
-LABEL, STDERR = "label", "_stderr"
-"""The column that a narrow terminal keeps whole, and what follows a column's name in the name of
-its errors."""
-LAST_SPARE = (
+LABEL = "label"
+"""The column that a narrow terminal keeps whole."""
+STDERR = "_stderr"
+"""The end of the name of a column's errors, after the column's name."""
+LEFT_OUT_LAST = (
     "kernel",
     "where",
     f"ppl{STDERR}",
@@ -36,11 +40,11 @@ LAST_SPARE = (
     "bpw_layer",
     "phase",
 )
-"""Names of columns and errors that a narrow terminal leaves out after those with a
-``Column.spare``, in this order."""
-TOP_ERROR = 8
-"""``Column.spare`` of the error of ``same_top``."""
-FINER = 2
+"""Columns and errors that a narrow terminal leaves out after those with a ``left_out_rank``, in
+this order."""
+RANK_OF_TOP_ERROR = 8
+"""The ``left_out_rank`` of the error of ``same_top``."""
+FINER_PPL = 2
 """Decimals of PPL beyond those of its error, which is mostly about the text: rows of one table
 differ far less."""
 LONGEST_NAME = 14
@@ -49,8 +53,9 @@ LONGEST_NAME = 14
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a number, of its standard error and of the marks after it; or words.  Each may be
-    empty.
+    """The text of a number, of its standard error and of the marks after it; or words.
+
+    Each may be empty.
     """
 
     value: str
@@ -61,168 +66,256 @@ class Cell:
     @property
     def shown(self) -> str:
         """The value, with its mark if it is the best."""
-        return f"{BEST}{self.value}" if self.is_best else self.value
+        if self.is_best:
+            return BEST + self.value
+        return self.value
 
     @property
     def plus_minus(self) -> str:
         """The error as written after the value; empty without one."""
-        return f" ± {self.error}" if self.error else ""
+        if self.error:
+            return f" ± {self.error}"
+        return ""
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A column with a cell for each row."""
+class FilledColumn:
+    """A column with a cell for each row, and with a footnote, which may be empty."""
 
     column: Column
     cells: tuple[Cell, ...]
-    note: str = ""  # a footnote on the column
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a run: its title, columns and footnotes."""
+    """A table with all its sentences, for every writer.
+
+    Attributes:
+        title: what was measured.
+        columns: all have the same number of cells.
+        notes: footnotes on this table.
+        legend: the meanings of the marks in this table.
+        finding: the closing sentences, one paragraph each.
+        left_out_first: columns and errors (``..._stderr``) that a narrow terminal leaves out, the
+            first one first.
+    """
 
     title: str
-    columns: list[Filled]
-    notes: list[str]  # notes on this table
-    legend: list[str]  # meanings of the marks in this table
-    spare: tuple[
-        str, ...
-    ]  # columns and errors (..._stderr) that a narrow terminal leaves out, the last one first
+    columns: tuple[FilledColumn, ...]
+    notes: tuple[str, ...]
+    legend: tuple[str, ...] = ()
+    finding: tuple[str, ...] = ()
+    left_out_first: tuple[str, ...] = ()
 
-    def legend_of(self, columns: Sequence[Filled]) -> list[str]:
+    def legend_of(self, columns: Sequence[FilledColumn]) -> tuple[str, ...]:
         """Return the meanings of the marks, and the notes on these columns."""
-        return [*self.legend, *(each.note for each in columns if each.note)]
+        notes = [filled.note for filled in columns if filled.note]
+        return (*self.legend, *notes)
 
 
 def table_of(run: RunResult, names: Sequence[str] | None = None) -> Table:
     """Return the table of a run with the columns of these names; None: the default columns."""
-    columns = columns_of(run, usual_columns(run) if names is None else names)
-    shown = [each.column for each in columns]
-    order = () if names is not None else spare_of(shown)
+    left_out_first: list[str] = []
+    if names is None:
+        names = default_columns(run)
+        # Columns that a user chose are all printed.
+        left_out_first = order_of_leaving_out(names)
     title = run.subtitle
     if len(run.texts) > 1:
-        title = f"{len(run.texts)} texts: {', '.join(text.name for text in run.texts)}"
+        text_names = ", ".join(text.name for text in run.texts)
+        title = f"{len(run.texts)} texts: {text_names}"
     return Table(
-        title,
-        columns,
-        notes.footnotes(run, [column.name for column in shown]),
-        notes.legend(run),
-        order,
+        title=title,
+        columns=tuple(columns_of(run, names)),
+        notes=tuple(footnotes(run, names)),
+        legend=tuple(legend(run)),
+        finding=(verdict(run),),
+        left_out_first=tuple(left_out_first),
     )
 
 
-def spare_of(columns: Sequence[Column]) -> tuple[str, ...]:
-    """Return the columns and errors of a default table that a narrow terminal leaves out, the last
+def order_of_leaving_out(names: Sequence[str]) -> list[str]:
+    """Return the columns and errors of a default table that a narrow terminal leaves out, the first
     one first.
     """
-    spare = {column.name: column.spare for column in columns if column.spare}
-    if any(column.name == "same_top" for column in columns):
-        spare[f"same_top{STDERR}"] = TOP_ERROR
-    first = sorted(spare, key=lambda name: spare[name])
-    last = [name for name in reversed(LAST_SPARE) if name not in spare]
-    of_kld = [column.name for column in columns if column.slice and column.name.startswith("kld")]
-    of_others = [column.name for column in columns if column.slice and column.name not in of_kld]
-    return (*last, *reversed(first), *of_kld, *of_others)
+    ranks = {}
+    klds_of_slices = []
+    others_of_slices = []
+    for name in names:
+        column = column_of(name)
+        if column.left_out_rank:
+            ranks[name] = column.left_out_rank
+        if column.slice and name.startswith("kld"):
+            klds_of_slices.append(name)
+        elif column.slice:
+            others_of_slices.append(name)
+    if "same_top" in names:
+        ranks[f"same_top{STDERR}"] = RANK_OF_TOP_ERROR
+    order = [*reversed(others_of_slices), *reversed(klds_of_slices)]
+    order += sorted(ranks, key=lambda name: ranks[name])
+    order += [name for name in LEFT_OUT_LAST if name not in ranks]
+    return order
 
 
-def usual_columns(run: RunResult) -> list[str]:
+def default_columns(run: RunResult) -> list[str]:
     """Return the names of the columns of a run's table by default, if it is wide enough."""
-    one_machine = not notes.machine_letters(run)
     names = []
     for column in COLUMNS:
-        if column.is_usual(run) and not (column.name == "where" and one_machine):
+        # Rows may have different names of one machine.
+        is_one_machine = column.name == "where" and not machine_letters(run)
+        if column.is_default(run) and not is_one_machine:
             names.append(column.name)
         if column.name == "kld":
-            names += of_texts(run)
+            names += columns_of_texts(run)
     return names
 
 
-def of_texts(run: RunResult) -> list[str]:
-    """Return the names of the columns of each text: KLDs, and PPLs if there are no KLDs or few
-    texts.
+def columns_of_texts(run: RunResult) -> list[str]:
+    """Return the names of the columns of each text.
+
+    These are KLDs, and PPLs if there are no KLDs or few texts.
     """
-    texts = [text.name for text in run.texts]
-    if len(texts) == 1:
+    if len(run.texts) == 1:
         return []
-    klds = [f"kld:{text}" for text in texts if run.reference is not None]
-    ppls = [f"ppl:{text}" for text in texts if not klds or len(texts) <= FEW_TEXTS]
-    return [*klds, *ppls]
+    klds = []
+    ppls = []
+    for text in run.texts:
+        klds.append(f"kld:{text.name}")
+        ppls.append(f"ppl:{text.name}")
+    if run.reference is None:
+        return ppls
+    if len(run.texts) <= FEW_TEXTS:
+        return klds + ppls
+    return klds
 
 
-def columns_of(run: RunResult, names: Sequence[str]) -> list[Filled]:
-    """Return columns with a cell for each model; a failed model has "failed" in its first number."""
-    numbers = [name for name in names if named(name).digits is not None]
-    first = "ppl" if "ppl" in numbers else next(iter(numbers), "")
-    letters, said, found = notes.machine_letters(run), notes.column_notes(run), []
-    options = [model.engine_options for model in run.models]
-    known = set[str]().union(*options)
-    different = {
-        name
-        for name in known
-        if any(each.get(name, ...) != options[0].get(name, ...) for each in options)
-    }
-    for column in with_short_headers(list(map(named, names))):
+def columns_of(run: RunResult, names: Sequence[str]) -> list[FilledColumn]:
+    """Return columns with a cell for each model.
+
+    A failed model has "failed" in its PPL, or in its first number without that column.
+    """
+    columns = [column_of(name) for name in names]
+    notes = column_footnotes(run)
+    failures = column_of_failures(columns)
+    filled_columns = []
+    for column in with_short_headers(columns):
         column = with_digits_of_errors(column, run.models)
-        best, cells = best_labels(run.models, column.best) if column.best else frozenset(), []
-        for model in run.models:
-            if column.name == "label":
-                cells.append(Cell(notes.label_of(model)))
-            elif model.blocks is None:
-                cells.append(Cell("failed" if column.name == first else ""))
-            elif column.name == "options":
-                own = {
-                    name: value for name, value in model.engine_options.items() if name in different
-                }
-                cells.append(Cell(", ".join(option_texts(own)) or "-"))
-            elif column.name == "where" and letters:
-                cells.append(Cell(letters.get(model.where or "", "n/a")))
-            else:
-                cells.append(cell_of(column, model, is_best=model.label in best))
-        found.append(Filled(column, tuple(cells), note=said.get(column.name, "")))
-    return found
+        failed_cell = Cell("")
+        if column.name == failures:
+            failed_cell = Cell("failed")
+        cells = cells_of(column, run, failed_cell)
+        filled_columns.append(FilledColumn(column, tuple(cells), notes.get(column.name, "")))
+    return filled_columns
+
+
+def column_of_failures(columns: Sequence[Column]) -> str:
+    """Return the name of the column in which a failed model has "failed"; empty without any."""
+    numbers = [column.name for column in columns if column.digits is not None]
+    if "ppl" in numbers:
+        return "ppl"
+    return next(iter(numbers), "")
+
+
+def cells_of(column: Column, run: RunResult, failed_cell: Cell) -> list[Cell]:
+    """Return the cells of a column; ``failed_cell``: of every failed model."""
+    best: frozenset[str] = frozenset()
+    if column.best:
+        best = best_labels(run.models, column.best)
+    options: set[str] = set()
+    if column.name == "options":
+        options = differing_options(run.models)
+    letters: dict[str, str] = {}
+    if column.name == "where":
+        letters = machine_letters(run)
+    cells = []
+    for model in run.models:
+        if column.name == LABEL:
+            cell = Cell(label_of(model))
+        elif model.blocks is None:
+            cell = failed_cell
+        elif column.name == "options":
+            cell = Cell(options_text(model, options))
+        elif letters:
+            cell = Cell(letters.get(model.where or "", "n/a"))
+        else:
+            cell = cell_of(column, model, is_best=model.label in best)
+        cells.append(cell)
+    return cells
+
+
+def differing_options(models: Sequence[ModelResult]) -> set[str]:
+    """Return the names of the engine options that not all rows share."""
+    names: set[str] = set()
+    if not models:
+        return names
+    first = models[0].engine_options
+    for model in models:
+        options = model.engine_options
+        for name in options.keys() | first.keys():
+            # A row without an option differs from one whose option is None.
+            if options.get(name, ...) != first.get(name, ...):
+                names.add(name)
+    return names
+
+
+def options_text(model: ModelResult, names: set[str]) -> str:
+    """Return a row's engine options of these names; a dash without any."""
+    options = {name: value for name, value in model.engine_options.items() if name in names}
+    if not options:
+        return "-"
+    return ", ".join(option_texts(options))
 
 
 def with_digits_of_errors(column: Column, models: Sequence[ModelResult]) -> Column:
     """Return the column without decimals that are smaller than the errors of all its numbers: 294,
     not 294.45, ± 26.
 
-    All numbers of a column have the same decimals.  PPL has ``FINER`` more than its error.
+    All numbers of a column have the same decimals.  PPL has ``FINER_PPL`` more than its error.
     """
     if column.digits is None or not column.error:
         return column
-    more = FINER if column.name.partition(":")[0] == "ppl" else 0
-    needed = []
+    finer = 0
+    if column.name.partition(":")[0] == "ppl":
+        finer = FINER_PPL
+    digits = []
     for model in models:
-        is_shown = model.blocks is not None and not (
-            model.reference and column.of_reference is not None
-        )
-        if is_shown and column.value(model) is not None:
-            stderr = column.stderr(model)
-            if not stderr:
-                return column
-            needed.append(decimals_of_error(column.times * stderr) + more)
-    return replace(column, digits=min([column.digits, max(needed, default=column.digits)]))
+        is_by_definition = model.reference and column.of_reference is not None
+        if model.blocks is None or is_by_definition or column.value(model) is None:
+            continue
+        stderr = column.stderr(model)
+        # The decimals of a number without an error are not known to be too many.
+        if not stderr:
+            return column
+        digits.append(decimals_of_error(column.times * stderr) + finer)
+    return replace(column, digits=min([column.digits, max(digits, default=column.digits)]))
 
 
 def with_short_headers(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns; long names of slices are shortened in the headers, if they stay
+    """Return the columns with long names of slices shortened in the headers, if they stay
     different.
     """
-    names = {column.slice for column in columns if column.slice}
-    short = {
-        name: name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
-        for name in names
-    }
-    if len(set(short.values())) < len(names):
+    short_names = {}
+    for column in columns:
+        if column.slice:
+            short_names[column.slice] = short_name(column.slice)
+    # Two texts must not have the same header.
+    if len(set(short_names.values())) < len(short_names):
         return list(columns)
     shortened = []
     for column in columns:
         if column.slice:
-            header = column.header.replace(column.slice, short[column.slice])
+            header = column.header.replace(column.slice, short_names[column.slice])
             column = replace(column, header=header)
         shortened.append(column)
     return shortened
+
+
+def short_name(name: str) -> str:
+    """Return a name of a slice with at most ``LONGEST_NAME`` characters."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 1]}…"
 
 
 def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cell:
@@ -234,10 +327,20 @@ def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cel
         return Cell("ref")
     if value is None:
         return Cell("n/a")
-    shown = column.times * value + column.plus
+    number = column.times * value + column.plus
+    if column.signed:
+        text = f"{number:+,.{column.digits}f}"
+    else:
+        text = number_text(number, column.digits)
+    error = ""
     stderr = column.stderr(model)
-    number = f"{shown:+,.{column.digits}f}" if column.signed else number_text(shown, column.digits)
-    marks = EARLIER if model.from_cache and column.name in ("seconds", "speed", "load") else ""
-    return Cell(
-        number, error_text(None if stderr is None else column.times * stderr), is_best, marks
-    )
+    if stderr is not None:
+        error = error_text(column.times * stderr)
+    marks = ""
+    if model.from_cache and column.name in MEASURED_EARLIER:
+        marks = EARLIER
+    return Cell(text, error, is_best, marks)
+
+
+# eval/report still calls the class by this name.
+Filled = FilledColumn

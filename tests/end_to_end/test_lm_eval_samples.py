@@ -1,4 +1,4 @@
-"""Samples that lm-eval writes here and now, of a task with several choices and of generated texts."""
+"""Samples that lm-eval writes now, of a task with several choices and of generated texts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from compare_q.eval.flips.comparing import Selection, compare
-from compare_q.eval.flips.sample_files import run_files
+from compare_q.eval.flips.comparing import Comparison, Selection, compare
+from compare_q.eval.flips.sample_files import RunFiles, run_files
 from tests.support import lm_eval_samples
 from tests.support.toy import refusal
 
 pytest.importorskip("lm_eval")
+
+
+def right_documents(run: RunFiles, row: Comparison) -> set[int]:
+    """Return the documents that a run has right, by the task, filter and metric of a row."""
+    documents = set()
+    for line in run.tasks[row.task].read_text().splitlines():
+        sample = json.loads(line)
+        if sample["filter"] == row.filter and sample[row.metric] == 1:
+            documents.add(sample["doc_id"])
+    return documents
 
 
 @pytest.mark.engine
@@ -21,7 +31,7 @@ def test_flips_of_samples_that_lm_eval_writes(tmp_path: Path) -> None:
     limit is refused.
     """
     folders = lm_eval_samples.make(tmp_path)
-    reference, new = map(run_files, map(str, folders))
+    reference, new = (run_files(str(folder)) for folder in folders)
     assert (reference.label[-3:], new.label[-9:]) == ("toy", "toy-noise")
     report = compare(reference, [new], Selection())
     (file,) = folders[1].glob("results_*.json")
@@ -38,19 +48,14 @@ def test_flips_of_samples_that_lm_eval_writes(tmp_path: Path) -> None:
         assert row.accuracy.stderr == pytest.approx(
             results[row.task][f"{row.metric}_stderr,{row.filter}"], rel=1e-12
         )
-        right = [
-            {
-                each["doc_id"]
-                for line in run.tasks[row.task].read_text().splitlines()
-                if (each := json.loads(line))["filter"] == row.filter and each[row.metric] == 1
-            }
-            for run in (reference, new)
-        ]
-        assert set(row.lost_documents) == right[0] - right[1]
-        assert set(row.gained_documents) == right[1] - right[0]
+        reference_right = right_documents(reference, row)
+        new_right = right_documents(new, row)
+        assert set(row.lost_documents) == reference_right - new_right
+        assert set(row.gained_documents) == new_right - reference_right
         assert row.flips.other_wrong is not None
     limited = lm_eval_samples.evaluate(
         tmp_path / "toy-noise", tmp_path / "tasks", tmp_path / "limited", limit=3
     )
-    said = refusal(compare, reference, [run_files(str(limited))], Selection())
-    assert f"lacks {lm_eval_samples.QUESTIONS - 3} of {lm_eval_samples.QUESTIONS} documents" in said
+    message = refusal(compare, reference, [run_files(str(limited))], Selection())
+    n_questions = lm_eval_samples.QUESTIONS
+    assert f"lacks {n_questions - 3} of {n_questions} documents" in message

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from compare_q.eval.flips import flips_report
 from compare_q.eval.flips.comparing import Selection, compare
+from compare_q.eval.flips.flips_report import csv_text, json_text, table_of_flips
 from compare_q.eval.flips.sample_files import run_files
+from compare_q.eval.table.markdown import markdown_text
 from tests.support.hostile import answer_of, damaged, fuzzed, randoms
 from tests.support.samples import sample, write
 
@@ -31,11 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @fuzzed
 @given(random=randoms)
 def test_samples(folder: Path, random: Random) -> None:
-    whole = random.choice([CHOICE, TEXT])
-    reference = run_files(str(write(folder / "ref", [whole])))
+    line = random.choice([CHOICE, TEXT])
+    reference = run_files(str(write(folder / "ref", [line])))
     file = write(folder / "new", [])
-    file.write_bytes(damaged(whole, random))
-    compared = answer_of(lambda: compare(reference, [run_files(str(file))], Selection(margin=0.1)))
-    if compared:
-        for text_of in (flips_report.json_text, flips_report.csv_text, flips_report.markdown):
-            assert text_of(compared)
+    file.write_bytes(damaged(line, random))
+    report = answer_of(lambda: compare(reference, [run_files(str(file))], Selection(margin=0.1)))
+    if report:
+        assert json_text(report)
+        assert csv_text(report)
+        assert markdown_text(table_of_flips(report))

@@ -53,15 +53,15 @@ def killed_at(operation: int, patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         return run
 
-    whole = Path.write_bytes
+    write_bytes = Path.write_bytes
 
     def torn(self: Path, data: bytes) -> int:
         """Write half of the file if the process ends during this operation."""
         if len(done) <= operation:
             done.append("write_bytes")
             if len(done) <= operation:
-                return whole(self, data)
-            whole(self, data[: len(data) // 2])
+                return write_bytes(self, data)
+            write_bytes(self, data[: len(data) // 2])
         raise KilledError("write_bytes")
 
     with patch.context() as patched:

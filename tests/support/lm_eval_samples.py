@@ -51,20 +51,34 @@ QUESTIONS = 24
 
 
 def write_tasks(folder: Path, answers: dict[int, str] | None = None) -> None:
-    """Write both tasks; ``answers``: the right answers of some generated texts, "?" of all others."""
+    """Write both tasks.
+
+    ``answers``: the right answers of some generated texts; "?" is that of all others.
+    """
     folder.mkdir(exist_ok=True)
-    choices, texts = [], []
+    if answers is None:
+        answers = {}
+    choices = []
+    texts = []
     for number in range(QUESTIONS):
-        letters = [
-            LETTERS[(number + 5 * k) % len(LETTERS)] * (1 + (number + k) % 3) for k in range(4)
-        ]
         question = f"{number * 37 % 101} and {number * 11 % 53}?"
-        choices.append({"question": question, "choices": letters, "answer": number * 7 % 4})
-        texts.append({"question": question, "answer": (answers or {}).get(number, "?")})
+        choices.append(
+            {"question": question, "choices": choices_of(number), "answer": number * 7 % 4}
+        )
+        texts.append({"question": question, "answer": answers.get(number, "?")})
     for name, task, rows in (("choice", CHOICE, choices), ("generate", GENERATE, texts)):
         file = folder / f"{name}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / f"{name}.yaml").write_text(task.format(file=file))
+
+
+def choices_of(number: int) -> list[str]:
+    """Return four possible answers to a question: one letter each, one to three times."""
+    choices = []
+    for index in range(4):
+        letter = LETTERS[(number + 5 * index) % len(LETTERS)]
+        choices.append(letter * (1 + (number + index) % 3))
+    return choices
 
 
 def save_models(folder: Path) -> list[Path]:
@@ -73,10 +87,9 @@ def save_models(folder: Path) -> list[Path]:
     file = models[1] / "model.safetensors"
     weights = load_file(file)
     torch.manual_seed(1)
-    noisy = {
-        name: each + 0.04 * each.std() * torch.randn_like(each) for name, each in weights.items()
-    }
-    save_file(noisy, file, {"format": "pt"})
+    for name, tensor in weights.items():
+        weights[name] = tensor + 0.04 * tensor.std() * torch.randn_like(tensor)
+    save_file(weights, file, {"format": "pt"})
     return models
 
 
@@ -113,10 +126,12 @@ def evaluate(model: Path, tasks: Path, output: Path, limit: int | None = None) -
 def generated(folder: Path) -> dict[int, str]:
     """Return the first text that each document got with filter "whole"."""
     (file,) = folder.glob("samples_toy_generate_*.jsonl")
-    samples = [json.loads(line) for line in file.read_text().splitlines()]
-    return {
-        each["doc_id"]: each["filtered_resps"][0] for each in samples if each["filter"] == "whole"
-    }
+    texts = {}
+    for line in file.read_text().splitlines():
+        sample = json.loads(line)
+        if sample["filter"] == "whole":
+            texts[sample["doc_id"]] = sample["filtered_resps"][0]
+    return texts
 
 
 def make(folder: Path) -> list[Path]:
@@ -128,24 +143,29 @@ def make(folder: Path) -> list[Path]:
     models = save_models(folder)
     write_tasks(folder / "tasks")
     texts = generated(evaluate(models[0], folder / "tasks", folder / "first"))
-    answers = {
-        number: text[:1] if number % 3 == 1 else text
-        for number, text in texts.items()
-        if number % 3
-    }
+    answers = {}
+    for number, text in texts.items():
+        if number % 3 == 1:
+            answers[number] = text[:1]
+        elif number % 3 == 2:
+            answers[number] = text
     write_tasks(folder / "tasks", answers)
     return [evaluate(model, folder / "tasks", folder / "out") for model in models]
 
 
+def copy_outputs(source: Path, target: Path) -> None:
+    """Copy the samples of a model, and the part of its results that tests read."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("samples_*"):
+        (target / file.name).write_bytes(file.read_bytes())
+    (file,) = source.glob("results_*")
+    results = json.loads(file.read_text())
+    part = {key: results[key] for key in ("lm_eval_version", "results")}
+    (target / "results.json").write_text(json.dumps(part, indent=1) + "\n")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        for made in make(Path(place)):
-            target = Path(sys.argv[1]) / made.name.rpartition("__")[2]
-            target.mkdir(parents=True, exist_ok=True)
-            for file in made.glob("samples_*"):
-                (target / file.name).write_bytes(file.read_bytes())
-            (results,) = made.glob("results_*")
-            known = {
-                key: json.loads(results.read_text())[key] for key in ("lm_eval_version", "results")
-            }
-            (target / "results.json").write_text(json.dumps(known, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        for model_folder in make(Path(temporary_folder)):
+            model_name = model_folder.name.rpartition("__")[2]
+            copy_outputs(model_folder, Path(sys.argv[1]) / model_name)

@@ -36,19 +36,22 @@ def digest(text: str) -> str:
 
 def sample(number: int, choice: int) -> Line:
     """Return the sample of a question of which this answer was chosen, with a log-probability of
-    -1.
+    -1; that of the others is -9.
     """
-    asked = {
-        f"gen_args_{k}": {"arg_0": f"Question {number}?", "arg_1": f" {each}"}
-        for k, each in enumerate(ANSWERS)
-    }
-    sums = [["-1.0" if k == choice else "-9.0", "False"] for k in range(len(ANSWERS))]
+    requests = {}
+    sums = []
+    for index, answer in enumerate(ANSWERS):
+        requests[f"gen_args_{index}"] = {"arg_0": f"Question {number}?", "arg_1": f" {answer}"}
+        logprob = "-9.0"
+        if index == choice:
+            logprob = "-1.0"
+        sums.append([logprob, "False"])
     return {
         "doc_id": number,
         "doc": {"question": number},
         "target": str(RIGHT),
-        "arguments": asked,
-        "resps": [[each] for each in sums],
+        "arguments": requests,
+        "resps": [[pair] for pair in sums],
         "filtered_resps": sums,
         "filter": "none",
         "metrics": ["acc"],

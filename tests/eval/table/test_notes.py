@@ -36,6 +36,9 @@ DEVIATING = {
     "kernel": "MarlinNvFp4LinearKernel",
     "asked": "nvfp4 g16",
 }
+AS_ASKED = DEVIATING | {"asked": ""}
+SHORT = [with_sums(replace(QUANT, label=label), length=510) for label in "ab"]
+"""Two rows on a text of 510 tokens."""
 
 
 def notes_of(run: RunResult, names: tuple[str, ...] | None = None) -> list[str]:
@@ -45,18 +48,22 @@ def notes_of(run: RunResult, names: tuple[str, ...] | None = None) -> list[str]:
 
 
 def row(label: str, provenance: dict[str, Any] | None = None, **keys: Any) -> ModelResult:
-    return replace(
-        QUANT, label=label, provenance=provenance or {"layers": [DEVIATING | {"asked": ""}]}, **keys
-    )
+    """Return a quantized row that ran as its checkpoint asks, or with this provenance."""
+    if provenance is None:
+        provenance = {"layers": [AS_ASKED]}
+    return replace(QUANT, label=label, provenance=provenance, **keys)
 
 
 def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
     """Return two rows with equal scores at every token; the second row has these options, or
     another model.
     """
-    ran = {"layers": [DEVIATING | {"asked": ""}], "dtype": "bfloat16"}
-    specs = {"a": {"model_dir": "m"}, "b": {"model_dir": model_dir, "engine": options}}
-    return [row(label, ran, spec=spec, scores_digest="a") for label, spec in specs.items()]
+    provenance = {"layers": [AS_ASKED], "dtype": "bfloat16"}
+    spec = {"model_dir": model_dir, "engine": options}
+    return [
+        row("a", provenance, spec={"model_dir": "m"}, scores_digest="a"),
+        row("b", provenance, spec=spec, scores_digest="a"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,7 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
         (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
         (
-            run_of(REF, *(with_sums(replace(QUANT, label=x), length=510) for x in "ab")),
+            run_of(REF, *SHORT),
             ["no ★: ", "510 tokens"],
         ),
         (run_of(REF, FLOOR, row("a"), row("b")), ["KLD cannot rank a, b"]),
@@ -126,24 +133,25 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
 )
 def test_each_fact_has_a_note_and_only_then(run: RunResult, facts: list[str]) -> None:
     """The plain run of the first case has none of the notes of the others."""
+    # Each note has a line break before it, so that a fact can be the beginning of a note.
     notes = "\n".join(["", *notes_of(run)])
-    assert [fact for fact in facts if fact not in notes] == [], notes
+    for fact in facts:
+        assert fact in notes
     if run.models != (REF, QUANT):
         plain = "\n".join(["", *notes_of(run_of(REF, QUANT))])
-        assert not any(fact in plain for fact in facts)
+        for fact in facts:
+            assert fact not in plain
 
 
 def test_sizes_of_kv_caches() -> None:
     """Notes on caches that hold only the last tokens, and on rows without a size; only if the
     column is shown.
     """
-    windowed = row(
-        "a", {"kv_cache_layers": [asdict(KVCache("*", 32, "x", token_bytes=4096.0, window=4096))]}
-    )
-    text = run_of(
-        windowed, row("HF", {"no_kv_cache": "none is used"}), replace(QUANT, from_cache=True)
-    )
-    notes = "\n".join(notes_of(text, ("label", "kv_mb")))
+    cache = KVCache("*", 32, "x", token_bytes=4096.0, window=4096)
+    windowed = row("a", {"kv_cache_layers": [asdict(cache)]})
+    without = row("HF", {"no_kv_cache": "none is used"})
+    run = run_of(windowed, without, replace(QUANT, from_cache=True))
+    notes = "\n".join(notes_of(run, ("label", "kv_mb")))
     for fact in (
         "a: 32 of 32 layers",
         "4,096",
@@ -152,37 +160,34 @@ def test_sizes_of_kv_caches() -> None:
         "-cc",
     ):
         assert fact in notes
-    assert "KV MB" not in "\n".join(notes_of(text))
+    assert "KV MB" not in "\n".join(notes_of(run))
 
 
 def test_spread_windows() -> None:
     """The error of ln PPL is 0.02 at most."""
-
-    def sampled(model: ModelResult, ppl: float | None, kld: float | None = None) -> ModelResult:
-        return replace(model, ln_ppl_stderr_of_text=ppl, kld_stderr_of_text=kld)
-
     texts = [{"name": "text", "windows": 2, "windows_of_the_text": 12, "method": "gptq"}]
-    first, second = notes_of(run_of(sampled(REF, 0.01), sampled(QUANT, 0.02, 0.0006), texts=texts))[
-        :2
-    ]
-    assert "2 windows of 12" in first
-    facts = ("12 windows", "PPL within 2 %")
-    assert [fact for fact in facts if fact not in second] == []
-    unknown = "".join(notes_of(run_of(sampled(QUANT, None, None), texts=texts)))
-    assert "PPL within" not in unknown
+    reference = replace(REF, ln_ppl_stderr_of_text=0.01)
+    quantized = replace(QUANT, ln_ppl_stderr_of_text=0.02, kld_stderr_of_text=0.0006)
+    windows, precision, *_ = notes_of(run_of(reference, quantized, texts=texts))
+    assert "2 windows of 12" in windows
+    assert "12 windows" in precision
+    assert "PPL within 2 %" in precision
+    unknown = replace(QUANT, ln_ppl_stderr_of_text=None, kld_stderr_of_text=None)
+    assert "PPL within" not in "".join(notes_of(run_of(unknown, texts=texts)))
 
 
 def test_notes_of_several_texts() -> None:
     """Facts about a text follow its name; notes on rows and meanings of marks appear once."""
     run = three(failed={"EXL3 4.0": "out of memory"})
-    facts = run.data["texts"]
-    spread = {**facts[1], "windows_of_the_text": 12, "notes": ["a note"], "method": "gptq"}
-    rows = [
-        replace(model, ln_ppl_stderr_of_text=None if model.error else 0.02) for model in run.models
-    ]
-    table = table_of(
-        run.updated(data={**run.data, "texts": [facts[0], spread, facts[2]]}, models=tuple(rows))
-    )
+    first, second, third = run.data["texts"]
+    second = {**second, "windows_of_the_text": 12, "notes": ["a note"], "method": "gptq"}
+    rows = []
+    for model in run.models:
+        if not model.error:
+            model = replace(model, ln_ppl_stderr_of_text=0.02)
+        rows.append(model)
+    data = {**run.data, "texts": [first, second, third]}
+    table = table_of(run.updated(data=data, models=tuple(rows)))
     notes = [*table.notes, *table.legend]
     assert len(notes) == len(set(notes))
     assert {

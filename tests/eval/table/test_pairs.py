@@ -14,10 +14,11 @@ C = with_sums(replace(QUANT, label="c"), nll=SAME.nll)
 
 
 def lines_of(first: ModelResult, second: ModelResult) -> list[str]:
-    """Return the lines of one pair, without the heading."""
+    """Return the lines of one pair, without the heading and the line with their labels."""
     lines = pairs.pair_lines([(first, second)], run_of(first, second))
-    assert lines[: len(pairs.HEADING)] == [*pairs.HEADING]
-    return lines[len(pairs.HEADING) + 2 :]
+    n_heading = len(pairs.HEADING)
+    assert lines[:n_heading] == [*pairs.HEADING]
+    return lines[n_heading + 2 :]
 
 
 def test_the_better_one_is_named() -> None:
@@ -36,18 +37,22 @@ def test_the_better_one_is_named() -> None:
     ]
 
 
-def test_no_difference_and_no_error() -> None:
-    """exp(-0.2) = 0.81873, and its error is 0.81873 * 0.32161 = 0.263; also a model compared with
-    itself.
-    """
+def test_no_difference() -> None:
+    """exp(-0.2) = 0.81873, and its error is 0.81873 * 0.32161 = 0.263."""
     assert lines_of(A, C) == [
         "  PPL: no difference to be seen: -0.20 ± 0.32 nats",
         "       ln(PPL ratio) -0.20, 95 %: -1.22 to +0.82; PPL -18 ± 26 %",
         "  KLD: no difference to be seen: 0.00000 ± 0 nats",
         "       difference +0.00000, 95 %: +0.00000 to +0.00000",
     ]
-    one = {"tokens": (10,), "kld": None, "same_top": None, "whole": ("nll",)}
-    first, *others = lines_of(with_sums(A, nll=(5.0,), **one), with_sums(B, nll=(9.0,), **one))
+
+
+def test_no_error() -> None:
+    """A difference of one block does not have an error."""
+    one_block = {"tokens": (10,), "kld": None, "same_top": None, "whole": ("nll",)}
+    first, *others = lines_of(
+        with_sums(A, nll=(5.0,), **one_block), with_sums(B, nll=(9.0,), **one_block)
+    )
     assert first.startswith("  PPL: the text is too short to tell")
     assert first.endswith(": -0.40000 ± n/a nats")
     assert others[0] == "       ln(PPL ratio) -0.40000; PPL -32.96800 ± n/a %"
@@ -55,10 +60,9 @@ def test_no_difference_and_no_error() -> None:
 
 def test_what_is_not_known_has_its_reason() -> None:
     assert "bf16 is the reference" in lines_of(REF, A)[-1]
-    assert [line[:10] for line in lines_of(A, with_sums(B, whole=()))] == [
-        "  PPL: n/a",
-        "  KLD: n/a",
-    ]
+    ppl, kld = lines_of(A, with_sums(B, whole=()))
+    assert ppl.startswith("  PPL: n/a")
+    assert kld.startswith("  KLD: n/a")
 
 
 def test_which_pairs() -> None:
@@ -66,15 +70,16 @@ def test_which_pairs() -> None:
     must exist.
     """
     run = run_of(C, FAILED, A, B)
-    assert [(a.label, b.label) for a, b in pairs.neighbours(run)] == [("c", "a"), ("a", "b")]
-    assert [(a.label, b.label) for a, b in pairs.pairs_by_label(run, [["b", "c"]])] == [("b", "c")]
-    assert (
-        refusal(pairs.check_labels, [["a", "x"]], ["a", "b"])
-        == "--pair: no model is called 'x'; there are: a, b"
-    )
+    neighbours = [(first.label, second.label) for first, second in pairs.neighbours(run)]
+    assert neighbours == [("c", "a"), ("a", "b")]
+    ((first, second),) = pairs.pairs_by_label(run, [["b", "c"]])
+    assert (first.label, second.label) == ("b", "c")
+    message = refusal(pairs.check_labels, [["a", "x"]], ["a", "b"])
+    assert message == "--pair: no model is called 'x'; there are: a, b"
 
 
 def test_a_short_text_has_a_caution() -> None:
     run = run_of(with_sums(A, length=5000), B, texts=[{"name": "text", "text_tokens": 5001}])
     caution = pairs.pair_lines(pairs.neighbours(run), run)[len(pairs.HEADING)]
-    assert ("5,000" in caution, "5,001" in caution) == (True, True)
+    assert "5,000" in caution
+    assert "5,001" in caution

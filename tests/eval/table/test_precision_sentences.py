@@ -22,9 +22,8 @@ def row(label: str, kld: float, error: float | None, **keys: Any) -> ModelResult
     """
     non_finite = keys.pop("non_finite", 0)
     keys = {"windows": 32, "load_seconds": 20.0, "score_seconds": 64.0, **keys}
-    model = with_against(
-        replace(QUANT, label=label, **keys), kld=Mean(kld, 40 * kld, 40, non_finite, 0.01)
-    )
+    model = replace(QUANT, label=label, **keys)
+    model = with_against(model, kld=Mean(kld, 40 * kld, 40, non_finite, 0.01))
     return replace(model, kld_stderr_of_text=error)
 
 
@@ -34,23 +33,33 @@ def spread(*models: ModelResult, available: int = 100, **reference: Any) -> RunR
     return run_of(*models, reference=REFERENCE | reference, texts=[text])
 
 
-def said(*models: ModelResult, **keys: Any) -> str:
-    return "\n".join(sentences(spread(*models, **keys)))
+def sentences_on(*models: ModelResult) -> str:
+    """Return the sentences on spread windows of these models."""
+    return "\n".join(sentences(spread(*models)))
 
 
-def typed(*models: ModelResult, **keys: Any) -> str:
+def advice_on(*models: ModelResult, **keys: Any) -> str:
+    """Return the advice on spread windows of these models."""
     return "\n".join(advice(spread(*models, **keys)))
 
 
-W4, W8 = row("W4", 0.1, 0.003), row("W8", 0.05, 0.0011)
-"""Known to 3 % and to 2.2 %."""
+W4 = row("W4", 0.1, 0.003)
+"""Known to 3 %."""
+W8 = row("W8", 0.05, 0.0011)
+"""Known to 2.2 %."""
 BROKEN = row("broken", 0.1, None, non_finite=3)
 
 
 def test_each_row_has_its_precision() -> None:
-    assert said(BASE, W4, W8).count("3 % (W4) and 2.2 % (W8)") == 1
-    many = [row(f"r{number}", 0.1, 0.001 * number) for number in range(1, 8)]
-    assert [fact in said(*many) for fact in ("1 % (r1)", "7 % (r7)", "r4")] == [True, True, False]
+    assert sentences_on(BASE, W4, W8).count("3 % (W4) and 2.2 % (W8)") == 1
+
+
+def test_of_many_rows_the_best_and_the_worst_have_their_precision() -> None:
+    rows = [row(f"r{number}", 0.1, 0.001 * number) for number in range(1, 8)]
+    words = sentences_on(*rows)
+    assert "1 % (r1)" in words
+    assert "7 % (r7)" in words
+    assert "r4" not in words
 
 
 @pytest.mark.parametrize(
@@ -65,13 +74,13 @@ def test_each_row_has_its_precision() -> None:
 def test_a_row_without_an_error_has_a_reason_and_decides_nothing(
     model: ModelResult, reason: str
 ) -> None:
-    words = said(BASE, model, W4)
+    words = sentences_on(BASE, model, W4)
     assert "3 % (W4)" in words
     assert "n/a" in words
     assert reason in words
-    assert "-r 52," in typed(BASE, model, W4)
-    assert typed(BASE, model) == ""
-    assert "n/a" in said(BASE, model)
+    assert "-r 52," in advice_on(BASE, model, W4)
+    assert advice_on(BASE, model) == ""
+    assert "n/a" in sentences_on(BASE, model)
 
 
 def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
@@ -80,24 +89,22 @@ def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
 
     The row that failed has no times.
     """
-    three = typed(BASE, W4, W8, FAILED)
-    assert "-r 52," in three
-    assert "2 min" in three
-    assert "80 s" in typed(BASE, W4)
-    assert typed(BASE, row("W4", 0.1, 0.002)) == ""
-    assert "-r all" in typed(BASE, row("W4", 0.1, 0.09), available=40)
+    words = advice_on(BASE, W4, W8, FAILED)
+    assert "-r 52," in words
+    assert "2 min" in words
+    assert "80 s" in advice_on(BASE, W4)
+    assert advice_on(BASE, row("W4", 0.1, 0.002)) == ""
+    assert "-r all" in advice_on(BASE, row("W4", 0.1, 0.09), available=40)
 
 
 def test_a_finished_reference_limits_the_windows() -> None:
-    assert "-r 52," in typed(BASE, W4, windows=60)
-    assert ["-r 40," in typed(BASE, W4, windows=40), "52" in typed(BASE, W4, windows=40)] == [
-        True,
-        True,
-    ]
-    assert ["-r" in typed(BASE, W4, windows=32), "52" in typed(BASE, W4, windows=32)] == [
-        False,
-        True,
-    ]
+    assert "-r 52," in advice_on(BASE, W4, windows=60)
+    forty = advice_on(BASE, W4, windows=40)
+    assert "-r 40," in forty
+    assert "52" in forty
+    no_more = advice_on(BASE, W4, windows=32)
+    assert "-r" not in no_more
+    assert "52" in no_more
 
 
 def test_klds_of_roundings_decide_nothing() -> None:
@@ -108,37 +115,35 @@ def test_klds_of_roundings_decide_nothing() -> None:
     floor = row("floor", 0.004, 0.001, spec={"noise_floor": True})
     unquantized = row("in another engine", 0.002, 0.0005, storage=Storage(16.0, 16.0, 2.0**30))
     good = row("good", 0.1, 0.001)
-    assert typed(BASE, row("again", 0.0001, 0.00005)) == ""
-    assert typed(BASE, near) != ""
-    assert typed(BASE, near, floor) == ""
-    assert typed(BASE, unquantized) != ""
-    assert typed(BASE, good, unquantized) == ""
-    assert "25 % (in another engine)" in said(BASE, good, unquantized)
+    assert advice_on(BASE, row("again", 0.0001, 0.00005)) == ""
+    assert advice_on(BASE, near) != ""
+    assert advice_on(BASE, near, floor) == ""
+    assert advice_on(BASE, unquantized) != ""
+    assert advice_on(BASE, good, unquantized) == ""
+    assert "25 % (in another engine)" in sentences_on(BASE, good, unquantized)
 
 
 def test_windows_that_are_not_spread_have_no_line() -> None:
     run = run_of(BASE, W4)
     assert (sentences(run), advice(run)) == ([], [])
-    assert said(BASE) == ""
+    assert sentences_on(BASE) == ""
 
 
 @pytest.mark.parametrize(
-    ("available", "flag"),
+    ("long", "short", "flag"),
     [
-        ((90, 10), "-r 42 (of each text)"),  # 42 + 10
-        ((50, 50), "-r 26 (of each text)"),
-        ((33, 33), "-r 23 (of each text)"),  # 44.8 of 66
+        # 42 + 10 windows: the short text is scored as a whole.
+        (90, None, "-r 42 (of each text)"),
+        (50, 50, "-r 26 (of each text)"),
+        # 44.8 of 66 windows
+        (33, 33, "-r 23 (of each text)"),
     ],
 )
-def test_windows_of_several_texts_count_for_each(available: tuple[int, int], flag: str) -> None:
+def test_windows_of_several_texts_count_for_each(long: int, short: int | None, flag: str) -> None:
     """3 % with 32 of 100 windows takes 52 windows together; the second text has few."""
     texts = [
-        {"name": "long", "windows": 22, "windows_of_the_text": available[0]},
-        {
-            "name": "short",
-            "windows": 10,
-            "windows_of_the_text": None if available[1] == 10 else available[1],
-        },
+        {"name": "long", "windows": 22, "windows_of_the_text": long},
+        {"name": "short", "windows": 10, "windows_of_the_text": short},
     ]
     run = run_of(BASE, W4, texts=texts)
     (sentence,) = sentences(run)

@@ -16,16 +16,17 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.eval.ranking import near_lossless
-from compare_q.eval.results import ModelResult
+from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
-from compare_q.eval.table.findings import listed, percent, times, verdict
+from compare_q.eval.table.findings import verdict
 from compare_q.eval.table.pairs import pair_lines
 from tests.support import made
 from tests.support.made import BASE, FAILED, REF, replace, run_of, with_against, with_ppl, with_sums
 
-HIGHER, LOWER = (14.0, 24.0, 34.0, 44.0), (9.0, 19.0, 29.0, 39.0)
-"""0.1 nats per token above, and 0.025 below, the reference's losses in every block: differences
-without an error."""
+HIGHER = (14.0, 24.0, 34.0, 44.0)
+"""0.1 nats per token above the reference's losses in every block: a difference without an error."""
+LOWER = (9.0, 19.0, 29.0, 39.0)
+"""0.025 nats per token below them."""
 SWAYING = (16.0, 18.0, 36.0, 38.0)
 """Losses that are higher by 6, -2, 6 and -2: 0.2 nats per token, with an error of 0.32."""
 
@@ -34,36 +35,53 @@ def row(
     label: str, kld: float, top: float = 0.9, *, nll: tuple[float, ...] = HIGHER, **keys: Any
 ) -> ModelResult:
     """A quantized row with this KLD in every block."""
-    blocks = {"nll": nll, "kld": (10 * kld,) * 4, **keys.pop("blocks", {})}
-    model = with_sums(replace(made.QUANT, label=label, **keys), **blocks)
-    return with_against(
-        model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=Mean(top, 40 * top, 40, 0, 0.01)
-    )
+    sums = {"nll": nll, "kld": (10 * kld,) * 4, **keys.pop("blocks", {})}
+    model = with_sums(replace(made.QUANT, label=label, **keys), **sums)
+    same_top = Mean(top, 40 * top, 40, 0, 0.01)
+    return with_against(model, kld=Mean(kld, 40 * kld, 40, 0, 0.001), same_top=same_top)
 
 
 def plain(label: str, ppl: float, nll: tuple[float, ...]) -> ModelResult:
     """A row without a reference."""
-    return with_ppl(
-        with_sums(replace(BASE, label=label), nll=nll), Perplexity(ppl, -80.0, 40, 0, 0.852)
-    )
+    model = with_sums(replace(BASE, label=label), nll=nll)
+    return with_ppl(model, Perplexity(ppl, -80.0, 40, 0, 0.852))
 
 
-FP8, Q4, Q8, Q3 = (
-    row("FP8", 0.008, 0.989, nll=SWAYING),
-    row("Q4_K_M", 0.0328),
-    row("Q8_0", 0.01),
-    row("Q3", 0.08),
+FP8 = row("FP8", 0.008, 0.989, nll=SWAYING)
+Q4 = row("Q4_K_M", 0.0328)
+Q8 = row("Q8_0", 0.01)
+Q3 = row("Q3", 0.08)
+NOISE = row("noise", 0.005, spec={"noise_floor": True})
+UNSURE = with_against(
+    row("noise", 0.0, spec={"noise_floor": True}), kld=Mean(0.0, 0.0, 40, 0, 0.01)
 )
-NOISE, UNSURE = (row("noise", kld, spec={"noise_floor": True}) for kld in (0.005, 0.0))
-UNSURE = with_against(UNSURE, kld=Mean(0.0, 0.0, 40, 0, 0.01))
-SWAYED = row("Q5", 0.028, blocks={"kld": tuple(0.08 + each for each in (0.6, -0.2, 0.6, -0.2))})
+"""A noise floor whose KLD is not known to be 0."""
+SWAYED = row("Q5", 0.028, blocks={"kld": (0.68, -0.12, 0.68, -0.12)})
 """0.02 nats above FP8, with an error of 0.032."""
 EQUAL = [replace(FP8, label=label, scores_digest="a") for label in ("FP8", "copy")]
+"""Two rows with the same scores."""
 HOLES = {"blocks": {"whole": ("nll", "same_top")}}
+"""Scores of a row some of whose KLDs are not finite."""
 CERTAIN = " for certain"
 
 
-def said(*models: ModelResult, **keys: Any) -> str:
+def shortened(length: int, *models: ModelResult) -> list[ModelResult]:
+    """Return the rows on a text of this length in tokens."""
+    return [with_sums(model, length=length) for model in models]
+
+
+def of_one_block(*models: ModelResult) -> list[ModelResult]:
+    """Return the rows on a text of one block: errors are not known."""
+    sums = {"tokens": (10,), "nll": (5.0,), "kld": (0.08,), "same_top": (9.0,)}
+    return [with_sums(model, **sums) for model in models]
+
+
+MANY = [REF, FP8]
+for number in range(3):
+    MANY += [row(f"a{number}", 0.08), row(f"b{number}", 0.08, **HOLES)]
+
+
+def sentences_on(*models: ModelResult, **keys: Any) -> str:
     return verdict(run_of(*models, **keys))
 
 
@@ -105,7 +123,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ),
         ([REF, NOISE], ["bf16 has a PPL of 7.50 ± 0.85"], ["noise has"]),
         (
-            [with_sums(m, length=1999) for m in (REF, NOISE, FP8, Q8, Q3)],
+            shortened(1999, REF, NOISE, FP8, Q8, Q3),
             ["rank it beside Q8_0;", "Whether Q3 "],
             [],
         ),
@@ -142,7 +160,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ),
         ([REF, *EQUAL], ["copy has the same scores"], ["more", "told apart from copy"]),
         (
-            [with_sums(m, length=1999) for m in EQUAL],
+            shortened(1999, *EQUAL),
             ["copy has the same scores"],
             ["more", "not known"],
         ),
@@ -167,20 +185,17 @@ def said(*models: ModelResult, **keys: Any) -> str:
         ([REF, row("a", 0.0), row("b", 4.5e-6)], ["cannot rank it beside b"], ["0.00000"]),
         # short texts, texts without errors, and missing scores
         (
-            [with_sums(m, length=8191) for m in (REF, FP8, Q4)],
+            shortened(8191, REF, FP8, Q4),
             ["Q4_K_M loses more: 4.1", "8,191 tokens"],
             [CERTAIN + ":"],
         ),
         (
-            [with_sums(m, length=1999) for m in (REF, FP8, Q4)],
+            shortened(1999, REF, FP8, Q4),
             ["Whether Q4_K_M", "not known", "1,999"],
             [CERTAIN + ":"],
         ),
         (
-            [
-                with_sums(m, tokens=(10,), nll=(5.0,), kld=(0.08,), same_top=(9.0,))
-                for m in (REF, FP8, Q4)
-            ],
+            of_one_block(REF, FP8, Q4),
             ["Whether Q4_K_M", "no errors are known"],
             [CERTAIN + ":"],
         ),
@@ -195,15 +210,7 @@ def said(*models: ModelResult, **keys: Any) -> str:
             [],
         ),
         (
-            [
-                REF,
-                FP8,
-                *(
-                    row(f"{end}{i}", 0.08, **keys)
-                    for end, keys in (("a", {}), ("b", HOLES))
-                    for i in range(3)
-                ),
-            ],
+            MANY,
             [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 really"],
             ["others"],
         ),
@@ -212,9 +219,11 @@ def said(*models: ModelResult, **keys: Any) -> str:
     ],
 )
 def test_one_text_with_klds(models: list[ModelResult], facts: list[str], others: list[str]) -> None:
-    text = said(*models)
-    assert [fact for fact in facts if fact not in text] == [], text
-    assert [fact for fact in others if fact in text] == [], text
+    text = sentences_on(*models)
+    for fact in facts:
+        assert fact in text
+    for fact in others:
+        assert fact not in text
 
 
 def random_rows(seed: int) -> list[ModelResult]:
@@ -222,100 +231,105 @@ def random_rows(seed: int) -> list[ModelResult]:
     errors, short texts and missing scores.
     """
     rng = np.random.default_rng(seed)
-    size, length = rng.choice([-1e-8, 1e-7, 4e-4, 0.01, 0.5]), int(rng.choice([150, 2500, 100_000]))
+    size = rng.choice([-1e-8, 1e-7, 4e-4, 0.01, 0.5])
+    length = int(rng.choice([150, 2500, 100_000]))
     floor = row("floor", float(rng.choice([-1e-9, 2e-4, 0.01])), spec={"noise_floor": True})
-    rows = [REF, *([floor] if rng.random() < 0.5 else [])]
+    rows = [REF]
+    if rng.random() < 0.5:
+        rows.append(floor)
     for label in "ABCDEFG"[: rng.integers(1, 8)]:
-        sums = (
-            10
-            * size
-            * (
-                rng.choice([1, 1.0005, 1.1, 3, 50])
-                + rng.choice([0, 0.01, 0.5]) * rng.standard_normal(4)
-            )
-        )
+        ratio = rng.choice([1, 1.0005, 1.1, 3, 50])
+        spread = rng.choice([0, 0.01, 0.5]) * rng.standard_normal(4)
+        klds = 10 * size * (ratio + spread)
         nll = 10 * rng.integers(1, 5) + rng.choice([0, 2, -2]) * rng.random(4)
-        whole = {"whole": ("nll", "same_top")} if rng.random() < 0.1 else {}
-        rows.append(
-            row(label, sums.mean() / 10, nll=tuple(nll), blocks={"kld": tuple(sums), **whole})
-        )
-    return [with_sums(each, length=length) for each in rows]
+        sums: dict[str, Any] = {"kld": tuple(klds)}
+        if rng.random() < 0.1:
+            sums["whole"] = ("nll", "same_top")
+        rows.append(row(label, klds.mean() / 10, nll=tuple(nll), blocks=sums))
+    return shortened(length, *rows)
 
 
-def test_no_statement_contradicts_pairs_or_noise_floor() -> None:
+def labels_of(clause: str) -> list[str]:
+    """Return the labels of the rows that a clause is about, without the best row."""
+    if clause.startswith("Whether "):
+        subject = clause.removeprefix("Whether ").partition(" really ")[0]
+    else:
+        # "it" is the best row.
+        subject = clause.partition(" it ")[2] or clause
+    return re.findall(r"\b[A-G]\b", subject)
+
+
+def line_of_pair(first: ModelResult, second: ModelResult, score: str, run: RunResult) -> str:
+    """Return the verdict of ``--pairs`` on two rows, by "PPL" or "KLD"."""
+    begin = f"  {score}: "
+    lines = pair_lines([(first, second)], run)
+    return next(line for line in lines if line.startswith(begin)).removeprefix(begin)
+
+
+def agrees_on_ppl(clause: str, label: str, line: str) -> bool:
+    """Return True if a clause on a row's PPL, compared with bf16's, is what ``--pairs`` shows."""
+    if " is higher than bf16's" in clause:
+        return line.startswith("bf16 is")
+    if " is lower than bf16's" in clause:
+        return line.startswith(f"{label} is")
+    assert " cannot be told apart from bf16's" in clause
+    return line.startswith("no difference")
+
+
+def agrees_on_kld(clause: str, best: str, line: str, *, is_unranked: bool, is_known: bool) -> bool:
+    """Return True if a clause on a row's KLD, compared with the best one's, is what ``--pairs``
+    shows.
+    """
+    if "KLD cannot rank" in clause:
+        return is_unranked
+    if "it cannot be told" in clause:
+        return not is_unranked
+    return not is_unranked and is_known == line.startswith(f"{best} is better")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_statement_contradicts_pairs_or_noise_floor(seed: int) -> None:
     """What is called worse is worse in ``--pairs`` too, and what KLD cannot rank is not called
     worse.
 
     "cannot be told apart" may be a difference in ``--pairs``, where an interval is of one pair and
     not of all rows.
     """
-    for models in map(random_rows, range(60)):
-        rows, near, text = (
-            {model.label: model for model in models},
-            near_lossless(models),
-            said(*models),
-        )
-        (best, *_), (_, *clauses) = text.split(), re.split("; |[.] ", text)
-        assert f"{CERTAIN}:" not in text or "nothing of this is certain" not in text
-        for clause in clauses:
-            kind, names = (
-                ("PPL" if clause.startswith("The PPL") else "KLD"),
-                clause.removeprefix("Whether "),
-            )
-            names = (
-                names.partition(" really ")[0]
-                if names != clause
-                else clause.partition(" it ")[2] or clause
-            )
-            for label in re.findall(r"\b[A-G]\b", names):
-                pair = (rows[label], rows["bf16"]) if kind == "PPL" else (rows[best], rows[label])
-                lines = pair_lines([pair], run_of(*models))
-                shown = next(line for line in lines if line.startswith(f"  {kind}: "))[7:]
-                unknown = (
-                    clause.startswith("Whether")
-                    or f"Whether {clause.partition(' lose')[0]} really" in text
-                )
-                unranked = {best, label} <= near
-                fits = {
-                    " is higher than bf16's": shown.startswith("bf16 is"),
-                    "KLD cannot rank": unranked,
-                    " is lower than bf16's": shown.startswith(f"{label} is"),
-                    "it cannot be told": not unranked,
-                    " cannot be told apart from bf16's": shown.startswith("no difference"),
-                }
-                worse = not unranked and unknown != shown.startswith(f"{best} is better")
-                assert next((fit for begin, fit in fits.items() if begin in clause), worse), (
-                    text,
-                    shown,
-                )
+    models = random_rows(seed)
+    rows = {model.label: model for model in models}
+    near = near_lossless(models)
+    run = run_of(*models)
+    text = verdict(run)
+    best = text.split()[0]
+    assert f"{CERTAIN}:" not in text or "nothing of this is certain" not in text
+    _, *clauses = re.split("; |[.] ", text)
+    for clause in clauses:
+        subject = clause.partition(" lose")[0]
+        is_known = not clause.startswith("Whether") and f"Whether {subject} really" not in text
+        for label in labels_of(clause):
+            if clause.startswith("The PPL"):
+                line = line_of_pair(rows[label], rows["bf16"], "PPL", run)
+                assert agrees_on_ppl(clause, label, line), (text, line)
+                continue
+            line = line_of_pair(rows[best], rows[label], "KLD", run)
+            is_unranked = best in near and label in near
+            agrees = agrees_on_kld(clause, best, line, is_unranked=is_unranked, is_known=is_known)
+            assert agrees, (text, line)
 
 
 def test_one_text_without_a_reference() -> None:
     """Rows are ranked by PPL: 7.5, 7.8 (4 % higher), and a row whose difference is within its
     error.
     """
-    low, high, near = (
-        plain("a", 7.5, (10.0, 20.0, 30.0, 40.0)),
-        plain("b", 7.8, HIGHER),
-        plain("c", 7.6, SWAYING),
-    )
+    low = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0))
+    high = plain("b", 7.8, HIGHER)
+    uncertain = plain("c", 7.6, SWAYING)
     lowest = f"a has the lowest PPL, 7.50 ± 0.85; b has a higher one{CERTAIN}: by 4"
-    assert said(low, high, reference=None).startswith(lowest)
-    assert "cannot be told apart from c" in said(low, near, reference=None)
-    assert "a has a PPL of 7.50 ± 0.85" in said(low, reference=None)
-    assert "no model" in said(plain("x", 1.0, HIGHER).updated(ppl=None), reference=None).lower()
-
-
-def test_words() -> None:
-    lists = ["a", "a and b", "a, b, c and d", "a, b, c and 2 more"]
-    assert [listed(list("abcde"[:count])) for count in (1, 2, 4, 5)] == lists
-    assert [percent(share) for share in (1.0, 0.99999, 0.5)] == ["100.0 %", "over 99.9 %", "50.0 %"]
-    assert [times(ratio) for ratio in (1.04, 4.11, 173.0, 1234.0)] == [
-        "1.04",
-        "4.1",
-        "170",
-        "1,200",
-    ]
+    assert sentences_on(low, high, reference=None).startswith(lowest)
+    assert "cannot be told apart from c" in sentences_on(low, uncertain, reference=None)
+    assert "a has a PPL of 7.50 ± 0.85" in sentences_on(low, reference=None)
+    unknown = plain("x", 1.0, HIGHER).updated(ppl=None)
+    assert "No model has a perplexity" in sentences_on(unknown, reference=None)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +348,12 @@ def test_loss_is_weighed_against_size(
 ) -> None:
     rows = []
     for label, size, kld in zip(("Q8_0", "Q4_1"), sizes, klds, strict=True):
-        storage = Storage(
-            4.5, 16.0, 8 * 2.0**30, file_bytes=None if size is None else int(size * 1e9)
-        )
+        file_bytes = None
+        if size is not None:
+            file_bytes = int(size * 1e9)
+        storage = Storage(4.5, 16.0, 8 * 2.0**30, file_bytes=file_bytes)
         rows.append(row(label, kld, storage=storage))
-    said = verdict(run_of(REF, *rows))
-    found = re.search(r"Q4_1 [^.]*(1\.6) times smaller than Q8_0[^.]* 12 times", said)
-    assert (found is not None) == expected
-    assert ("smaller" in said) == expected
+    text = sentences_on(REF, *rows)
+    has_sentence = re.search(r"Q4_1 [^.]*(1\.6) times smaller than Q8_0[^.]* 12 times", text)
+    assert (has_sentence is not None) == expected
+    assert ("smaller" in text) == expected

@@ -1,0 +1,32 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from compare_q.eval.table.numbers import error_text
+
+
+@pytest.mark.parametrize(
+    ("stderr", "text"),
+    [
+        (0.852, "0.85"),
+        (12.34, "12"),
+        (123.4, "120"),
+        (1234.0, "1,200"),
+        (3.55, "3.5"),
+        (9.96, "10"),
+        (0.0996, "0.10"),
+        (0.000452, "0.00045"),
+        (0.0001, "0.00010"),
+        (0.0000999, "1.0e-4"),
+        (0.00000446, "4.5e-6"),
+        (1e-12, "1.0e-12"),
+        (0.0, "0"),
+        (None, ""),
+        (1.7976931348623157e308, "inf"),
+    ],
+)
+def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
+    """3.55 is 3.54999... in binary, and is therefore rounded down."""
+    assert error_text(stderr) == text
