@@ -1,9 +1,10 @@
 """compare_q from Python: the runs of the command line, as a pandas DataFrame.
 
-result = compare("bf16", "fp8=w8a8@vllm", data="wiki2", rows="all") result =
-compare(data="data.json", models=["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}])
-print(result.frame()[["label", "ppl", "kld", "kld_stderr"]]) show(load("a/results.json",
-"b/results.json"))  # the rows of finished runs in one table
+result = compare("bf16", "fp8=w8a8@vllm", data="wiki2", rows="all")
+specs = ["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}]
+result = compare(data="data.json", models=specs)
+print(result.frame()[["label", "ppl", "kld", "kld_stderr"]])
+show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.console import Console
 from ..backends.common.errors import InputError
 from ..backends.common.message_text import one_line
 from . import merging
-from .cli import flags, shorthand
+from .cli import flag_table, shorthand
 from .common.cache import Cache, default_root
 from .common.progress import Progress
 from .ranking import compare as compare_rows
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 Spec = str | os.PathLike[str] | Mapping[str, Any]
 """A spec file, or a dict with a spec's keys."""
-Given = Spec | Sequence[Spec]
+SpecInput = Spec | Sequence[Spec]
+"""One spec, or several."""
 results_schema = json_schema
 DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 """Type of a field of results.json -> dtype of its column; others are objects."""
@@ -77,20 +79,24 @@ class Comparison:
         for model in self.results.models:
             footnotes = "; ".join(notes.model_notes(model, self.results)) or None
             rows.append({**table_columns.values_of(model, names), "notes": footnotes})
-        fields = {
-            name: field for name, field in ModelResult.model_fields.items() if name not in NOT_FLAT
-        }
-        types = {field.alias or name: dtype_of(field.annotation) for name, field in fields.items()}
-        chosen = [*types, "notes"] if names is None else table_columns.fields_of(names)
-        types |= {
-            name: "float64" for name in chosen if name not in (*types, "notes")
-        }  # memory:N, kld:SLICE
-        frame = pd.DataFrame(rows, columns=chosen, dtype=object)
+        types = {}
+        for name, field in ModelResult.model_fields.items():
+            if name not in NOT_FLAT:
+                types[field.alias or name] = dtype_of(field.annotation)
+        if names is None:
+            fields = [*types, "notes"]
+        else:
+            fields = table_columns.fields_of(names)
+        for name in fields:
+            if name not in types and name != "notes":
+                types[name] = "float64"  # memory:N, kld:SLICE
+        frame = pd.DataFrame(rows, columns=fields, dtype=object)
         for name, dtype in types.items():
             if name in frame:
-                frame[name] = (
-                    frame[name].fillna(False) if dtype == "bool" else frame[name]
-                ).astype(dtype)
+                values = frame[name]
+                if dtype == "bool":
+                    values = values.fillna(False)
+                frame[name] = values.astype(dtype)
         return frame
 
     def pairs(self) -> pd.DataFrame:
@@ -123,27 +129,26 @@ class Comparison:
         ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``, ``dark``,
         ``card``.
         """
+        # Imported here: only plots need matplotlib.
         from .plots import measures, picture_style, pictures, scatter
 
         try:
-            kind = options.pop("measure", None)
-            if kind not in (None, "kld", "ppl"):
-                raise ValueError(f"measure: {kind!r} is neither kld nor ppl")
-            measure = measures.chosen(self.results, kind, None)
+            measure_name = options.pop("measure", None)
+            if measure_name not in (None, "kld", "ppl"):
+                raise ValueError(f"measure: {measure_name!r} is neither kld nor ppl")
+            measure = measures.chosen(self.results, measure_name, None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
-            origin = (
-                pictures.origin_of(self.results.with_origin(["compare_q"]))
-                if options.get("card")
-                else ""
-            )
-            drawn = scatter.scatter_figure(
+            origin = ""
+            if options.get("card"):
+                origin = pictures.origin_of(self.results.with_origin(["compare_q"]))
+            figure = scatter.scatter_figure(
                 self.results, size=size, measure=measure, origin=origin, **options
             )
         except (ValueError, KeyError) as error:
             raise InputError(f"plot: {one_line(error)}") from None
         if file is not None:
-            picture_style.save_figure(drawn, Path(file))
-        return drawn
+            picture_style.save_figure(figure, Path(file))
+        return figure
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
         """Return the scores of every token of a model, as ``--tokens-out`` writes them; of one
@@ -163,19 +168,19 @@ class Comparison:
             raise InputError(
                 "tokens: not in a run that was read back; compare the models again (from the cache)"
             )
-        names = [each.name for each in self.data.texts]
+        names = [data_text.name for data_text in self.data.texts]
         if text is not None and text not in names:
             raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
-        stored = (
-            None if model.error else token_scores.of_row(self.cache, model.scores_key, self.data)
-        )
-        if stored is None:
-            reason = f": {model.error}" if model.error else ""
-            raise InputError(f"tokens: {label} has no scores of single tokens{reason}")
-        frame = pd.DataFrame({**token_scores.index_of(stored, self.data), **stored.columns})
+        if model.error:
+            raise InputError(f"tokens: {label} has no scores of single tokens: {model.error}")
+        scores = token_scores.of_row(self.cache, model.scores_key, self.data)
+        if scores is None:
+            raise InputError(f"tokens: {label} has no scores of single tokens")
+        frame = pd.DataFrame({**token_scores.index_of(scores, self.data), **scores.columns})
         if text is None:
             return frame
-        return frame[self.data.text_of[stored.window] == names.index(text)].reset_index(drop=True)
+        is_of_text = self.data.text_of[scores.window] == names.index(text)
+        return frame[is_of_text].reset_index(drop=True)
 
     def save(self, file: str | Path) -> None:
         """Write results.json, as ``-o`` does; ``load`` and ``show`` read it."""
@@ -186,27 +191,38 @@ class Comparison:
 
     def __repr__(self) -> str:
         labels = list(self.results.labels)
-        named = labels[:4]
+        first_labels = labels[:4]
         if len(labels) > 4:
-            named.append("...")
-        return f"<Comparison of {len(labels)} models: {', '.join(named)}>"
+            first_labels.append("...")
+        return f"<Comparison of {len(labels)} models: {', '.join(first_labels)}>"
 
     def _repr_html_(self) -> str:
-        """The table with its footnotes and the finding, for notebooks; a number and its error are
-        on one line.
-        """
-        table, columns = tables.table_of(self.results), list[list[str]]()
-        for each in table.columns:
-            side, wrap = ("left", "normal") if each.column.digits is None else ("right", "nowrap")
-            texts = [html.escape(cell.shown + cell.marks + cell.plus_minus) for cell in each.cells]
-            head = f'<th style="text-align: {side}">{html.escape(each.column.title)}</th>'
-            style = f"text-align: {side}; white-space: {wrap}"
-            columns.append([head, *(f'<td style="{style}">{text}</td>' for text in texts)])
-        head, *rows = (f"<tr>{''.join(row)}</tr>" for row in zip(*columns, strict=True))
-        drawn = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-        lines = [table.title, *table.notes, verdict(self.results)]
-        title, *below = (f"<p>{html.escape(line)}</p>" for line in lines)
-        return "".join([title, drawn, *below])
+        """Return the table with its footnotes and the finding, for notebooks."""
+        table = tables.table_of(self.results)
+        columns: list[list[str]] = []
+        for table_column in table.columns:
+            # Numbers are right-aligned, and stay on one line with their errors.
+            alignment = "right"
+            wrap = "nowrap"
+            if table_column.column.digits is None:
+                alignment = "left"
+                wrap = "normal"
+            title = html.escape(table_column.column.title)
+            cells = [f'<th style="text-align: {alignment}">{title}</th>']
+            for cell in table_column.cells:
+                text = html.escape(cell.shown + cell.marks + cell.plus_minus)
+                style = f"text-align: {alignment}; white-space: {wrap}"
+                cells.append(f'<td style="{style}">{text}</td>')
+            columns.append(cells)
+        header, *rows = ["".join(["<tr>", *row, "</tr>"]) for row in zip(*columns, strict=True)]
+        html_table = f"<table><thead>{header}</thead><tbody>{''.join(rows)}</tbody></table>"
+        lines = [*table.notes, verdict(self.results)]
+        return "".join([paragraph(table.title), html_table, *map(paragraph, lines)])
+
+
+def paragraph(line: str) -> str:
+    """Return a line as a paragraph of HTML."""
+    return f"<p>{html.escape(line)}</p>"
 
 
 def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[str, ...] | None:
@@ -221,19 +237,21 @@ def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[s
 
 
 def dtype_of(annotation: Any) -> str:
-    """The dtype of a column for the values of a field."""
-    kinds = {
-        annotation,
-        *get_args(annotation),
-        *(each for part in get_args(annotation) for each in get_args(part)),
-    }
-    return next((dtype for kind, dtype in DTYPES.items() if kind in kinds), "object")
+    """Return the dtype of a column for the values of a field."""
+    types = {annotation}
+    for part in get_args(annotation):
+        types.add(part)
+        types.update(get_args(part))
+    for value_type, dtype in DTYPES.items():
+        if value_type in types:
+            return dtype
+    return "object"
 
 
 def compare(
-    *named: Given,
-    data: Given | None = None,
-    models: Given | None = None,
+    *words_or_specs: SpecInput,
+    data: SpecInput | None = None,
+    models: SpecInput | None = None,
     rows: int | str | None = None,
     eval_len: int | None = None,
     eval_stride: int | None = None,
@@ -247,10 +265,10 @@ def compare(
 ) -> Comparison:
     """Score models on one or several texts; cached scores are not computed again.
 
-    ``named``: MODEL arguments of the command line, ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the
-    first of several is the reference.  ``data`` is then what ``-d`` takes with them, or a dict with
-    the keys of a data spec, and without ``rows``, 32 windows of each text are scored, spread over
-    it.
+    ``words_or_specs``: MODEL arguments of the command line,
+    ``[LABEL=]MODEL[@ENGINE][:KEY=VALUE,...]``; the first of several is the reference.  ``data`` is
+    then what ``-d`` takes with them, or a dict with the keys of a data spec, and without ``rows``,
+    32 windows of each text are scored, spread over it.
 
     ``models``: instead, spec files, or dicts with the same keys, whose relative paths start at the
     working directory; ``data`` is then a data spec, and ``rows`` replaces its ``max_rows``.  Specs
@@ -260,18 +278,19 @@ def compare(
     other arguments are as on the command line.  Bad input raises InputError with one line per
     problem, before any engine starts.  A model that fails later becomes a row with its ``error``.
     """
-    words, data, models = by_position(named, data, models)
-    given = {
+    words, data, models = by_position(words_or_specs, data, models)
+    arguments = {
         "rows": rows,
         "eval_len": eval_len,
         "eval_stride": eval_stride,
         "sample": sample,
         "tokenizer": tokenizer,
     }
-    window_flags = {
-        name: flags.converted(name, each) for name, each in given.items() if each is not None
-    }
-    n_windows = window_flags.pop("rows", None)
+    flags = {}
+    for name, value in arguments.items():
+        if value is not None:
+            flags[name] = flag_table.converted(name, value)
+    n_windows = flags.pop("rows", None)
     config = local_config(
         Cache(Path(cache_dir or default_root())),
         Progress(quiet=quiet),
@@ -280,58 +299,70 @@ def compare(
         logits_file=Path(logits_file) if logits_file is not None else None,
     )
     if words:
-        named_texts = list[str | DataSpec]()
-        for each in listed(data, "data"):
-            named_texts += (
-                specs_of(DataSpec, each, "data") if isinstance(each, Mapping) else [str(each)]
-            )
-        data_specs, model_specs, said = shorthand.specs(
-            words, named_texts, config.progress, **window_flags
-        )
+        data_specs, model_specs, lines = specs_of_words(words, data, flags, config.progress)
     else:
-        shorthand.refuse_keys(window_flags, "a run of models=")
-        own = spec_files.with_own_labels(specs_of(ModelSpec, models, "models"), config.progress.say)
-        model_specs, said = spec_files.one_reference(own, stored=logits_file is not None)
+        shorthand.refuse_keys(flags, "a run of models=")
+        model_specs = spec_files.with_own_labels(
+            specs_of(ModelSpec, models, "models"), config.progress.say
+        )
+        model_specs, lines = spec_files.one_reference(model_specs, stored=logits_file is not None)
         data_specs = specs_of(DataSpec, data, "data")
         spec_files.check_labels(data_specs)
-    for line in said:
+    for line in lines:
         config.progress.say(line)
     texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
     if words and n_windows is None:
         reference_is_made = any(spec.is_reference for spec in model_specs)
-        texts = shorthand.with_default_windows(
-            texts, None if reference_is_made else config.logits_file
-        )
-    finished = runner.run(config, texts, model_specs, n_windows)
+        finished_store = None if reference_is_made else config.logits_file
+        texts = shorthand.with_default_windows(texts, finished_store)
+    outcome = runner.run(config, texts, model_specs, n_windows)
     config.cache.release()  # the result keeps the cache
-    if finished.signal:
+    if outcome.signal:
         raise KeyboardInterrupt
-    return Comparison(finished.results, finished.data, config.cache)
+    return Comparison(outcome.results, outcome.data, config.cache)
+
+
+def specs_of_words(
+    words: Sequence[str], data: SpecInput | None, flags: Mapping[str, Any], progress: Progress
+) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:
+    """Return (texts, models, lines about the engines and the text) of MODEL arguments."""
+    text_words: list[str | DataSpec] = []
+    for text in listed(data, "data"):
+        if isinstance(text, Mapping):
+            text_words += specs_of(DataSpec, text, "data")
+        else:
+            text_words.append(str(text))
+    return shorthand.specs(words, text_words, progress, **flags)
 
 
 def by_position(
-    named: Sequence[Given], data: Given | None, models: Given | None
-) -> tuple[list[str], Given | None, Given | None]:
+    words_or_specs: Sequence[SpecInput], data: SpecInput | None, models: SpecInput | None
+) -> tuple[list[str], SpecInput | None, SpecInput | None]:
     """Return (MODEL arguments, data, models) of a call: specs by position are those of the data,
     then of the models.
     """
-    words = list(named)
-    has_specs = any(
-        not isinstance(each, str | os.PathLike) or str(each).endswith(".json") for each in words
-    )
-    if words and data is None and (has_specs or models is not None):
-        data = words.pop(0)
-    if words and models is None and has_specs:
-        models = words.pop(0)
-    if words and models is not None:
+    arguments = list(words_or_specs)
+    has_specs = not all(map(is_model_word, arguments))
+    if arguments and data is None and (has_specs or models is not None):
+        data = arguments.pop(0)
+    if arguments and models is None and has_specs:
+        models = arguments.pop(0)
+    if arguments and models is not None:
         raise InputError(
             "models: specs cannot be combined with MODEL arguments; give one or the other"
         )
-    if not words and models is None:
+    if not arguments and models is None:
         raise InputError(
-            'models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give models='
+            'models: missing; name them, as in compare("bf16", "w8a8", data="wiki2"), or give '
+            "models="
         )
-    return list(map(str, words)), data, models
+    return [str(argument) for argument in arguments], data, models
+
+
+def is_model_word(argument: SpecInput) -> bool:
+    """True for a MODEL argument, False for specs."""
+    is_name = isinstance(argument, str | os.PathLike)
+    return is_name and not str(argument).endswith(".json")
 
 
 def load(*files: str | Path) -> Comparison:
@@ -349,37 +380,44 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
 
     ``columns``: names as ``--columns`` takes them.
     """
-    shown = result if isinstance(result, Comparison) else load(result)
-    render.show(shown.results, Console(), chosen_columns(columns, shown.results))
-    render.conclude(shown.results, Console())
-    return shown
+    if isinstance(result, Comparison):
+        comparison = result
+    else:
+        comparison = load(result)
+    results = comparison.results
+    render.show(results, Console(), chosen_columns(columns, results))
+    render.conclude(results, Console())
+    return comparison
 
 
-def listed(given: Given | None, name: str) -> list[Spec]:
-    """Return a list of what is given: nothing, one, or several."""
-    if isinstance(given, str | os.PathLike | Mapping):
-        return [given]
-    if given is not None and not isinstance(given, Iterable):
-        raise InputError(f"{name}: {given!r}: expected names, spec files or dicts")
-    return list(given or ())
+def listed(specs: SpecInput | None, name: str) -> list[Spec]:
+    """Return a list of no spec, one or several; InputError names the argument."""
+    if specs is None:
+        return []
+    if isinstance(specs, str | os.PathLike | Mapping):
+        return [specs]
+    if not isinstance(specs, Iterable):
+        raise InputError(f"{name}: {specs!r}: expected names, spec files or dicts")
+    return list(specs)
 
 
-def specs_of(kind: type[S], given: Given | None, name: str) -> list[S]:
+def specs_of(kind: type[S], inputs: SpecInput | None, name: str) -> list[S]:
     """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the
-    given order.
+    same order; InputError names the argument.
     """
-    found: list[S] = []
-    for number, each in enumerate(listed(given, name)):
-        if isinstance(each, Mapping):
+    specs: list[S] = []
+    for number, spec in enumerate(listed(inputs, name)):
+        if isinstance(spec, Mapping):
             try:  # as a file would give it: paths as strings, tuples as lists
-                keys = json.loads(json.dumps(dict(each), default=os.fspath))
+                keys = json.loads(json.dumps(dict(spec), default=os.fspath))
             except (TypeError, ValueError) as error:
                 raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None
-            found += spec_files.specs_in(
-                kind, keys, Path(name if each is given else f"{name}[{number}]")
-            )
+            place = f"{name}[{number}]"
+            if spec is inputs:
+                place = name
+            specs += spec_files.specs_in(kind, keys, Path(place))
         else:
-            found += spec_files.load(kind, spec_files.expand([str(each)]))
-    if not found:
+            specs += spec_files.load(kind, spec_files.expand([str(spec)]))
+    if not specs:
         raise InputError(f"{name}: give a spec file or a dict, at least one")
-    return found
+    return specs

@@ -9,9 +9,8 @@ also those of older versions, and nothing that a run uses is deleted.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,16 @@ from ...backends.scoring import segments
 from ..common.cache import ENTRY_NAMES, Cache, own_files, remove_lock
 from ..common.terminal import say
 from ..run.claims import claimed_windows, lock_file
+from .commands import CacheCommand
 
-MEANING = {
+CONTENTS = {
     "tokens": "tokenized text",
     "scores": "scores",
     "references": "reference",
     "logs": "engine's log",
 }
-LARGE = 20e9
+"""Section of the cache -> the content of its entries, in words."""
+LARGE_BYTES = 20e9
 """Every run reports the size of a cache with more bytes."""
 
 
@@ -51,36 +52,45 @@ class Entry(NamedTuple):
     label: str
 
 
-def run(args: argparse.Namespace) -> int:
-    """``cache``: list the cache, after ``--cache-limit``."""
-    cache = Cache(args.cache_dir)
+def run(command: CacheCommand) -> int:
+    """``cache``: list the cache, after ``--cache-limit``; return the exit status."""
+    cache = Cache(command.cache_dir)
     note = cache.note_on_older()
     if note:
         say(note)
-    if args.cache_limit is not None:
-        say(limited(cache, args.cache_limit))
+    if command.cache_limit is not None:
+        say(limited(cache, command.cache_limit))
     lines = ["last used             size  what"]
     sizes: dict[str, list[int]] = {section: [] for section in ENTRY_NAMES}
     for entry in entries(cache):
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        what = f"{MEANING[entry.section]}{f' of {entry.label}' if entry.label else ''}, {entry.key[:8]}"
-        lines.append(f"{when}  {bytes_in_words(entry.size):>8}  {what}")
+        lines.append(line_on(entry))
         sizes[entry.section].append(entry.size)
-    say(*(lines if len(lines) > 1 else ()))
-    parts = [
-        f"{len(each)} {section} {bytes_in_words(sum(each))}"
-        for section, each in sizes.items()
-        if each
-    ]
-    say(
-        f"{cache.root}: {', '.join([*parts, bytes_in_words(sum(map(sum, sizes.values()))) + ' in all'])}"
-    )
+    if len(lines) > 1:
+        say(*lines)
+    totals = []
+    total = 0
+    for section, entry_sizes in sizes.items():
+        if entry_sizes:
+            total_of_section = sum(entry_sizes)
+            totals.append(f"{len(entry_sizes)} {section} {bytes_in_words(total_of_section)}")
+            total += total_of_section
+    totals.append(f"{bytes_in_words(total)} in all")
+    say(f"{cache.root}: {', '.join(totals)}")
     return 0
+
+
+def line_on(entry: Entry) -> str:
+    """Return the line of the list on an entry."""
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+    content = CONTENTS[entry.section]
+    if entry.label:
+        content += f" of {entry.label}"
+    return f"{used}  {bytes_in_words(entry.size):>8}  {content}, {entry.key[:8]}"
 
 
 def entries(cache: Cache) -> list[Entry]:
     """Return the entries of the cache; the one that was used last comes first."""
-    found = []
+    listed = []
     for section, pattern in ENTRY_NAMES.items():
         with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
@@ -88,12 +98,17 @@ def entries(cache: Cache) -> list[Entry]:
                 files = own_files(section, path)
                 if name and files:
                     with suppress(OSError):  # deleted in the meantime
-                        size = sum(file.stat().st_size for file in files)
-                        used = last_use(section, path, files)
-                        found.append(
-                            Entry(section, name[1], path, size, used, label_of(section, path))
-                        )
-    return sorted(found, key=lambda entry: (-entry.used, entry.path))
+                        listed.append(entry_of(section, name[1], path, files))
+    return sorted(listed, key=lambda entry: (-entry.used, entry.path))
+
+
+def entry_of(section: str, key: str, path: Path, files: Sequence[Path]) -> Entry:
+    """Return the entry of a key from its files; OSError if a file does not exist."""
+    size = 0
+    for file in files:
+        size += file.stat().st_size
+    used = last_use(section, path, files)
+    return Entry(section, key, path, size, used, label_of(section, path))
 
 
 def last_use(section: str, path: Path, files: Sequence[Path]) -> float:
@@ -109,13 +124,17 @@ def last_use(section: str, path: Path, files: Sequence[Path]) -> float:
 
 def label_of(section: str, path: Path) -> str:
     """Return the label of the model in the run that wrote an entry; empty if unknown."""
-    labels: Iterable[Any] = ()
+    labels: list[Any] = []
     with suppress(InputError):
         if section == "scores":
-            labels = (record.get("label") for record in segments.records(path).values())
+            for record in segments.records(path).values():
+                labels.append(record.get("label"))
         elif section == "references":
-            labels = [read_manifest(path).identity.get("label")]
-    return str(next(filter(None, labels), ""))
+            labels.append(read_manifest(path).identity.get("label"))
+    for label in labels:
+        if label:
+            return str(label)
+    return ""
 
 
 @dataclass(frozen=True)
@@ -136,9 +155,9 @@ def parts_of(entry: Entry) -> list[Part]:
     """
     groups = [tuple(own_files(entry.section, entry.path))]
     if entry.section == "scores":
-        scores = segments.scores_folder(entry.path).own_tensor_files()
-        if scores:
-            groups = [(file,) for file in scores]
+        segment_files = segments.scores_folder(entry.path).own_tensor_files()
+        if segment_files:
+            groups = [(file,) for file in segment_files]
     parts = []
     for files in groups:
         with suppress(OSError):  # deleted in the meantime
@@ -160,19 +179,23 @@ def prune(cache: Cache, limit: int) -> tuple[int, int]:
     before = sum(entry.size for entry in listed)
     remaining = before
     in_use = cache.used_by_runs()
-    parts = [part for entry in listed if entry.key not in in_use for part in parts_of(entry)]
+    parts: list[Part] = []
+    for entry in listed:
+        if entry.key not in in_use:
+            parts += parts_of(entry)
     parts.sort(key=lambda part: (part.used, part.entry.path, part.files))
+    # In rounds: an entry may turn out to be in use, so that later parts must go instead.
     next_part = 0
     while next_part < len(parts) and remaining > limit:
-        chosen: dict[Entry, list[Part]] = {}
+        oldest: dict[Entry, list[Part]] = {}
         planned = remaining
         while next_part < len(parts) and planned > limit:
             part = parts[next_part]
-            chosen.setdefault(part.entry, []).append(part)
+            oldest.setdefault(part.entry, []).append(part)
             planned -= part.size
             next_part += 1
-        for entry, doomed in chosen.items():
-            remaining -= delete(cache, entry, doomed)
+        for entry, parts_of_entry in oldest.items():
+            remaining -= delete(cache, entry, parts_of_entry)
     return before - remaining, remaining
 
 
@@ -182,6 +205,9 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
 
     Nothing is deleted if a run uses, locks or has claimed the entry.
     """
+    files: list[Path] = []
+    for part in parts:
+        files += part.files
     before = size_of(entry)
     lock = lock_file(cache.path(entry.section, entry.key, ""))
     with suppress(Timeout, OSError):
@@ -189,11 +215,11 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
             # A run may have started in the meantime; a run with another cache may use a store of
             # this one.
             if entry.key not in cache.used_by_runs() and not claimed_windows(entry.path):
-                storage.delete(file for part in parts for file in part.files)
-                if (
-                    entry.section != "scores"
-                    or not segments.scores_folder(entry.path).own_tensor_files()
-                ):
+                storage.delete(files)
+                segment_files = []
+                if entry.section == "scores":
+                    segment_files = segments.scores_folder(entry.path).own_tensor_files()
+                if not segment_files:
                     cache.remove(entry.section, entry.path)
         remove_lock(lock)
     return before - size_of(entry)
@@ -201,22 +227,25 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
 
 def size_of(entry: Entry) -> int:
     """Return the bytes that compare_q's files of an entry take now."""
-    return sum(storage.size_of(file) or 0 for file in own_files(entry.section, entry.path))
+    size = 0
+    for file in own_files(entry.section, entry.path):
+        size += storage.size_of(file) or 0
+    return size
 
 
 def large_cache_note(cache: Cache) -> str | None:
-    """Return a line on the size of a cache above ``LARGE``; None for a smaller one."""
+    """Return a line on the size of a cache above ``LARGE_BYTES``; None for a smaller one."""
     total = 0
     for section in ENTRY_NAMES:
         with suppress(OSError):  # the folder does not exist
             for path in (cache.root / section).iterdir():
                 for file in own_files(section, path):
                     total += storage.size_of(file) or 0
-    if total < LARGE:
+    if total < LARGE_BYTES:
         return None
     return (
-        f"cache: {bytes_in_words(total)} in {cache.root}; compare-q cache lists it, and --cache-limit SIZE deletes "
-        "what was not used for longest"
+        f"cache: {bytes_in_words(total)} in {cache.root}; compare-q cache lists it, and "
+        "--cache-limit SIZE deletes what was not used for longest"
     )
 
 

@@ -7,14 +7,14 @@ first, then those that need the texts' tokens.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import backends
 from ...backends import hub
-from ...backends.base import PlannedModel
+from ...backends.base import ModelFiles, PlannedModel
 from ...backends.checkpoint.checkpoint_doctor import examine
 from ...backends.checkpoint.contents import Contents
 from ...backends.checkpoint.folder import HuggingFaceFolder
@@ -31,142 +31,235 @@ from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import corpus, text_windows
 from ..text.eval_data import EvalData
 from ..text.text_windows import TextWindows
-from .doctor_command import contents_of, made_tokens
+from .doctor_command import contents_of, engine_tokens_of
 from .outputs import print_errors
 
 
 def run(
     config: RunConfig,
-    args: argparse.Namespace,
+    rows: int | None,
     texts: Mapping[str, DataSpec],
     model_specs: Sequence[ModelSpec],
 ) -> int:
     """Print what a run would do, and its problems; return the exit status, 1 if a number would be
     wrong.
 
-    A text is tokenized to count its windows if its data is on this machine or its tokens are in the
-    cache, unless a problem has already been found.  Only names of files are requested from the hub.
+    ``rows``: number of windows of each text, as ``-r`` gives it.  Only names of files are requested
+    from the hub.
     """
-    lines, problems, models = list[str](), list[str](), list[PlannedModel]()
+    report = CheckReport()
+    models: list[PlannedModel] = []
     try:
-        models = plan.plan_models(config, model_specs, max(spec.longest for spec in texts.values()))
+        longest_window = max(spec.longest for spec in texts.values())
+        models = plan.plan_models(config, model_specs, longest_window)
     except InputError as error:
-        problems += str(error).splitlines()
-    built: list[TextWindows] = []
-    tokenize = not problems
-    for name, spec in texts.items():
-        title = "data" if len(texts) == 1 else f"data {name}"
+        report.add_problems(error)
+    built_texts = check_texts(config, rows, texts, report)
+    check_models(config, models, report)
+    if built_texts and not report.problems:
         try:
-            missing = downloads(spec, config.cache)
+            check_reference(config, model_specs, models, EvalData.joined(built_texts))
+        except InputError as error:
+            report.add_problems(error)
+    emulated_dtypes = plan.emulated_dtypes(config, models)
+    if emulated_dtypes:
+        report.lines.append(emulated_dtypes)
+    say(*report.lines)
+    status = print_errors("\n".join(report.problems))
+    if not status and report.is_wrong:
+        return 1
+    return status
+
+
+@dataclass
+class CheckReport:
+    """What a run would do, in ``lines``; what it would refuse, in ``problems``; ``is_wrong``: if a
+    number would be wrong.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    is_wrong: bool = False
+
+    def add_problems(self, error: InputError) -> None:
+        """Add each line of an error."""
+        self.problems += str(error).splitlines()
+
+
+def check_texts(
+    config: RunConfig, rows: int | None, texts: Mapping[str, DataSpec], report: CheckReport
+) -> list[TextWindows]:
+    """Report on the texts, and return those that were tokenized.
+
+    A text is tokenized to count its windows if its data is on this machine or its tokens are in the
+    cache, unless a problem has already been found.
+    """
+    tokenize = not report.problems
+    built_texts: list[TextWindows] = []
+    for name, spec in texts.items():
+        title = "data"
+        if len(texts) > 1:
+            title = f"data {name}"
+        try:
+            missing_parts = downloads(spec, config.cache)
             text = None
-            if not missing and tokenize:
+            if tokenize and not missing_parts:
                 text = text_windows.build(
                     spec,
-                    args.rows,
+                    rows,
                     config.cache,
                     config.progress,
                     name=name,
                     render_s=config.window_timeout_s,
                 )
-                built.append(text)
-            if missing or tokenize:
-                lines.append(f"{title}: {text_windows.in_words(spec, text)}")
-            lines += [f"{title}: {line}" for line in missing]
+                built_texts.append(text)
+            if tokenize or missing_parts:
+                report.lines.append(f"{title}: {text_windows.in_words(spec, text)}")
+            for part in missing_parts:
+                report.lines.append(f"{title}: {part}")
             if text is not None:
-                lines += [f"{title}: {line}" for line in text.notes]
+                for note in text.notes:
+                    report.lines.append(f"{title}: {note}")
         except InputError as error:
-            problems.append(spec.blamed(error) if len(texts) == 1 else f"{title}: {error}")
-    wrong = checked_files(config, models, lines, problems)
-    if built and not problems:
-        try:
-            data = EvalData.joined(built)
-            fitted = plan.fitted(config, model_specs, models, data)
-            marked = next((model for model in fitted if model.is_reference), None)
-            if marked is None and config.logits_file is not None:
-                reference.of_store(config.logits_file, data)
-            elif marked is not None and not backends.files_of(marked).is_remote:
-                reference.of_model(config, marked, data)
-        except InputError as error:
-            problems += str(error).splitlines()
-    lines += filter(None, [plan.emulated_dtypes(config, models)])
-    say(*lines)
-    return print_errors("\n".join(problems)) or int(wrong)
+            problem = f"{title}: {error}"
+            if len(texts) == 1:
+                problem = spec.blamed(error)
+            report.problems.append(problem)
+    return built_texts
 
 
-def checked_files(
-    config: RunConfig, models: Sequence[PlannedModel], lines: list[str], problems: list[str]
-) -> bool:
-    """Add ``lines`` about the models' files, and ``problems``; return True if a number would be
-    wrong.
+def check_reference(
+    config: RunConfig,
+    model_specs: Sequence[ModelSpec],
+    models: Sequence[PlannedModel],
+    data: EvalData,
+) -> None:
+    """InputError for models that do not fit the windows, and for a reference that a run could not
+    use.
     """
-    wrong, found = False, dict[Path, Contents]()
-    owned = [(model, backends.files_of(model)) for model in models]
+    fitted_models = plan.fitted(config, model_specs, models, data)
+    reference_model = next((model for model in fitted_models if model.is_reference), None)
+    if reference_model is not None:
+        if not backends.files_of(reference_model).is_remote:
+            reference.of_model(config, reference_model, data)
+    elif config.logits_file is not None:
+        reference.of_store(config.logits_file, data)
+
+
+def check_models(config: RunConfig, models: Sequence[PlannedModel], report: CheckReport) -> None:
+    """Report on the files of models, and on what a run would refuse."""
+    files_of_models = [backends.files_of(model) for model in models]
+    contents: dict[Path, Contents] = {}
     with suppress(InputError):  # reported below, for its own model
-        folders = [
-            Path(model.model_dir)
-            for model, files in owned
-            if isinstance(files, HuggingFaceFolder)
-            and not files.is_remote
-            and not files.other_config
-        ]
-        found = contents_of(folders, config.progress)
-    reference = next((Path(model.model_dir) for model in models if model.is_reference), None)
-    for model, files in owned:
-        label, path = model.label, Path(model.model_dir)
-        line = f"{label}: {model.engine} ({' '.join(model.info.installed or ()).strip()}), {model.model_dir}"
+        folders = comparable_folders(models, files_of_models)
+        contents = contents_of(folders, config.progress)
+    reference_folder = None
+    for model in models:
+        if model.is_reference and reference_folder is None:
+            reference_folder = Path(model.model_dir)
+    for model, files in zip(models, files_of_models, strict=True):
+        installed = " ".join(model.info.installed or ()).strip()
+        line = f"{model.label}: {model.engine} ({installed}), {model.model_dir}"
+        folder = Path(model.model_dir)
         try:
-            lines.append(f"{line}, {files.would_fetch()}" if files.is_remote else line)
-            if not files.is_remote and (is_gguf(path) or exists(path / "config.json")):
-                if reference is None or reference == path:
-                    report = examine(path, None, found.get(path))
-                else:
-                    others = found.get(reference)
-                    made = made_tokens(path)
-                    report = examine(
-                        path,
-                        reference,
-                        found.get(path),
-                        reference_contents=others,
-                        engine_tokens=made,
-                    )
-                facts = dict(reversed(report.facts))  # the first of the groups of layers
-                layers = facts.get("layers", "").partition(":")[0]
-                said = [f"{layers}; {facts['size']}; {facts['files']}", *map(str, report.findings)]
-                said += [f"not checked: {reason}" for reason in report.unchecked]
-                lines += [f"{label}: {each}" for each in (*said, *too_large(config, model))]
-                wrong = wrong or report.is_wrong
-                fault = backends.engine_class(model.engine).misreads(model)
-                if fault:
-                    lines.append(f"{label}: wrong: {fault}")
-                    wrong = True
-                if refusal := config.workers.refusal(model):
-                    problems.append(f"{label}: {refusal}")
+            if files.is_remote:
+                report.lines.append(f"{line}, {files.would_fetch()}")
+            else:
+                report.lines.append(line)
+                if is_gguf(folder) or exists(folder / "config.json"):
+                    check_checkpoint(config, model, reference_folder, contents, report)
         except (InputError, ModelError) as error:
-            problems.append(f"{label}: {error}")
+            report.problems.append(f"{model.label}: {error}")
             continue
-        problems += [f"{label}: {model.info.silence}"] if model.info.silence else []
-    return wrong
+        if model.info.silence:
+            report.problems.append(f"{model.label}: {model.info.silence}")
 
 
-def too_large(config: RunConfig, model: PlannedModel) -> Iterator[str]:
-    """Yield a line on a model whose weight files are larger than the memory that it gets."""
-    capabilities, files = backends.engine_class(model.engine).capabilities, backends.files_of(model)
-    if not (capabilities.here and config.workers.is_local) or model.options.get("streaming"):
-        return
+def comparable_folders(
+    models: Sequence[PlannedModel], files_of_models: Sequence[ModelFiles]
+) -> list[Path]:
+    """Return the folders on this machine whose contents Transformers can compare."""
+    folders = []
+    for model, files in zip(models, files_of_models, strict=True):
+        if not isinstance(files, HuggingFaceFolder):
+            continue
+        if not files.is_remote and not files.other_config:
+            folders.append(Path(model.model_dir))
+    return folders
+
+
+def check_checkpoint(
+    config: RunConfig,
+    model: PlannedModel,
+    reference_folder: Path | None,
+    contents: Mapping[Path, Contents],
+    report: CheckReport,
+) -> None:
+    """Report what ``doctor`` finds in a model, whether its engine misreads it, and whether it fits
+    into memory.
+    """
+    folder = Path(model.model_dir)
+    if reference_folder is None or reference_folder == folder:
+        examination = examine(folder, None, contents.get(folder))
+    else:
+        examination = examine(
+            folder,
+            reference_folder,
+            contents.get(folder),
+            reference_contents=contents.get(reference_folder),
+            engine_tokens=engine_tokens_of(folder),
+        )
+    facts = dict(reversed(examination.facts))  # the first of the groups of layers
+    layers = facts.get("layers", "").partition(":")[0]
+    notes = [f"{layers}; {facts['size']}; {facts['files']}"]
+    for finding in examination.findings:
+        notes.append(str(finding))
+    for reason in examination.unchecked:
+        notes.append(f"not checked: {reason}")
+    shortage = memory_shortage(config, model)
+    if shortage is not None:
+        notes.append(shortage)
+    for note in notes:
+        report.lines.append(f"{model.label}: {note}")
+    if examination.is_wrong:
+        report.is_wrong = True
+    fault = backends.engine_class(model.engine).misreads(model)
+    if fault:
+        report.lines.append(f"{model.label}: wrong: {fault}")
+        report.is_wrong = True
+    refusal = config.workers.refusal(model)
+    if refusal:
+        report.problems.append(f"{model.label}: {refusal}")
+
+
+def memory_shortage(config: RunConfig, model: PlannedModel) -> str | None:
+    """Return a line on a model whose weight files are larger than the memory that it gets; None for
+    others.
+    """
+    capabilities = backends.engine_class(model.engine).capabilities
+    files = backends.files_of(model)
+    is_on_this_machine = capabilities.here and config.workers.is_local
+    if not is_on_this_machine or model.options.get("streaming"):
+        return None
     size = sum(file.stat().st_size for file in files.weight_files())
     gpus = config.gpus.gpus[: model.n_gpus]
-    room, whose = machine.memory_bytes(), "this machine has"
     if gpus:
-        room, whose = (
-            int(sum(gpu.mib for gpu in gpus) * 2**20),
-            f"{len(gpus)} GPUs have" if len(gpus) > 1 else "the GPU has",
-        )
-    if size > room:
-        pack = "; a reference pack needs no model (docs/packs.md)" if model.is_reference else ""
-        yield (
-            f"does not fit: its weights are {bytes_in_words(size)}, {whose} {bytes_in_words(room)}; "
-            f"{backends.LAYER_BY_LAYER}{pack}"
-        )
+        memory = int(sum(gpu.mib for gpu in gpus) * 2**20)
+        owner = "the GPU has"
+        if len(gpus) > 1:
+            owner = f"{len(gpus)} GPUs have"
+    else:
+        memory = machine.memory_bytes()
+        owner = "this machine has"
+    if size <= memory:
+        return None
+    pack = ""
+    if model.is_reference:
+        pack = "; a reference pack needs no model (docs/packs.md)"
+    return (
+        f"does not fit: its weights are {bytes_in_words(size)}, {owner} {bytes_in_words(memory)}; "
+        f"{backends.LAYER_BY_LAYER}{pack}"
+    )
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
@@ -176,14 +269,16 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     if spec.pack is not None:
         return []
     corpus.identity(spec)  # names a missing file
-    name, missing = spec.locate(spec.tokenizer_dir), []
+    tokenizer = spec.locate(spec.tokenizer_dir)
+    lines = []
     try:
-        hub.resolve(name, spec.tokenizer_revision, tokenizer_only=True, download=False)
+        hub.resolve(tokenizer, spec.tokenizer_revision, tokenizer_only=True, download=False)
     except InputError:
-        if not hub.is_hub_id(name):
+        if not hub.is_hub_id(tokenizer):
             raise
-        size = hub.would_fetch(name, spec.tokenizer_revision, hub.TOKENIZER_FILES)
-        missing.append(f"the tokenizer of {name}, {size}")
-    if what := text_windows.would_fetch(spec, cache, tokenizer_is_here=not missing):
-        missing.append(what)
-    return missing
+        size = hub.would_fetch(tokenizer, spec.tokenizer_revision, hub.TOKENIZER_FILES)
+        lines.append(f"the tokenizer of {tokenizer}, {size}")
+    text_download = text_windows.would_fetch(spec, cache, tokenizer_is_here=not lines)
+    if text_download:
+        lines.append(text_download)
+    return lines

@@ -13,7 +13,7 @@ from typing import Any
 from ... import backends
 from ...backends import hub
 from ...backends.base import PlannedModel
-from ...backends.checkpoint.checkpoint_doctor import examine
+from ...backends.checkpoint.checkpoint_doctor import Report, examine
 from ...backends.checkpoint.contents import Contents, compare_all
 from ...backends.checkpoint.folder import Checkpoint
 from ...backends.checkpoint.gguf import is_gguf, read_model
@@ -33,36 +33,55 @@ from .pack_command import described
 def run(names: Sequence[str]) -> int:
     """Examine every named model and print the findings; return the exit status."""
     progress = Progress()
-    for name in (packs := [name for name in names if pack_files.is_pack(expanded(name))]):
+    packs = [name for name in names if pack_files.is_pack(expanded(name))]
+    for name in packs:
         check_pack(expanded(name))
         say(name, *described(expanded(name)), "  nothing wrong found")
-    models = [model for name in names if name not in packs for model in models_of(name, progress)]
+    models: list[tuple[str, Path]] = []
+    for name in names:
+        if name not in packs:
+            models += models_of(name, progress)
     contents = contents_of([path for _, path in models], progress)
-    wrong = False
+    is_wrong = False
     for number, (name, path) in enumerate(models):
+        first_path = models[0][1]
         with progress.phase(f"examining {name}", unit="bytes") as phase:
-            if number:
-                first = models[0][1]
-                made = made_tokens(path)
+            if number == 0:
+                report = examine(path, None, contents.get(path), phase)
+            else:
                 report = examine(
                     path,
-                    first,
+                    first_path,
                     contents.get(path),
                     phase,
-                    reference_contents=contents.get(first),
-                    engine_tokens=made,
+                    reference_contents=contents.get(first_path),
+                    engine_tokens=engine_tokens_of(path),
                 )
-            else:
-                report = examine(path, None, contents.get(path), phase)
-        facts = [f"  {title:11} {text}" for title, text in report.facts]
         misread = misreadings(path)
-        findings = [f"  {finding}" for finding in (*misread, *report.findings)] or [
-            "  nothing wrong found"
-        ]
-        unchecked = [f"  not checked: {reason}" for reason in report.unchecked]
-        say(*([""] if number else []), name, *facts, *findings, *unchecked)
-        wrong = wrong or bool(misread) or report.is_wrong
-    return int(wrong)
+        if number > 0:
+            say("")
+        say(name, *lines_of(report, misread))
+        if misread or report.is_wrong:
+            is_wrong = True
+    return int(is_wrong)
+
+
+def lines_of(report: Report, misread: Sequence[str]) -> list[str]:
+    """Return the facts and findings about a model.
+
+    ``misread``: lines on engines that misread it.
+    """
+    lines = []
+    for title, text in report.facts:
+        lines.append(f"  {title:11} {text}")
+    findings: list[object] = [*misread, *report.findings]
+    if not findings:
+        findings = ["nothing wrong found"]
+    for finding in findings:
+        lines.append(f"  {finding}")
+    for reason in report.unchecked:
+        lines.append(f"  not checked: {reason}")
+    return lines
 
 
 def misreadings(path: Path) -> list[str]:
@@ -89,30 +108,32 @@ def check_pack(folder: Path) -> None:
     """
     manifest = pack_files.verified(folder)
     recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
-    scored = pack_files.scores_of(folder).keys()
-    lacking = [window for window in manifest.windows if window not in scored]
-    if lacking:
+    scores = pack_files.scores_of(folder)
+    unscored_windows = [window for window in manifest.windows if window not in scores]
+    if unscored_windows:
         raise InputError(
-            f"{folder / pack_files.SCORES}: lacks {len(lacking):,} of {len(manifest.windows):,} windows"
+            f"{folder / pack_files.SCORES}: lacks {len(unscored_windows):,} of "
+            f"{len(manifest.windows):,} windows"
         )
     text_tokens.of_pack(folder)
     spec_files.parse_data_spec({"pack": str(folder)}, spec_files.COMMAND_LINE)
 
 
-def made_tokens(path: Path) -> dict[str, Any] | None:
+def engine_tokens_of(path: Path) -> dict[str, Any] | None:
     """Return what its engine's own tokenizer makes of sample texts, for a GGUF; None if that is not
     known.
     """
     if not is_gguf(path):
         return None
     file = read_model(path).files[0]
+    title = f"reading the tokenizer of {path}"
     try:
-        made = run_in_subprocess(
-            tokens_of_engine, f"reading the tokenizer of {path}", file=str(file)
-        )
-    except InputError:  # the engine's process has died of it
+        engine_tokens = run_in_subprocess(tokens_of_engine, title, file=str(file))
+    except InputError:  # the engine's process has died of the file
         return None
-    return None if made is None else dict(made)
+    if engine_tokens is None:
+        return None
+    return dict(engine_tokens)
 
 
 def tokens_of_engine(file: str) -> dict[str, Any] | None:
@@ -122,8 +143,11 @@ def tokens_of_engine(file: str) -> dict[str, Any] | None:
     load_fn = backends.reader_of(file)
     if load_fn is None:
         return None
-    made = backends.resolve(load_fn, None)[1].tokens(Path(file), samples())
-    return None if made is None else {**made, "ids": digests(made["ids"])}
+    _, engine_class = backends.resolve(load_fn, None)
+    engine_tokens = engine_class.tokens(Path(file), samples())
+    if engine_tokens is None:
+        return None
+    return {**engine_tokens, "ids": digests(engine_tokens["ids"])}
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
@@ -138,23 +162,26 @@ def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
 
 
 def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
-    """Return the path of a model, downloaded from the hub if it is not on this machine; InputError."""
+    """Return the path of a model, downloaded from the hub if it is not on this machine.
+
+    InputError for a name that is neither a path nor of the hub.
+    """
     path = expanded(name)
     if exists(path):
         return path
     with progress.phase(f"fetching {name}", unit="bytes") as phase:
-        if load_fn := backends.reader_of(name):
+        load_fn = backends.reader_of(name)
+        if load_fn is not None:
             engine, engine_class = backends.resolve(load_fn, None)
-            files = engine_class.files(
-                PlannedModel(
-                    label=name,
-                    engine=engine,
-                    load_fn=load_fn,
-                    model_dir=name,
-                    max_tokens=1,
-                    revision=revision,
-                )
+            planned = PlannedModel(
+                label=name,
+                engine=engine,
+                load_fn=load_fn,
+                model_dir=name,
+                max_tokens=1,
+                revision=revision,
             )
+            files = engine_class.files(planned)
             if files.is_remote:
                 return Path(files.fetch(phase).model_dir)
         elif hub.is_hub_id(name):
@@ -165,14 +192,24 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
 
 
 def contents_of(paths: Sequence[Path], progress: Progress) -> dict[Path, Contents]:
-    """Folder -> its ``Contents``, from a separate process, since Transformers is imported."""
+    """Return folder -> its ``Contents``, from a separate process, since Transformers is imported.
+
+    InputError if a folder cannot be read.
+    """
     folders = [path for path in paths if not is_gguf(path)]
-    for folder in folders:  # what cannot be read is reported before a process starts
+    for folder in folders:
+        # Errors of these files are raised here, in one line, before a process starts.
         check_no_pipes(folder)
         checkpoint = Checkpoint(folder)
         assert None not in (checkpoint.config.raw, checkpoint.tensors)
     if not folders:
         return {}
-    with progress.phase(title := "building models from configs"):
-        found = run_in_subprocess(compare_all, title, folders=[str(folder) for folder in folders])
-    return {folder: Contents(**fields) for folder, fields in zip(folders, found, strict=True)}
+    title = "building models from configs"
+    with progress.phase(title):
+        contents_fields = run_in_subprocess(
+            compare_all, title, folders=[str(folder) for folder in folders]
+        )
+    contents = {}
+    for folder, fields in zip(folders, contents_fields, strict=True):
+        contents[folder] = Contents(**fields)
+    return contents

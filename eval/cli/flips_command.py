@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,53 +19,63 @@ from ..flips.sample_files import RunFiles, run_files
 from ..results import RunResult
 from ..specs.spec_files import numbered
 from ..stats.uncertainty import Value
-from . import outputs
+from . import output_checks
+from .commands import FlipsCommand, OutputFiles, PictureFlags
 from .outputs import print_errors, print_note
 
 
-def run(args: argparse.Namespace) -> int:
+def run(command: FlipsCommand) -> int:
     """Compare, print and write; return the exit status, which means the same as that of a run."""
-    runs = runs_of(args.samples)
-    if args.margin is None and any(
-        each.name == flip_conditions.NOT_EQUIVALENT for each in args.fail_if
-    ):
-        raise InputError("--fail-if: not_equivalent needs --margin, such as --margin 1%")
-    files = [file for each in runs for file in each.tasks.values()]
-    sources = [*files, *([args.results] if args.results else [])]
-    outputs.check(argparse.Namespace(**{**vars(args), "source": sources}))
-    klds = klds_of(args.results, [each.label for each in runs[1:]]) if args.results else None
-    selection = Selection(args.tasks or (), args.metrics or (), args.margin)
-    flip_report = compare(runs[0], runs[1:], selection)
+    runs = runs_of(command.samples)
+    if command.margin is None:
+        for condition in command.fail_if:
+            if condition.name == flip_conditions.NOT_EQUIVALENT:
+                raise InputError("--fail-if: not_equivalent needs --margin, such as --margin 1%")
+    input_paths: list[Path] = []
+    for lm_eval_run in runs:
+        input_paths += lm_eval_run.tasks.values()
+    if command.results is not None:
+        input_paths.append(command.results)
+    output_checks.check(command.files, PictureFlags(), input_paths)
+    reference, *others = runs
+    klds = None
+    if command.results is not None:
+        klds = klds_of(command.results, [other.label for other in others])
+    selection = Selection(command.tasks, command.metrics, command.margin)
+    flip_report = compare(reference, others, selection)
     flips_report.print_terminal(flip_report, Console(), klds)
-    written = write_files(args, flip_report, klds)
-    faults = list(flip_conditions.faults(flip_report, args.fail_if))
-    print_note(*(f"failed: {line}" for line in faults))
-    if status := print_errors("\n".join(written.failures)):
+    written = write_files(command.files, flip_report, klds)
+    failures = list(flip_conditions.faults(flip_report, command.fail_if))
+    for line in failures:
+        print_note(f"failed: {line}")
+    status = print_errors("\n".join(written.failures))
+    if status:
         return status
-    if faults:
+    if failures:
         return 4
     return int(bool(flip_report.absent))
 
 
-def runs_of(words: list[str]) -> list[RunFiles]:
+def runs_of(words: Sequence[str]) -> list[RunFiles]:
     """Return the runs that the words name, with different labels; the first is the reference."""
     if len(words) < 2:
         raise InputError(
-            "flips: name the samples of the reference and of at least one other model; see compare-q "
-            "flips --help"
+            "flips: name the samples of the reference and of at least one other model; see "
+            "compare-q flips --help"
         )
     runs = [run_files(word) for word in words]
-    first: dict[str, str] = {}
-    for word, each in zip(words, runs, strict=True):
-        for file in each.tasks.values():
+    word_of_path: dict[str, str] = {}
+    for word, run in zip(words, runs, strict=True):
+        for file in run.tasks.values():
             path = os.path.realpath(file)
-            if path in first:
+            if path in word_of_path:
                 raise InputError(
-                    f"{printable(word)}: has the same samples as {printable(first[path])}: {file.name}"
+                    f"{printable(word)}: has the same samples as "
+                    f"{printable(word_of_path[path])}: {file.name}"
                 )
-            first[path] = word
-    labels = numbered([each.label for each in runs])
-    return [replace(each, label=label) for each, label in zip(runs, labels, strict=True)]
+            word_of_path[path] = word
+    labels = numbered([run.label for run in runs])
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
@@ -76,20 +85,23 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
     results = RunResult.read(file)
     klds = {row.label: Value(row.kld, row.kld_stderr) for row in results.models}
     if not klds.keys() & set(labels):
-        line = f"{file}: has no row called {', '.join(labels)}; it has {', '.join(klds)}; name one as LABEL=PATH"
-        raise InputError(f"--results: {printable(line)}")
+        problem = (
+            f"{file}: has no row called {', '.join(labels)}; it has {', '.join(klds)}; name one as "
+            "LABEL=PATH"
+        )
+        raise InputError(f"--results: {printable(problem)}")
     return klds
 
 
 def write_files(
-    args: argparse.Namespace, flip_report: FlipReport, klds: dict[str, Value] | None
+    files: OutputFiles, flip_report: FlipReport, klds: dict[str, Value] | None
 ) -> Outputs:
     """Write JSON, CSV and Markdown where flags name a file."""
-    written = Outputs(args.verbose)
+    written = Outputs()
     texts: list[tuple[Path | None, Callable[..., str]]] = [
-        (args.output, flips_report.json_text),
-        (args.csv, flips_report.csv_text),
-        (args.markdown, flips_report.markdown),
+        (files.output, flips_report.json_text),
+        (files.csv, flips_report.csv_text),
+        (files.markdown, flips_report.markdown),
     ]
     for file, text_of in texts:
         if file is not None:

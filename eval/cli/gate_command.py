@@ -7,10 +7,11 @@ the code may have changed without a new version.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from ... import backends
 from ...backends.common.errors import CompareQError, InputError
@@ -30,27 +31,36 @@ from ..run.workers import InterruptedRun, signals_interrupt
 from ..specs import spec_files
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..table import conditions
-from ..text import slice_names as text_names
+from ..text import slice_names
 from ..text.eval_data import EvalData
-from . import flags, outputs, run_inputs
+from . import flag_checks, output_checks, run_inputs
+from .commands import GateCommand, Inputs, PictureFlags
 from .outputs import print_errors
 
-WINDOWS, LENGTH = 32, 512
-"""Number of windows, and their length (tokens) without a data spec; short, because decode takes a
-step per token."""
-WORST = 3
+DEFAULT_WINDOWS = 32
+"""Number of windows, unless the command or the data spec gives one."""
+DEFAULT_LENGTH = 512
+"""Tokens of a window without a data spec; short, because decode takes a step per token."""
+SHOWN_TOKENS = 3
 """Number of tokens shown for a variant that differs."""
+PASSES: dict[str | None, tuple[str, ...]] = {
+    "prefill": (PREFILL, AGAIN),
+    "decode": (DECODE,),
+    None: (PREFILL, AGAIN, DECODE),
+}
+"""Value of ``--phase`` -> names of the passes of each variant."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(command: GateCommand) -> int:
     """Score the variants and report on them; return the exit status."""
-    gate = Gate(args)
+    gate = Gate(command)
+    files = command.files
     result = None
     with signals_interrupt(gate.config.workers):
         try:
             result = gate.result()
         finally:
-            keep = result is not None and result.is_baseline and args.output is not None
+            keep = result is not None and result.is_baseline and files.output is not None
             try:
                 gate.tidy(keep=keep)
             except KeyboardInterrupt:  # the first signal; no second one interrupts this
@@ -58,46 +68,52 @@ def run(args: argparse.Namespace) -> int:
                 gate.tidy(keep=False)
                 raise
     say(*gate_report.terminal(result))
-    written, texts = (
-        Outputs(args.verbose),
-        {
-            args.output: GateResult.json_text,
-            args.markdown: gate_report.markdown,
-            args.junit: gate_report.junit,
-        },
+    written = Outputs(command.resources.verbose)
+    texts = (
+        (files.output, GateResult.json_text),
+        (files.markdown, gate_report.markdown),
+        (files.junit, gate_report.junit),
     )
-    for file in filter(None, texts):
-        with written.writing(file):
-            write_text(file, texts[file](result))
+    for file, text_of in texts:
+        if file is not None:
+            with written.writing(file):
+                write_text(file, text_of(result))
     return print_errors("\n".join(written.failures)) or result.status
 
 
-def texts_of(args: argparse.Namespace, given: Sequence[DataSpec]) -> dict[str, DataSpec]:
+def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
     """Return two specs: of the first windows, and of a quarter of the first window; InputError for
     an unusable text.
     """
-    if len(given) > 1:
+    if len(specs) > 1:
         raise InputError("-d: a gate needs exactly one text")
-    spec = given[0]
-    keys = spec.model_dump(mode="json", exclude_unset=True) | (
-        {} if spec.is_chat else {"sample": "first"}
-    )
-    from_spec = str((args.dataspec or [""])[0]).endswith(".json") or "eval_stride" not in keys
-    length = spec.eval_len if from_spec or args.eval_len else min(spec.eval_len, LENGTH)
-    rows = spec.max_rows or WINDOWS if args.rows is None else args.rows
+    spec = specs[0]
+    keys = spec.model_dump(mode="json", exclude_unset=True)
+    if not spec.is_chat:
+        keys["sample"] = "first"
+    length = spec.eval_len
+    has_data_spec = bool(inputs.data) and str(inputs.data[0]).endswith(".json")
+    if not has_data_spec and "eval_stride" in keys and inputs.eval_len is None:
+        length = min(length, DEFAULT_LENGTH)
+    rows = inputs.rows
+    if rows is None:
+        rows = spec.max_rows or DEFAULT_WINDOWS
     texts = {}
-    for name, size, count in ((FULL, length, rows), (ONE, part_of(spec, length), 1)):
-        sizes = {}
+    sizes = {FULL: (length, rows), ONE: (part_of(spec, length), 1)}
+    for name, (size, count) in sizes.items():
+        keys["max_rows"] = count
         if size != spec.eval_len:
-            sizes["eval_len"] = size
+            keys["eval_len"] = size
             if spec.eval_stride:
-                sizes["eval_stride"] = size
-        keys |= {"max_rows": count, **sizes}
+                keys["eval_stride"] = size
         try:
             texts[name] = spec_files.parse_data_spec(keys, spec._folder / spec_files.COMMAND_LINE)
         except InputError:  # the spec itself was checked when it was read
-            too_short = f"eval_len: {length} is too short for a gate, which also scores a part of {size} tokens"
-            raise InputError(spec.blamed(too_short)) from None
+            problem = (
+                f"eval_len: {length} is too short for a gate, which also scores a part of {size} "
+                "tokens"
+            )
+            raise InputError(spec.blamed(problem)) from None
     return texts
 
 
@@ -109,11 +125,19 @@ def part_of(spec: DataSpec, length: int) -> int:
     """
     part = length // 4
     if spec.warmup_tokens:
-        scored = max((length - spec.warmup_tokens) // 4, 2)
-        part = spec.warmup_tokens + scored
+        n_scored = max((length - spec.warmup_tokens) // 4, 2)
+        part = spec.warmup_tokens + n_scored
     if spec.score_every is not None:
         part = max(part, spec.score_every)
     return part
+
+
+class VariantPass(NamedTuple):
+    """A pass over a variant: the spec that scores it, and the names of the texts."""
+
+    variant: Variant
+    spec: ModelSpec
+    texts: tuple[str, ...]
 
 
 class Gate:
@@ -121,107 +145,156 @@ class Gate:
     compare.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        texts, models = run_inputs.specs_of(args)
-        outputs.check(args, {"text": texts[0]}, models)
-        self.args, self.config, self.data = args, run_inputs.run_config(args), texts_of(args, texts)
-        flags.check_slices(args, text_names.slices_of(texts, ["text"], reference=True))
-        self.config.is_temporary = True
-        self.config.check_decode = False  # decode is compared with prefill here
-        self.config.alone = frozenset([ONE])
-        self.baseline = GateResult.read(args.baseline) if args.baseline else None
-        name = f"{os.getpid()} {os.urandom(8).hex()}"
-        first = self.baseline.run if self.baseline else name
-        self.ways = variants.variants_of(models, args.variant, args.sweep, name, first)
-        engine, model = (
-            backends.ENGINE_ALIASES.get(args.arbiter, args.arbiter),
-            self.ways[0].spec.located,
+    def __init__(self, command: GateCommand) -> None:
+        self.command = command
+        inputs = command.inputs
+        data, models = run_inputs.specs_of(inputs, command.resources, stored=True)
+        input_paths = output_checks.spec_paths(inputs)
+        output_checks.check(command.files, PictureFlags(), input_paths, {"text": data[0]}, models)
+        config = run_inputs.run_config(command.resources)
+        self.texts = texts_of(inputs, data)
+        flag_checks.check_slices(
+            "--fail-if",
+            [condition.column for condition in command.fail_if],
+            slice_names.slices_of(data, ["text"], reference=True),
         )
+        self.config = replace(
+            config,
+            is_temporary=True,
+            check_decode=False,  # decode is compared with prefill here
+            alone=frozenset([ONE]),
+        )
+        # A new name for each gate: no run finds its scores by their keys, unless it is a baseline.
+        run_name = f"{os.getpid()} {os.urandom(8).hex()}"
+        first_run_name = run_name
+        self.baseline = None
+        if command.baseline is not None:
+            self.baseline = GateResult.read(command.baseline)
+            first_run_name = self.baseline.run
+        self.variants = variants.variants_of(
+            models, command.variants, command.sweeps, run_name, first_run_name
+        )
+        self.arbiter_specs = self.specs_of_arbiter()
+        specs = [*self.arbiter_specs, *(variant.spec for variant in self.variants)]
+        # Refuses bad specs before anything runs.
+        plan.plan_models(self.config, specs, self.texts[FULL].longest)
+        self.first_spec = self.variants[0].copied(PREFILL, reference=True)
+        self.variant_passes = self.passes_of_variants()
+        self.rows: dict[str, dict[str, Row]] = {}  # text -> label -> row
+        self.windows: dict[str, EvalData] = {}  # of each text, by its name
+        self.label_of_key: dict[str, str] = {}  # key of scores -> label
+        self.store_keys: set[str] = set()  # of reference stores
+
+    def specs_of_arbiter(self) -> list[ModelSpec]:
+        """Return the spec of the first variant's model in float32, in the engine of ``--arbiter``;
+        empty without one.
+        """
+        arbiter = self.command.arbiter
+        if arbiter is None:
+            return []
         keys = {
-            "load_fn": engine,
-            "model_dir": model,
+            "load_fn": backends.ENGINE_ALIASES.get(arbiter, arbiter),
+            "model_dir": self.variants[0].spec.located,
             "label": "--arbiter",
             "engine": {"dtype": "float32"},
+            "reference": True,
         }
-        self.judge = (
-            [spec_files.parse_model_spec(keys | {"reference": True}, spec_files.COMMAND_LINE)]
-            if engine
-            else []
-        )
-        specs = [*self.judge, *(way.spec for way in self.ways)]
-        plan.plan_models(
-            self.config, specs, self.data[FULL].longest
-        )  # refuses bad specs before anything runs
-        self.before = self.ways[0].copied(PREFILL, reference=True)
-        names = {"prefill": (PREFILL, AGAIN), "decode": (DECODE,), None: (PREFILL, AGAIN, DECODE)}[
-            args.phase
-        ]
-        for way in self.ways:
-            if args.phase == "decode" and not way.capabilities.decodes:
-                raise InputError(
-                    f"--phase: {way.spec.name}: {way.spec.load_fn!r} has no decode; leave --phase out"
-                )
-        self.passes = [(way, way.copied(of), way.texts(of)) for way in self.ways for of in names]
-        self.rows = dict[str, dict[str, Row]]()  # text -> label -> row
-        self.windows = dict[str, EvalData]()  # of each text, by its name
-        self.made, self.stores = (
-            dict[str, str](),
-            set[str](),
-        )  # scores' key -> label; keys of references
+        return [spec_files.parse_model_spec(keys, spec_files.COMMAND_LINE)]
+
+    def passes_of_variants(self) -> list[VariantPass]:
+        """Return the passes of all variants; InputError if ``--phase`` leaves nothing to score."""
+        if self.command.phase == "decode":
+            for variant in self.variants:
+                if not variant.capabilities.decodes:
+                    raise InputError(
+                        f"--phase: {variant.spec.name}: {variant.spec.load_fn!r} has no decode; "
+                        "leave --phase out"
+                    )
+        passes = []
+        for variant in self.variants:
+            for name in PASSES[self.command.phase]:
+                passes.append(VariantPass(variant, variant.copied(name), variant.texts(name)))
+        return passes
 
     def result(self) -> GateResult:
         """Score and judge all variants; the gate ends early if the first variant cannot be compared
         with the others.
         """
-        name, rows = self.ways[0].spec.name, list[Row]()
-        copies = [self.ways[0].copy_with_noise(number) for number in range(1, COPIES + 1)]
-        known = self.baseline and {row.scores_key for row in self.baseline.variants[0].rows}
-        for specs in ([self.before, self.ways[0].copied(AGAIN)], copies):
-            self.score([spec for spec in specs if spec is not self.before])
-            rows += [self.rows[text][spec.name] for spec in specs for text in (FULL, ONE)]
-            if known and not (
-                rows[0].model.scores_key in known and all(row.model.from_cache for row in rows)
-            ):
-                raise InputError(
-                    f"--baseline: {self.args.baseline}: its scores are not in the cache, or another "
-                    "version of the engine made them; remove --baseline"
-                )
-            if failed := first_verdict(name, rows, {}):
-                return self.reported({}, [failed])
-        floors, comparisons = dict[str, Floor](), sum(len(texts) for *_, texts in self.passes)
-        for text in (FULL, ONE):
-            found = [self.rows[text][spec.name].tokens for spec in copies]
-            floors[text] = Floor([each for each in found if each], comparisons)
-        if ended := first_verdict(name, rows, floors):
-            return self.reported(floors, [ended])
-        specs = [
-            spec for _, spec, texts in self.passes if texts and spec.name not in self.rows[ONE]
-        ]
-        self.score(specs)
-        verdicts, first = list[Verdict](), list[Row]()
-        for way in self.ways:
-            rows = [row for row, _ in self.rows_of(way)]
-            verdict = verdict_of(way.spec.name, rows, floors, first, must_change=way.must_change)
-            verdicts.append(
-                self.with_tokens(verdict, rows) if verdict.outcome == "differs" else verdict
-            )
-            first = first or rows
-        return self.reported(floors, verdicts)
+        first = self.variants[0]
+        copies = [first.copy_with_noise(number) for number in range(1, COPIES + 1)]
+        first_rows: list[Row] = []
+        for specs in ([self.first_spec, first.copied(AGAIN)], copies):
+            self.score([spec for spec in specs if spec is not self.first_spec])
+            for spec in specs:
+                first_rows += [self.rows[FULL][spec.name], self.rows[ONE][spec.name]]
+            self.check_baseline(first_rows)
+            verdict = first_verdict(first.spec.name, first_rows, {})
+            if verdict is not None:
+                return self.report({}, [verdict])
+        floors = self.floors_of(copies)
+        verdict = first_verdict(first.spec.name, first_rows, floors)
+        if verdict is not None:
+            return self.report(floors, [verdict])
+        unscored = []
+        for variant_pass in self.variant_passes:
+            if variant_pass.texts and variant_pass.spec.name not in self.rows[ONE]:
+                unscored.append(variant_pass.spec)
+        self.score(unscored)
+        return self.report(floors, self.verdicts_of(floors))
 
-    def rows_of(self, way: Variant) -> list[tuple[Row, ModelSpec]]:
-        """Return the rows of a variant, with the specs that made them."""
-        return [
-            (self.rows[text][spec.name], spec)
-            for own, spec, texts in self.passes
-            if own is way
-            for text in texts
-        ]
+    def check_baseline(self, rows: Sequence[Row]) -> None:
+        """InputError if the scores of the first variant are not those of ``--baseline``."""
+        if self.baseline is None:
+            return
+        baseline_keys = {row.scores_key for row in self.baseline.variants[0].rows}
+        is_baseline = rows[0].model.scores_key in baseline_keys
+        if not is_baseline or not all(row.model.from_cache for row in rows):
+            raise InputError(
+                f"--baseline: {self.command.baseline}: its scores are not in the cache, or another "
+                "version of the engine made them; remove --baseline"
+            )
+
+    def floors_of(self, copies: Sequence[ModelSpec]) -> dict[str, Floor]:
+        """Return the noise floor on each text, from copies of the first variant."""
+        comparisons = sum(len(variant_pass.texts) for variant_pass in self.variant_passes)
+        floors = {}
+        for text in (FULL, ONE):
+            copies_tokens = []
+            for spec in copies:
+                tokens = self.rows[text][spec.name].tokens
+                if tokens is not None:
+                    copies_tokens.append(tokens)
+            floors[text] = Floor(copies_tokens, comparisons)
+        return floors
+
+    def verdicts_of(self, floors: Mapping[str, Floor]) -> list[Verdict]:
+        """Return the verdict of each variant, with tokens if it differs."""
+        verdicts = []
+        first_rows: list[Row] = []
+        for variant in self.variants:
+            rows = [row for row, _ in self.rows_of(variant)]
+            verdict = verdict_of(
+                variant.spec.name, rows, floors, first_rows, must_change=variant.must_change
+            )
+            if verdict.outcome == "differs":
+                verdict = self.with_tokens(verdict, rows)
+            verdicts.append(verdict)
+            if not first_rows:
+                first_rows = rows
+        return verdicts
+
+    def rows_of(self, variant: Variant) -> Iterator[tuple[Row, ModelSpec]]:
+        """Yield the rows of a variant, with the specs that made them."""
+        for variant_pass in self.variant_passes:
+            if variant_pass.variant is variant:
+                for text in variant_pass.texts:
+                    yield self.rows[text][variant_pass.spec.name], variant_pass.spec
 
     def score(self, specs: Sequence[ModelSpec]) -> None:
         """Score specs on both texts, compared with the first variant."""
         if not specs:
             return
-        for row in self.run([self.before, *specs], (FULL, ONE)):
+        for row in self.run([self.first_spec, *specs], (FULL, ONE)):
             self.rows.setdefault(row.text, {}).setdefault(row.model.label, row)
 
     def with_tokens(self, verdict: Verdict, rows: Sequence[Row]) -> Verdict:
@@ -230,89 +303,96 @@ class Gate:
         (row,) = worst_tokens.rows_with_tokens(
             [worst.model], self.windows[worst.text], self.config.cache
         )
-        return verdict.updated(worst_tokens=row.worst_tokens[:WORST])
+        return verdict.updated(worst_tokens=row.worst_tokens[:SHOWN_TOKENS])
 
     def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[Row]:
         """Score specs on some texts; return a row for each spec on each text.  InterruptedRun after
         a signal.
         """
-        done = runner.run(self.config, {name: self.data[name] for name in texts}, specs)
-        for model in done.results.models:
+        outcome = runner.run(self.config, {name: self.texts[name] for name in texts}, specs)
+        results = outcome.results
+        for model in results.models:
             if model.scores_key and not model.from_cache:
-                self.made[model.scores_key.partition("/")[0]] = model.label
-                if model.reference and done.results.reference:
-                    self.stores.add(done.results.reference["key"])
-        if done.signal:
-            raise InterruptedRun(done.signal)
+                self.label_of_key[model.scores_key.partition("/")[0]] = model.label
+                if model.reference and results.reference:
+                    self.store_keys.add(results.reference["key"])
+        if outcome.signal:
+            raise InterruptedRun(outcome.signal)
         rows = []
-        for number, text in enumerate(done.data.texts):
-            part = done.data.part(number)
-            self.windows.setdefault(text.name, part)
-            rows += [self.row_on(model, text.name, part) for model in done.results.models]
+        for number, text in enumerate(outcome.data.texts):
+            data = outcome.data.part(number)
+            self.windows.setdefault(text.name, data)
+            for model in results.models:
+                rows.append(self.row_on(model, text.name, data))
         return rows
 
     def row_on(self, model: ModelResult, text: str, data: EvalData) -> Row:
         """Return a model's row on one of the texts, whose windows are ``data``."""
-        of = model.label.rpartition(variants.SEPARATOR)[2]
-        stored = None
+        pass_name = model.label.rpartition(variants.SEPARATOR)[2]
+        scores = None
         if not model.error:
-            stored = token_scores.of_row(self.config.cache, model.scores_key, data)
-        if stored is None:
-            return Row(of, text, model, None)
-        slices = slices_of(stored, data, is_reference=model.reference)
-        row = token_scores.row_on(model, stored, data).updated(slices=slices)
-        return Row(of, text, row, VariantTokens.of(stored) if row.kld is not None else None)
+            scores = token_scores.of_row(self.config.cache, model.scores_key, data)
+        if scores is None:
+            return Row(pass_name, text, model, None)
+        slices = slices_of(scores, data, is_reference=model.reference)
+        row = token_scores.row_on(model, scores, data).updated(slices=slices)
+        tokens = None
+        if row.kld is not None:
+            tokens = VariantTokens.of(scores)
+        return Row(pass_name, text, row, tokens)
 
-    def reported(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
+    def report(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
         """Return the gate's result, with the rows that fulfil a failure condition, and the
         arbiter's answers.
         """
-        rows = [row for verdict in verdicts for row in verdict.rows if not row.reference]
-        differing = [
-            way
-            for way, verdict in zip(self.ways, verdicts, strict=False)
-            if verdict.outcome == "differs"
-        ]
-        made = origin(["compare-q", *sys.argv[1:]])
+        origin_fields = origin(["compare-q", *sys.argv[1:]])
+        compared_rows: list[ModelResult] = []
+        for verdict in verdicts:
+            compared_rows += [row for row in verdict.rows if not row.reference]
+        answers = []
+        if self.arbiter_specs:
+            # A gate that ended early has the first variant's verdict alone.
+            for variant, verdict in zip(self.variants, verdicts, strict=False):
+                if verdict.outcome == "differs":
+                    answers.append(self.answer_of_arbiter(variant))
         return GateResult(
-            created=made["created"],
-            command=made["command"],
-            versions=made["versions"],
-            hardware=made["hardware"],
+            created=origin_fields["created"],
+            command=origin_fields["command"],
+            versions=origin_fields["versions"],
+            hardware=origin_fields["hardware"],
             text=self.windows[FULL].subtitle,
-            run=self.ways[0].run,
+            run=self.variants[0].run,
             variants=tuple(verdicts),
             floor=tuple(gate_report.floor_lines(floors, verdicts[0])),
-            conditions=tuple(conditions.faults_of(rows, self.args.fail_if)),
-            nearer=tuple(map(self.arbitrated, differing)) if self.judge else (),
+            conditions=tuple(conditions.faults_of(compared_rows, self.command.fail_if)),
+            nearer=tuple(answers),
         )
 
-    def arbitrated(self, way: Variant) -> str:
+    def answer_of_arbiter(self, variant: Variant) -> str:
         """Return whether this or the first variant is nearer to float32, on the row in which the
         two differ most.
         """
         row, spec = max(
-            self.rows_of(way), key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0)
+            self.rows_of(variant),
+            key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0),
         )
-        before = self.before.model_copy(update={"reference": False})
+        first_spec = self.first_spec.model_copy(update={"reference": False})
+        title = f"{self.command.arbiter} in float32"
         try:
-            rows = self.run([*self.judge, before, spec], (row.text,))
+            rows = self.run([*self.arbiter_specs, first_spec, spec], (row.text,))
         except CompareQError as error:
-            return f"{self.args.arbiter} in float32: {error}"
-        judge, one, two = [row.model for row in rows]
-        outcome = ranking.compare(two, one, "kld")
-        words = {
-            "less": f"{way.spec.name} is nearer",
-            "more": f"{self.ways[0].spec.name} is nearer",
-            "equal": "neither is nearer",
-        }
-        said = words.get(
-            outcome.outcome, f"which is nearer is not known: {judge.error or outcome.reason}"
-        )
-        klds = ", ".join(
-            f"{row.label} {'n/a' if row.kld is None else f'{row.kld:.4g}'}" for row in (one, two)
-        )
-        return f"{self.args.arbiter} in float32: {said} (KLD: {klds})"
+            return f"{title}: {error}"
+        arbiter, first, other = [row.model for row in rows]
+        difference = ranking.compare(other, first, "kld")
+        if difference.outcome == "less":
+            answer = f"{variant.spec.name} is nearer"
+        elif difference.outcome == "more":
+            answer = f"{self.variants[0].spec.name} is nearer"
+        elif difference.outcome == "equal":
+            answer = "neither is nearer"
+        else:
+            answer = f"which is nearer is not known: {arbiter.error or difference.reason}"
+        return f"{title}: {answer} (KLD: {kld_in_words(first)}, {kld_in_words(other)})"
 
     def tidy(self, keep: bool = False) -> None:
         """Delete the scores and stores of this gate; no other run uses them.
@@ -320,11 +400,22 @@ class Gate:
         ``keep``: True to keep the first variant's scores and stores in the cache, for --baseline.
         """
         cache = self.config.cache
-        stores = {("references", key) for key in self.stores}
-        entries = cache.temporary | {("scores", key) for key in self.made} | stores
+        store_entries = {("references", key) for key in self.store_keys}
+        score_entries = {("scores", key) for key in self.label_of_key}
+        entries = cache.temporary | score_entries | store_entries
         if keep:
-            first = self.ways[0].spec.name + variants.SEPARATOR
-            kept = {("scores", key) for key, label in self.made.items() if label.startswith(first)}
-            entries -= kept | stores
+            first_label = self.variants[0].spec.name + variants.SEPARATOR
+            baseline_entries = set(store_entries)
+            for key, label in self.label_of_key.items():
+                if label.startswith(first_label):
+                    baseline_entries.add(("scores", key))
+            entries -= baseline_entries
         for section, key in sorted(entries):
             cache.clear(section, key)
+
+
+def kld_in_words(row: ModelResult) -> str:
+    """Return a row's label and its KLD."""
+    if row.kld is None:
+        return f"{row.label} n/a"
+    return f"{row.label} {row.kld:.4g}"

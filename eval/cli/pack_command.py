@@ -7,11 +7,11 @@ renamed (``pack_target``).
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import bytes_in_words, printable, redacted
 from ...backends.reference import pack_files, store
 from ...backends.reference.pack_files import Manifest
+from ..common.cache import Cache
 from ..common.terminal import say
 from ..results import ModelResult
 from ..results import origin as origin_of_run
@@ -37,75 +38,98 @@ from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import corpus, text_tokens, text_windows
 from ..text.eval_data import EvalData
 from . import run_inputs
+from .commands import PackCommand
 from .outputs import print_errors, print_note
 from .pack_target import NEW, check_replaced, existing, replace, reserved
 
-FLOOR = "noise floor"
-WINDOWS = 64
+FLOOR_LABEL = "noise floor"
+DEFAULT_WINDOWS = 64
 """Number of recorded windows, unless the command or the data spec gives one."""
-LICENSES = dict.fromkeys(("wiki2", "wikitext2", "wiki103", "wikitext103"), "cc-by-sa-3.0")
+LICENSES = {
+    "wiki2": "cc-by-sa-3.0",
+    "wikitext2": "cc-by-sa-3.0",
+    "wiki103": "cc-by-sa-3.0",
+    "wikitext103": "cc-by-sa-3.0",
+}
 """Known data sets -> their licenses."""
 PRIVATE = ("python_path",)
 """Facts about a run that may reveal the machine's user."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(command: PackCommand) -> int:
     """Record the model and make the pack; return the exit status."""
-    data, models = run_inputs.specs_of(args)
-    target = args.output
+    data, models = run_inputs.specs_of(command.inputs, command.resources, stored=False)
+    target = command.output
     if target is None:
         raise InputError("-o: is missing; name the folder of the pack")
     if len(data) != 1 or len(models) != 1:
         raise InputError("pack: takes one model and one text")
-    if backends.resolve(models[0].load_fn, models[0].fwd_fn)[1].files.is_store:
+    model = models[0]
+    _, engine_class = backends.resolve(model.load_fn, model.fwd_fn)
+    if engine_class.files.is_store:
         raise InputError(
-            f"{models[0].name}: is a reference pack already; name the model that it was made of"
+            f"{model.name}: is a reference pack already; name the model that it was made of"
         )
     existing(target)  # refused before a folder is made next to it
-    config = run_inputs.run_config(args)
-    config.record_all = True
+    config = run_inputs.run_config(command.resources)
     with signals_interrupt(config.workers), reserved(target) as folder:
         try:
-            return recorded_as_pack(args, config, models[0], data[0], folder)
+            return record_as_pack(command, config, model, data[0], target, folder)
         except BaseException:
             # ignores further signals, which could interrupt the deletion of files
             config.workers.stop()
             raise
 
 
-def recorded_as_pack(
-    args: argparse.Namespace, config: RunConfig, model: ModelSpec, text: DataSpec, folder: Path
+def record_as_pack(
+    command: PackCommand,
+    config: RunConfig,
+    model: ModelSpec,
+    text: DataSpec,
+    target: Path,
+    folder: Path,
 ) -> int:
     """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit
     status.
     """
-    replaced = existing(args.output)
+    replaced_pack = existing(target)
     spec = model.model_copy(update={"reference": True, "out_logits": None})
     specs = [spec]
-    if not args.no_floor:
-        specs += noisy(spec)
+    if not command.no_floor:
+        specs += noise_floor_specs(spec)
 
-    def check(content: str | None, data: EvalData) -> None:
-        if replaced is not None:
-            check_replaced(args.output, replaced, identity_of(content, data), len(data.windows))
+    def check_reference(content: str | None, data: EvalData) -> None:
+        if replaced_pack is not None:
+            identity = identity_of(content, data)
+            check_replaced(target, replaced_pack, identity, len(data.windows))
 
-    config.check_reference = check
-    names = dict(zip(corpus.names_of([text]), [text], strict=True))
-    rows = WINDOWS
-    if args.rows is not None or text.max_rows:
-        rows = args.rows
-    done = runner.run(config, names, specs, rows)
-    if done.signal:
+    config = dataclasses.replace(config, record_all=True, check_reference=check_reference)
+    texts = dict(zip(corpus.names_of([text]), [text], strict=True))
+    rows = command.inputs.rows
+    if rows is None and not text.max_rows:
+        rows = DEFAULT_WINDOWS
+    outcome = runner.run(config, texts, specs, rows)
+    if outcome.signal:
         print_note("interrupted; run again to continue")
-        return 128 + done.signal
-    row_of = {row.label: row for row in done.results.models}
-    problem = row_of[spec.name].error
-    if problem:
-        return print_errors(f"{spec.name}: {problem}")
-    manifest = made(args, config, spec, text, done, row_of, folder / NEW)
-    replace(folder, Path(os.path.abspath(args.output)))
+        return 128 + outcome.signal
+    row_of_label = {row.label: row for row in outcome.results.models}
+    row = row_of_label[spec.name]
+    if row.error:
+        return print_errors(f"{spec.name}: {row.error}")
+    floor_row = row_of_label.get(FLOOR_LABEL)
+    reader = recorded_store(config, row, outcome, allow_logits=command.logits)
+    if row.ppl is None:
+        raise InputError(
+            f"{row.label}: its perplexity is not a number, so that no pack is made of it"
+        )
+    if floor_row is not None and floor_row.error:
+        print_note(f"noise floor: not measured: {floor_row.error}")
+    recording = Recording(spec, text, outcome, row, floor_row, reader)
+    with storage.keeping("the pack", target.absolute().parent):
+        manifest = write_pack(folder / NEW, config.cache, recording)
+    replace(folder, Path(os.path.abspath(target)))
     print_note(*warnings(manifest))
-    say(*described(args.output))
+    say(*described(target))
     return 0
 
 
@@ -116,86 +140,102 @@ def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
     return {"text_digest": data.texts[0].series, "model_digest": model_digest or ""}
 
 
-def noisy(spec: ModelSpec) -> list[ModelSpec]:
+def noise_floor_specs(spec: ModelSpec) -> list[ModelSpec]:
     """Return the model with other roundings, which measures the noise floor; empty if its engine
     cannot add noise.
     """
-    capabilities = backends.resolve(spec.load_fn, spec.fwd_fn)[1].capabilities
+    _, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
+    capabilities = engine_class.capabilities
     if not capabilities.noise:
         return []
-    keys = spec.model_dump(mode="json", exclude_unset=True) | {"label": FLOOR, "noise_floor": True}
-    engine = {**spec.engine, **capabilities.eager, "noise": "bf16"}
-    copy = {key: value for key, value in keys.items() if key not in ("reference", "out_logits")} | {
-        "engine": engine
+    keys = spec.model_dump(mode="json", exclude_unset=True)
+    for key in ("reference", "out_logits"):
+        keys.pop(key, None)
+    keys |= {
+        "label": FLOOR_LABEL,
+        "noise_floor": True,
+        "engine": {**spec.engine, **capabilities.eager, "noise": "bf16"},
     }
-    return [spec_files.parse_model_spec(copy, spec._folder / spec_files.COMMAND_LINE)]
+    return [spec_files.parse_model_spec(keys, spec._folder / spec_files.COMMAND_LINE)]
 
 
-def made(
-    args: argparse.Namespace,
-    config: RunConfig,
-    spec: ModelSpec,
-    data_spec: DataSpec,
-    done: RunOutcome,
-    rows: Mapping[str, ModelResult],
-    place: Path,
-) -> Manifest:
-    """Make the pack in a new folder from what a run has recorded, and return its manifest."""
-    row = rows[spec.name]
-    noise = rows.get(FLOOR)
-    data = done.data
-    reference = done.results.reference or {}
-    opened = recorded(config, row, str(reference.get("key", "")), data, logits=args.logits)
-    if row.ppl is None:
-        raise InputError(
-            f"{row.label}: its perplexity is not a number, so that no pack is made of it"
-        )
-    if noise is not None and noise.error:
-        print_note(f"noise floor: not measured: {noise.error}")
-    with storage.keeping("the pack", args.output.absolute().parent):
-        place.mkdir()
-        copy_store(opened, place / pack_files.STATES, data.digests)
-        copy_tokenizer(data.tokenizer, place / pack_files.TOKENIZER)
-        text_tokens.write_pack(place, text_windows.tokens_of(data_spec, config.cache))
-        write_scores(config, row, data, place)
-        identity = identity_of(reference.get("content"), data)
-        facts = {**identity, "text": text_keys(data_spec, data), **facts_of(spec, row, noise, data)}
-        facts["text_license"] = LICENSES.get(data_spec.dataset.lower())
-        shown = Manifest.model_validate({**facts, "files": {}})
-        (place / pack_files.CARD).write_text(
-            card(shown, done.results.subtitle, opened), encoding="utf-8"
-        )
-        return pack_files.write_manifest(place, **facts)
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What a run has recorded for a pack: specs, rows, and the reference store.
+
+    ``floor_row``: the row of the noise floor, None if it was not measured.
+    """
+
+    model: ModelSpec
+    text: DataSpec
+    outcome: RunOutcome
+    row: ModelResult
+    floor_row: ModelResult | None
+    reader: store.Reader
+
+    @property
+    def data(self) -> EvalData:
+        """The recorded windows."""
+        return self.outcome.data
 
 
-def recorded(
-    config: RunConfig, row: ModelResult, key: str, data: EvalData, *, logits: bool
+def recorded_store(
+    config: RunConfig, row: ModelResult, outcome: RunOutcome, *, allow_logits: bool
 ) -> store.Reader:
     """Return the store that a run has recorded; InputError if there is none, or it holds
     unrequested logits.
     """
-    path = config.cache.path("references", key, "")
+    reference = outcome.results.reference or {}
+    path = config.cache.path("references", str(reference.get("key", "")), "")
     if not (path / store.MANIFEST).is_file():
         raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
-    opened = store.open_reference(path)
-    size = bytes_in_words(opened.bytes_of(data.digests))
-    if opened.contents == "logits" and not logits:
+    reader = store.open_reference(path)
+    size = bytes_in_words(reader.bytes_of(outcome.data.digests))
+    if reader.contents == "logits" and not allow_logits:
         raise InputError(
-            f"{row.label}: {opened.reason}; a pack holds its logits then, {size}; --logits makes it"
+            f"{row.label}: {reader.reason}; a pack holds its logits then, {size}; --logits makes it"
         )
-    config.progress.say(f"{row.label}: {size} of {opened.contents}")
-    return opened
+    config.progress.say(f"{row.label}: {size} of {reader.contents}")
+    return reader
 
 
-def facts_of(
-    spec: ModelSpec, row: ModelResult, noise: ModelResult | None, data: EvalData
-) -> dict[str, Any]:
+def write_pack(folder: Path, cache: Cache, recording: Recording) -> Manifest:
+    """Make the pack in a new folder from what a run has recorded, and return its manifest."""
+    data = recording.data
+    results = recording.outcome.results
+    folder.mkdir()
+    copy_store(recording.reader, folder / pack_files.STATES, data.digests)
+    copy_tokenizer(data.tokenizer, folder / pack_files.TOKENIZER)
+    text_tokens.write_pack(folder, text_windows.tokens_of(recording.text, cache))
+    write_scores(folder, cache, recording.row, data)
+    reference = results.reference or {}
+    facts: dict[str, Any] = {
+        **identity_of(reference.get("content"), data),
+        "text": text_keys(recording.text, data),
+        **facts_of(recording),
+        "text_license": LICENSES.get(recording.text.dataset.lower()),
+    }
+    manifest = Manifest.model_validate({**facts, "files": {}})
+    (folder / pack_files.CARD).write_text(
+        card(manifest, results.subtitle, recording.reader), encoding="utf-8"
+    )
+    # Last: the manifest lists the other files.
+    return pack_files.write_manifest(folder, **facts)
+
+
+def facts_of(recording: Recording) -> dict[str, Any]:
     """Return the manifest's facts about the model and its scores."""
-    name, revision, folder = origin(spec)
-    words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
-    now = origin_of_run(["compare-q", *words])
+    row = recording.row
+    data = recording.data
+    name, revision, folder = origin(recording.model)
+    words = []
+    for word in sys.argv[1:]:
+        if os.path.isabs(word):
+            word = os.path.basename(word)  # the path may reveal the machine's user
+        words.append(word)
+    run_origin = origin_of_run(["compare-q", *words])
     provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
-    return {
+    facts = {
         "model": name,
         "revision": revision,
         "model_license": license_of(folder),
@@ -205,27 +245,34 @@ def facts_of(
         "engine": f"{row.engine_version or row.engine}",
         "provenance": redacted({**provenance, "where": row.where}),
         "storage": {
-            key: getattr(row, key) for key in ("bpw_layer", "bpw_head", "vram_bits", "file_bytes")
+            "bpw_layer": row.bpw_layer,
+            "bpw_head": row.bpw_head,
+            "vram_bits": row.vram_bits,
+            "file_bytes": row.file_bytes,
         },
         "ppl": row.ppl,
         "ppl_stderr": row.ppl_stderr,
-        "floor_kld": None if noise is None else noise.kld,
-        "floor_kld_stderr": None if noise is None else noise.kld_stderr,
-        "created": now["created"],
-        "command": list(now["command"]),
+        "floor_kld": None,
+        "floor_kld_stderr": None,
+        "created": run_origin["created"],
+        "command": list(run_origin["command"]),
     }
+    if recording.floor_row is not None:
+        facts["floor_kld"] = recording.floor_row.kld
+        facts["floor_kld_stderr"] = recording.floor_row.kld_stderr
+    return facts
 
 
-def copy_store(opened: store.Reader, target: Path, windows: Collection[str]) -> None:
+def copy_store(reader: store.Reader, target: Path, windows: Collection[str]) -> None:
     """Copy the head and some windows (digests) of a reference store."""
     target.mkdir()
-    names = [opened.windows[window] for window in sorted(windows)]
-    names += opened.heads.values()
+    names = [reader.windows[window] for window in sorted(windows)]
+    names += reader.heads.values()
     files = {}
     for name in sorted(names):
-        shutil.copyfile(opened.path / name, target / name)
-        files[name] = opened.manifest.files[name]
-    store.write_manifest(target, opened.manifest.model_copy(update={"files": files, "made": False}))
+        shutil.copyfile(reader.path / name, target / name)
+        files[name] = reader.manifest.files[name]
+    store.write_manifest(target, reader.manifest.model_copy(update={"files": files, "made": False}))
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
@@ -238,17 +285,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(file, target / name)
 
 
-def write_scores(config: RunConfig, row: ModelResult, data: EvalData, folder: Path) -> None:
+def write_scores(folder: Path, cache: Cache, row: ModelResult, data: EvalData) -> None:
     """Write the reference's own scores of every scored token, which users must reproduce from the
     pack's states.
     """
-    stored = token_scores.of_row(config.cache, row.scores_key, data)
-    if stored is None:
+    scores = token_scores.of_row(cache, row.scores_key, data)
+    if scores is None:
         raise InputError(f"{row.label}: its scores vanished from the cache")
+    digests = [window.digest for window in data.windows]
     ends = np.cumsum([window.n_scored for window in data.windows])
-    pack_files.write_scores(
-        folder, [window.digest for window in data.windows], ends.tolist(), stored.columns
-    )
+    pack_files.write_scores(folder, digests, ends.tolist(), scores.columns)
 
 
 def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
@@ -258,18 +304,22 @@ def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
     dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
     keys: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     for key in ("path", "dataset_path"):
-        if os.path.isabs(str(keys.get(key) or "")) or str(keys.get(key) or "").startswith("~"):
+        path = str(keys.get(key) or "")
+        if os.path.isabs(path) or path.startswith("~"):
             keys[key] = os.path.basename(keys[key])
     return keys | {"max_rows": len(data.windows)}
 
 
 def origin(spec: ModelSpec) -> tuple[str, str | None, Path]:
     """Return (hub id or name, revision, folder on this machine) of the recorded model."""
-    name, revision = spec.located, spec.revision
+    name = spec.located
     if not hub.is_hub_id(name):
-        return os.path.basename(os.path.abspath(name)), revision, Path(name)
-    folder = hub.resolve(name, revision, download=False)
-    return name, folder.name if folder.parent.name == "snapshots" else revision, folder
+        return os.path.basename(os.path.abspath(name)), spec.revision, Path(name)
+    folder = hub.resolve(name, spec.revision, download=False)
+    revision = spec.revision
+    if folder.parent.name == "snapshots":
+        revision = folder.name
+    return name, revision, folder
 
 
 def license_of(folder: Path) -> str | None:
@@ -277,63 +327,69 @@ def license_of(folder: Path) -> str | None:
     from huggingface_hub.repocard import metadata_load
 
     with suppress(Exception):  # a card may hold anything
-        found = metadata_load(folder / "README.md") or {}
-        return str(found.get("license_name") or found["license"])
+        metadata = metadata_load(folder / "README.md") or {}
+        return str(metadata.get("license_name") or metadata["license"])
     return None
 
 
 def warnings(manifest: Manifest) -> list[str]:
-    """Return warnings before a pack is published: the head and the tokens are other people's work."""
-    said = [
-        "the pack holds the model's head (weights) and the text's tokens: publish it only if both licenses allow it"
+    """Return warnings before a pack is published: head and tokens are other people's work."""
+    lines = [
+        "the pack holds the model's head (weights) and the text's tokens: publish it only if both "
+        "licenses allow it"
     ]
-    said += [] if manifest.model_license else [f"{manifest.model}: its license is not known"]
-    return said + ([] if manifest.text_license else ["text: its license is not known"])
+    if not manifest.model_license:
+        lines.append(f"{manifest.model}: its license is not known")
+    if not manifest.text_license:
+        lines.append("text: its license is not known")
+    return lines
 
 
 def described(folder: Path) -> list[str]:
     """Return lines about a pack, each a title and a text."""
-    manifest, opened = pack_files.read(folder), store.open_reference(folder / pack_files.STATES)
+    manifest = pack_files.read(folder)
+    reader = store.open_reference(folder / pack_files.STATES)
     facts = {
-        "contents": opened.contents,
-        "bytes": opened.stored_bytes,
+        "contents": reader.contents,
+        "bytes": reader.stored_bytes,
         "text": pack_files.title_of_text(manifest),
     }
-    return [
-        printable(f"  {title:12} {words}")
-        for title, words in pack_files.facts_in_words(manifest, facts)
-    ]
+    lines = []
+    for title, text in pack_files.facts_in_words(manifest, facts):
+        lines.append(printable(f"  {title:12} {text}"))
+    return lines
 
 
-def card(manifest: Manifest, subtitle: str, opened: store.Reader) -> str:
+def card(manifest: Manifest, subtitle: str, reader: store.Reader) -> str:
     """Return the dataset card of a pack, in Markdown."""
     from huggingface_hub import DatasetCardData
 
-    head = DatasetCardData(
+    base_model = None
+    if "/" in manifest.model:  # an id of the hub
+        base_model = manifest.model
+    card_metadata = DatasetCardData(
         license=manifest.model_license or "unknown",
         tags=["compare-q", "reference-pack"],
         pretty_name=f"Reference pack of {manifest.model}",
-        base_model=manifest.model if "/" in manifest.model else None,
-    ).to_yaml()
-    facts = {"contents": opened.contents, "bytes": opened.stored_bytes, "text": subtitle}
-    lines = [
-        f"| {title} | {words} |" for title, words in pack_files.facts_in_words(manifest, facts)
-    ]
-    return "\n".join(
-        [
-            "---",
-            head,
-            "---",
-            "",
-            f"# Reference pack of {manifest.model}",
-            "",
-            "What is needed to measure the KL divergence of a quantized model from this reference without running it.",
-            "",
-            "    compare-q PACK MODEL...",
-            "",
-            "| | |",
-            "|---|---|",
-            *lines,
-            "",
-        ]
+        base_model=base_model,
     )
+    lines = [
+        "---",
+        card_metadata.to_yaml(),
+        "---",
+        "",
+        f"# Reference pack of {manifest.model}",
+        "",
+        "What is needed to measure the KL divergence of a quantized model from this reference "
+        "without running it.",
+        "",
+        "    compare-q PACK MODEL...",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    facts = {"contents": reader.contents, "bytes": reader.stored_bytes, "text": subtitle}
+    for title, text in pack_files.facts_in_words(manifest, facts):
+        lines.append(f"| {title} | {text} |")
+    lines.append("")
+    return "\n".join(lines)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from compare_q.eval.cli import flags
+from compare_q.eval.cli.flag_table import FLAGS, Flag
 from tests.support.made import FAILED, QUANT, REF, run_of
 from tests.support.toy import Run
 
@@ -88,21 +87,18 @@ def draw(choose: random.Random) -> list[str]:
     """Return a command with one or two odd options, and sometimes an odd word somewhere."""
     command = choose.choice(list(COMMANDS))
     words = [command, *COMMANDS[command]]
-    known: list[tuple[list[str], dict[str, Any]]] = []
-    for group in flags.OPTIONS.values():
-        known += [(names, keys) for names, commands, keys in group if command in commands]
+    flags: list[Flag] = []
+    for group in FLAGS.values():
+        flags += [flag for flag in group if command in flag.commands]
     for _ in range(choose.randint(1, 2)):
-        names, keys = choose.choice(known) if known else (["-x"], {})
-        flag = choose.choice(names)
-        takes_none = keys.get("nargs") == 0 or keys.get("action") in (
-            "store_true",
-            "help",
-            "version",
-        )
-        added = [flag] if flag.startswith("-") else []
-        if not takes_none and choose.random() < 0.9:
-            added += [choose.choice(VALUES) for _ in range(2 if keys.get("nargs") == 2 else 1)]
-        words += added * choose.choice((1, 1, 1, 2))
+        flag = choose.choice(flags)
+        odd_words = []
+        if flag.names:
+            odd_words.append(choose.choice(flag.names))
+        if flag.metavar and choose.random() < 0.9:
+            for _ in range(len(flag.metavar)):
+                odd_words.append(choose.choice(VALUES))
+        words += odd_words * choose.choice((1, 1, 1, 2))
     if choose.random() < 0.2:
         words.insert(choose.randint(1, len(words)), choose.choice(VALUES))
     return words

@@ -252,6 +252,6 @@ def test_a_run_says_the_size_of_a_large_cache(
     data, models = write_specs([FAKE])
     line = ("-d", data, "-m", models)
     assert str(own_cache) not in compare_q(*line).err
-    monkeypatch.setattr(cache_listing, "LARGE", 100)
+    monkeypatch.setattr(cache_listing, "LARGE_BYTES", 100)
     assert str(own_cache) in compare_q(*line).err
     assert compare_q(*line, "--cache-limit", "1TB").err.count(str(own_cache)) == 0

@@ -12,7 +12,7 @@ import pytest
 
 from compare_q import backends
 from compare_q.backends.vllm import compat
-from compare_q.eval.cli import flags
+from compare_q.eval.cli.flag_table import flags_of
 from tests.support.toy import (
     FAKE,
     TOY_VOCAB,
@@ -187,7 +187,7 @@ def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
 def test_every_flag_of_upstream_is_there() -> None:
     upstream = """-d --dataspec -m --modelspec -cc --clear_cache -p --plot -v --vram -mx --max_x -my --max_y -t --title
         -kld --kld -mask --mask -lf --logits_file -dark --dark -pf --plot_file -r --rows"""
-    assert set(upstream.split()) <= {*flags.parser("run")._option_string_actions}
+    assert set(upstream.split()) <= flags_of("run").keys()
 
 
 @needs_accelerate

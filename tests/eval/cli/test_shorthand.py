@@ -75,7 +75,7 @@ def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
         }
         (folder / "config.json").write_text(json.dumps(config))
         named = shorthand.model(str(folder), set(), Progress(), reference=False)
-        return named.spec.load_fn, named.why
+        return named.spec.load_fn, named.reason
 
     monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1"))
     monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
@@ -367,7 +367,7 @@ def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path
         spec = spec_files.parse_data_spec({**common, **keys}, tmp_path / "given.json")
         paths = {key: str(tmp_path / name) for key, name in saved.items()}
         paths |= {key: [paths[key]] for key in paths.keys() & {"dataset_data_files"}}
-        assert shorthand.keys_of(spec, *shorthand.PATHS) == {**common, **keys, **paths}
+        assert shorthand.keys_of(spec, *shorthand.PATH_KEYS) == {**common, **keys, **paths}
 
 
 def test_several_texts_are_called_as_the_user_calls_them(toy_model: Path, toy_text: Path) -> None:
