@@ -22,10 +22,13 @@ from ...backends.reference import pack_files
 from ...backends.reference.pack_files import Manifest
 
 SUFFIX = ".unfinished"
-NEW, OLD = "compare_q.new", "compare_q.old"
-"""Folders in the hidden folder: the pack that is made, and the pack that it replaces while it gets
-its name."""
+NEW = "compare_q.new"
+"""Folder in the hidden folder: the pack that is made."""
+OLD = "compare_q.old"
+"""Folder in the hidden folder: the pack that is replaced, while the new one gets its name."""
 ATTEMPTS = 10
+"""Maximum number of attempts to create and lock the hidden folder: another process may delete it
+between the two steps."""
 
 
 def existing(target: Path) -> Manifest | None:
@@ -57,17 +60,18 @@ def check_replaced(
     more windows.
     """
     n_replaced = len(replaced.windows)
-    why = ""
     if identity["model_digest"] != replaced.model_digest:
-        why = f"of another model ({replaced.model})"
+        difference = f"of another model ({replaced.model})"
     elif identity["text_digest"] != replaced.text_digest:
-        why = f"of another text, or of other windows ({pack_files.title_of_text(replaced)})"
+        title = pack_files.title_of_text(replaced)
+        difference = f"of another text, or of other windows ({title})"
     elif n_windows <= n_replaced:
-        why = f"with {amount(n_replaced, 'window')} already"
-    if why:
-        raise InputError(
-            f"-o: {printable(target)}: is a pack {printable(why)}; name another folder"
-        )
+        difference = f"with {amount(n_replaced, 'window')} already"
+    else:
+        return
+    raise InputError(
+        f"-o: {printable(target)}: is a pack {printable(difference)}; name another folder"
+    )
 
 
 @contextmanager
@@ -110,12 +114,12 @@ def lock_new(folder: Path, target: Path) -> int | None:
             settle_content(folder)
             return descriptor
         if is_new and folder.is_dir() and not storage.is_held(folder):
-            return None
+            return None  # a file system without locks
         if folder.is_dir():
             break
     raise InputError(
-        f"-o: {printable(target)}: another compare-q is making this pack; wait until it has ended, or name another "
-        f"folder (if none is running, delete {printable(folder)})"
+        f"-o: {printable(target)}: another compare-q is making this pack; wait until it has ended, "
+        f"or name another folder (if none is running, delete {printable(folder)})"
     )
 
 
@@ -129,6 +133,7 @@ def locked(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The folder may have been deleted and made again between opening and locking it.
         if os.path.samestat(os.fstat(descriptor), folder.lstat()):
             return descriptor
     except OSError:  # another process holds it or has deleted it, or the file system has no locks

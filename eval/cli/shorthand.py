@@ -38,31 +38,39 @@ from ..text import hub_datasets
 if TYPE_CHECKING:
     from ..run.runner import RunOutcome
 
-LENGTH = 2048
+LONGEST_WINDOW = 2048
 """Tokens per window, unless a model's context is shorter."""
-CHAT = {
+CHAT_KEYS = {
     "dataset": "chat",
     "dataset_path": "HuggingFaceH4/ultrachat_200k",
     "dataset_split": "test_sft",
     "max_text_rows": 200,
     "dataset_display_name": "UltraChat",
 }
-SHIPPED = Path(__file__).parents[1] / "spec" / "opticks.txt"
+"""The data spec of ``-d chat``."""
+SHIPPED_TEXT = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
 NO_INPUT = (*SUFFIXES, ".html", ".csv", ".log")
 """Suffixes of files that are neither models nor texts; hints at similar names leave them out."""
-PATHS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
+PATH_KEYS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
 """Keys of a data spec that may be paths."""
-NO_MODEL = """is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a server's \
-address; specs are given with -m, texts with -d, and finished runs are shown by compare-q show"""
+NO_MODEL = (
+    "is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id or a "
+    "server's address; specs are given with -m, texts with -d, and finished runs are shown by "
+    "compare-q show"
+)
+LABEL_AND_MODEL = re.compile(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)")
+"""A label may have an @, unless the word reads as MODEL@ENGINE:OPTION=VALUE."""
+MODEL_ENGINE_OPTIONS = re.compile(r"(.+?)@([\w.-]+):(\w+=.+)")
+MODEL_ENGINE = re.compile(r"(.+)@([\w.-]+)")
 
 
-class Named(NamedTuple):
+class NamedModel(NamedTuple):
     """A model of the command line, the reason for its engine, and known facts about the model."""
 
     spec: ModelSpec
-    why: str
+    reason: str
     tokenizer: str | None  # folder or hub id of its tokenizer
     context: int | None
 
@@ -77,8 +85,8 @@ class Parts(NamedTuple):
 
 
 def specs(
-    words: Sequence[str],
-    texts_named: Sequence[str | DataSpec],
+    model_words: Sequence[str],
+    text_words: Sequence[str | DataSpec],
     progress: Progress,
     *,
     reference: bool = True,
@@ -89,47 +97,45 @@ def specs(
     """Return (the texts, the models, lines about the engines and the text that were chosen) of a
     run without specs.
 
-    ``words``, ``reference``: as ``models`` takes them.  ``texts_named``, ``tokenizer``,
+    ``model_words``, ``reference``: as ``models`` takes them.  ``text_words``, ``tokenizer``,
     ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
     addition to the settings file.
     """
-    named = models(
-        words, {*pythons, *spec_files.load_settings().python}, progress, reference=reference
-    )
-    data, said = texts(texts_named, named, tokenizer, **windows)
-    engines = [f"{each.spec.name}: {each.spec.load_fn} ({each.why})" for each in named]
-    return data, [each.spec for each in named], engines + said
+    other_pythons = {*pythons, *spec_files.load_settings().python}
+    named_models = models(model_words, other_pythons, progress, reference=reference)
+    data, notes_on_texts = texts(text_words, named_models, tokenizer, **windows)
+    model_specs = [named.spec for named in named_models]
+    notes = []
+    for named in named_models:
+        notes.append(f"{named.spec.name}: {named.spec.load_fn} ({named.reason})")
+    return data, model_specs, notes + notes_on_texts
 
 
 def models(
-    words: Sequence[str], elsewhere: Set[str], progress: Progress, *, reference: bool
-) -> list[Named]:
+    words: Sequence[str], other_pythons: Set[str], progress: Progress, *, reference: bool
+) -> list[NamedModel]:
     """Return the models that the words name; with ``reference``, the first of several is marked.
 
-    ``elsewhere``: engines and load_fns that run in another Python.  Configs and tokenizers are
+    ``other_pythons``: engines and load_fns that run in another Python.  Configs and tokenizers are
     downloaded from the hub.  InputError with all problems, one per line.
     """
-    named: list[Named] = []
+    named_models: list[NamedModel] = []
     problems: list[str] = []
     for word in words:
+        is_reference = reference and not named_models and len(words) > 1
         try:
-            named.append(
-                model(
-                    word, elsewhere, progress, reference=reference and not named and len(words) > 1
-                )
-            )
+            named_models.append(model(word, other_pythons, progress, reference=is_reference))
         except InputError as error:
-            problems += [
-                f"{printable(word)}: {line.removeprefix(f'{word}: ')}"
-                for line in str(error).splitlines()
-            ]
+            for line in str(error).splitlines():
+                reason = line.removeprefix(f"{word}: ")
+                problems.append(f"{printable(word)}: {reason}")
     if problems:
         raise InputError("\n".join(problems))
-    specs = spec_files.with_own_labels([each.spec for each in named], progress.say)
-    return [each._replace(spec=spec) for spec, each in zip(specs, named, strict=True)]
+    specs = spec_files.with_own_labels([named.spec for named in named_models], progress.say)
+    return [named._replace(spec=spec) for spec, named in zip(specs, named_models, strict=True)]
 
 
-def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool) -> Named:
+def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: bool) -> NamedModel:
     """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``."""
     parts = parts_of(word)
     name = parts.model
@@ -141,12 +147,12 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
     if is_file(expanded(name)) and not backends.reader_of(name):
         raise InputError(NO_MODEL)
     if parts.engine:
-        load_fn, why = parts.engine, "as asked"
+        load_fn = parts.engine
+        reason = "as asked"
     else:
-        load_fn, why = backends.engine_for(name, config, elsewhere)
-    _, engine_class = backends.resolve(
-        load_fn, None
-    )  # an unknown engine is reported before other faults
+        load_fn, reason = backends.engine_for(name, config, other_pythons)
+    # An unknown engine is reported before other faults.
+    _, engine_class = backends.resolve(load_fn, None)
     options = {**engine_class.capabilities.one_line.get(load_fn, {}), **parts.options}
     keys: dict[str, Any] = {
         "load_fn": load_fn,
@@ -159,13 +165,11 @@ def model(word: str, elsewhere: Set[str], progress: Progress, *, reference: bool
         keys["reference"] = True
     spec = spec_files.parse_model_spec(keys, spec_files.COMMAND_LINE)
     if config is not None:
-        return Named(spec, why, spec.located, config.context)
-    tokenizer = (
-        str(Path(spec.located, pack_files.TOKENIZER))
-        if pack_files.is_pack(Path(spec.located))
-        else None
-    )
-    return Named(spec, why, tokenizer, context_without_config(spec))
+        return NamedModel(spec, reason, spec.located, config.context)
+    tokenizer = None
+    if pack_files.is_pack(Path(spec.located)):
+        tokenizer = str(Path(spec.located, pack_files.TOKENIZER))
+    return NamedModel(spec, reason, tokenizer, context_without_config(spec))
 
 
 def parts_of(word: str) -> Parts:
@@ -176,24 +180,35 @@ def parts_of(word: str) -> Parts:
     label = ""
     name = word
     if not exists(expanded(name)):
-        found = re.fullmatch(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)", name)
-        if found:
-            label, name = found.groups()
+        match = LABEL_AND_MODEL.fullmatch(name)
+        if match:
+            label, name = match.groups()
     if exists(expanded(name)):
         return Parts(label, name, "", {})
-    found = re.fullmatch(r"(.+?)@([\w.-]+):(\w+=.+)", name) or re.fullmatch(
-        r"(.+)@([\w.-]+)()", name
-    )
-    if not found:
-        return Parts(label, name, "", {})
-    name, engine, listed = found.groups()
+    words_of_options = ""
+    match = MODEL_ENGINE_OPTIONS.fullmatch(name)
+    if match:
+        name, engine, words_of_options = match.groups()
+    else:
+        match = MODEL_ENGINE.fullmatch(name)
+        if not match:
+            return Parts(label, name, "", {})
+        name, engine = match.groups()
+    options = options_of(words_of_options)
+    return Parts(label, name, backends.ENGINE_ALIASES.get(engine, engine), options)
+
+
+def options_of(words: str) -> dict[str, Any]:
+    """Return the options in ``option=value,option=value``; a value may have commas."""
     options: dict[str, Any] = {}
-    for pair in re.split(r",(?=\w+=)", listed) if listed else ():
-        key, _, text = pair.partition("=")
+    if not words:
+        return options
+    for word in re.split(r",(?=\w+=)", words):
+        key, _, value = word.partition("=")
         if key in options:
             raise InputError(f"engine.{key}: is given twice; give it once")
-        options[key] = spec_files.json_or_word(text)
-    return Parts(label, name, backends.ENGINE_ALIASES.get(engine, engine), options)
+        options[key] = spec_files.json_or_word(value)
+    return options
 
 
 def own_label(name: str, options: Mapping[str, Any]) -> str:
@@ -201,8 +216,13 @@ def own_label(name: str, options: Mapping[str, Any]) -> str:
     options.
     """
     folder = expanded(name)
-    label = pack_files.read(folder).label if pack_files.is_pack(folder) else short_name(name)
-    return " ".join([label, *(f"{key}={value}" for key, value in options.items())])
+    if pack_files.is_pack(folder):
+        label = pack_files.read(folder).label
+    else:
+        label = short_name(name)
+    for key, value in options.items():
+        label += f" {key}={value}"
+    return label
 
 
 def context_without_config(spec: ModelSpec) -> int | None:
@@ -217,11 +237,13 @@ def context_without_config(spec: ModelSpec) -> int | None:
         engine=engine,
         load_fn=spec.load_fn,
         model_dir=spec.located,
-        max_tokens=LENGTH,
+        max_tokens=LONGEST_WINDOW,
         options=spec.options,
     )
     files = engine_class.files(planned)
-    return None if files.is_remote else files.facts().context
+    if files.is_remote:
+        return None
+    return files.facts().context
 
 
 def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
@@ -235,18 +257,23 @@ def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
         ):
             return str(pack_files.resolve(name, watch=phase))
         if is_folder(Path(name).parent):
+            hint = hint_at_similar_name(Path(name))
             reason = str(error).removeprefix(f"{name}: ")
-            raise InputError(
-                f"no such folder or file{near(Path(name))}; as a model of the hub: {reason}"
-            )
+            raise InputError(f"no such folder or file{hint}; as a model of the hub: {reason}")
     raise error
 
 
 def short_name(name: str) -> str:
     """Return a label: the last part of a path or hub id, or the address of a server."""
     address = address_of(name)
-    last = Path(os.path.abspath(expanded(name)) if exists(expanded(name)) else name).stem
-    return address.netloc or re.sub(r"-\d{5}-of-\d{5}$", "", last) or name
+    if address.netloc:
+        return address.netloc
+    path = name
+    if exists(expanded(name)):
+        path = os.path.abspath(expanded(name))
+    stem = Path(path).stem
+    stem_of_split_file = re.sub(r"-\d{5}-of-\d{5}$", "", stem)
+    return stem_of_split_file or name
 
 
 def address_of(name: str) -> SplitResult:
@@ -275,17 +302,18 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
         model_name = "/".join(address_of(name).path.split("/")[1:3])
         raise InputError(f"is a page of the hub; name the model as {model_name}")
     elif not exists(folder) and not address_of(name).netloc:
-        hint = "" if "/" in name else "; a model on the hub is named owner/name"
-        hint = (
-            "; a server's address begins with http://"
-            if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name)
-            else hint
-        )
-        raise InputError(f"no such folder or file{near(folder)}{hint}")
-    return CheckpointConfig.read(folder) if exists(folder / "config.json") else None
+        hint = ""
+        if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
+            hint = "; a server's address begins with http://"
+        elif "/" not in name:
+            hint = "; a model on the hub is named owner/name"
+        raise InputError(f"no such folder or file{hint_at_similar_name(folder)}{hint}")
+    if not exists(folder / "config.json"):
+        return None
+    return CheckpointConfig.read(folder)
 
 
-def near(path: Path, *others: str) -> str:
+def hint_at_similar_name(path: Path, *other_names: str) -> str:
     """Return a hint at a similar name in the same folder, or among the other names, for a path that
     does not exist.
     """
@@ -294,12 +322,12 @@ def near(path: Path, *others: str) -> str:
         for name in os.listdir(path.parent):
             if Path(name).suffix.lower() not in NO_INPUT:
                 paths[name] = str(path.parent / name)
-    return nearest(path.name, [*paths, *others], paths)
+    return nearest(path.name, [*paths, *other_names], paths)
 
 
 def texts(
     words: Sequence[str | DataSpec],
-    named: Sequence[Named],
+    named_models: Sequence[NamedModel],
     tokenizer: str | None = None,
     **windows: Any,
 ) -> tuple[list[DataSpec], list[str]]:
@@ -312,47 +340,59 @@ def texts(
     ``eval_stride`` and ``sample`` of texts without a spec, if not None; InputError if a text has a
     spec.
     """
-    said: list[str] = []
-    first, keys = (
-        named[0].spec.located,
-        {key: value for key, value in windows.items() if value is not None},
-    )
-    own_tokenizer = {"tokenizer": tokenizer} if tokenizer else {}
-    if not words and pack_files.is_pack(Path(first)):
-        refuse_keys({**keys, **own_tokenizer}, "a reference pack")
-        return [spec_files.parse_data_spec({"pack": first}, spec_files.COMMAND_LINE)], [
-            "text: of the pack"
-        ]
+    window_keys = {key: value for key, value in windows.items() if value is not None}
+    refused_keys = dict(window_keys)  # for texts with a spec
+    first_model = named_models[0].spec.located
+    notes: list[str] = []
+    if not words and pack_files.is_pack(Path(first_model)):
+        if tokenizer:
+            refused_keys["tokenizer"] = tokenizer
+        refuse_keys(refused_keys, "a reference pack")
+        spec = spec_files.parse_data_spec({"pack": first_model}, spec_files.COMMAND_LINE)
+        return [spec], ["text: of the pack"]
     if not words:
-        words = ["wiki2"]
-        try:
-            known = {
-                **text("wiki2"),
-                "tokenizer_dir": "-",
-                "eval_len": LENGTH,
-                "eval_stride": LENGTH,
-            }
-            hub_datasets.would_fetch(spec_files.parse_data_spec(known, spec_files.COMMAND_LINE))
-        except InputError as error:
-            words = [str(SHIPPED)]
-            said = [f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"]
-    if all(isinstance(word, DataSpec) or word.endswith(".json") for word in words):
-        keys |= own_tokenizer
+        default_word, notes = default_text()
+        words = [default_word]
+    # With a text without a spec, the tokenizer is for that text.
+    if tokenizer and all(isinstance(word, DataSpec) or is_spec_file(word) for word in words):
+        refused_keys["tokenizer"] = tokenizer
     specs: list[DataSpec] = []
     for word in words:
         if isinstance(word, DataSpec):
-            refuse_keys(keys, "this text")
+            refuse_keys(refused_keys, "this text")
             specs.append(word)
-        elif word.endswith(".json"):
-            refuse_keys(keys, word)
+        elif is_spec_file(word):
+            refuse_keys(refused_keys, word)
             specs += spec_files.load_data_specs(spec_files.expand([word]))
         else:
-            whole = {**text(word), **common(named, word, tokenizer, keys)}
-            if len(words) > 1 and "path" not in whole:
-                whole["label"] = word  # the slice is called as the user calls the text: kld:wiki2
-            specs.append(spec_files.parse_data_spec(whole, spec_files.COMMAND_LINE, f"-d {word}: "))
+            keys = keys_of_text(word)
+            keys |= keys_of_windows(named_models, word, tokenizer, window_keys)
+            if len(words) > 1 and "path" not in keys:
+                keys["label"] = word  # the slice is called as the user calls the text: kld:wiki2
+            specs.append(spec_files.parse_data_spec(keys, spec_files.COMMAND_LINE, f"-d {word}: "))
     spec_files.check_labels(specs)
-    return specs, said
+    return specs, notes
+
+
+def is_spec_file(word: str) -> bool:
+    """True if a word of ``-d`` names a data spec, not a text."""
+    return word.endswith(".json")
+
+
+def default_text() -> tuple[str, list[str]]:
+    """Return (the word of the text without ``-d``, lines about it)."""
+    keys = {
+        **keys_of_text("wiki2"),
+        "tokenizer_dir": "-",
+        "eval_len": LONGEST_WINDOW,
+        "eval_stride": LONGEST_WINDOW,
+    }
+    try:
+        hub_datasets.would_fetch(spec_files.parse_data_spec(keys, spec_files.COMMAND_LINE))
+    except InputError as error:
+        note = f"text: Newton's Opticks, which is shipped, instead of WikiText-2: {error}"
+        return str(SHIPPED_TEXT), [note]
+    return "wiki2", []
 
 
 def with_default_windows(
@@ -364,64 +404,75 @@ def with_default_windows(
     ``finished_store``: the reference store of the run if no model extends it; it may have fewer
     windows.
     """
-    windows = WINDOWS
+    n_windows = WINDOWS
     if finished_store is not None:
         with suppress(InputError):  # the run reports it
-            windows = min(windows, len(open_reference(finished_store).windows))
+            n_windows = min(n_windows, len(open_reference(finished_store).windows))
     sized: dict[str, DataSpec] = {}
     for name, spec in texts.items():
         if spec.sample == "spread" and spec.max_rows is None:
-            spec = spec.model_copy(update={"max_rows": windows})
+            spec = spec.model_copy(update={"max_rows": n_windows})
         sized[name] = spec
     return sized
 
 
 def refuse_keys(keys: Mapping[str, Any], owner: str) -> None:
-    """InputError if there are keys, of windows or ``tokenizer``, for a text that has a data spec."""
-    for key in keys:
+    """InputError if there are keys, of windows or ``tokenizer``, for a text with a data spec."""
+    if keys:
+        key = next(iter(keys))
         raise InputError(
-            f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave {key} out"
+            f"{key}: is for a text without a data spec, and {printable(owner)} has one; leave "
+            f"{key} out"
         )
 
 
-def text(word: str) -> dict[str, Any]:
+def keys_of_text(word: str) -> dict[str, Any]:
     """Return the keys of a data spec for the text that a word names."""
     if word == "chat":
-        return CHAT
+        return dict(CHAT_KEYS)
     if word.startswith("lm_eval:"):
         raise InputError(f"-d: {printable(word)}: {LM_EVAL_RUNS_TASKS}")
     if word.lower() in hub_datasets.SOURCES:
         return {"dataset": word, "sample": "spread"}
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, "sample": "spread"}
-    known = [*hub_datasets.SOURCES, "chat"]
+    known_texts = [*hub_datasets.SOURCES, "chat"]
     if re.match("https?:/", word):
         raise InputError(
             f"-d: {printable(word)}: is an address; download the text, and name its file"
         )
+    hint = hint_at_similar_name(Path(word), *known_texts)
     raise InputError(
-        f"-d: {printable(word)}: no such file{near(Path(word), *known)}; a text is a file, a spec "
-        f"(.json), or one of {', '.join(known)}"
+        f"-d: {printable(word)}: no such file{hint}; a text is a file, a spec (.json), or one of "
+        f"{', '.join(known_texts)}"
     )
 
 
-def common(
-    named: Sequence[Named], word: str, tokenizer: str | None, windows: Mapping[str, Any]
+def keys_of_windows(
+    named_models: Sequence[NamedModel],
+    word: str,
+    tokenizer: str | None,
+    window_keys: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return ``windows`` and what follows from the models: the tokenizer, and windows that fit all
-    contexts.
+    """Return ``window_keys`` and what follows from the models: the tokenizer, and windows that fit
+    all contexts.
     """
-    tokenizer = tokenizer or next(filter(None, (each.tokenizer for each in named)), None)
-    if tokenizer is None:
+    for named in named_models:
+        if not tokenizer:
+            tokenizer = named.tokenizer
+    if not tokenizer:
         raise InputError(
-            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; give "
-            "--tokenizer the folder or hub id of the unquantized model"
+            f"-d: {printable(word)}: none of the models has a tokenizer in Transformers' format; "
+            "give --tokenizer the folder or hub id of the unquantized model"
         )
-    length = windows.get("eval_len") or min(
-        [LENGTH, *(each.context for each in named if each.context)]
-    )
-    strides = {} if word == "chat" else {"eval_stride": length}
-    return {"tokenizer_dir": tokenizer, "eval_len": length, **strides, **windows}
+    length = window_keys.get("eval_len")
+    if not length:
+        contexts = [named.context for named in named_models if named.context]
+        length = min([LONGEST_WINDOW, *contexts])
+    keys: dict[str, Any] = {"tokenizer_dir": tokenizer, "eval_len": length}
+    if word != "chat":
+        keys["eval_stride"] = length
+    return keys | window_keys
 
 
 def save(
@@ -429,7 +480,7 @@ def save(
     names: Sequence[str],
     data: Sequence[DataSpec],
     specs: Sequence[ModelSpec],
-    done: RunOutcome,
+    outcome: RunOutcome,
 ) -> str:
     """Write the data specs and the model specs that repeat a run, and return the command that runs
     them.
@@ -438,33 +489,45 @@ def save(
     scores, because specs cannot contain them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = []
-    for spec, text in zip(data, done.data.texts, strict=True):
-        texts.append({**keys_of(spec, *PATHS), "max_rows": len(text.windows)})
-    words = []
-    models = [keys_of(spec, "model_dir") for spec in specs]
-    for flag, name, content in zip(("-d", "-m"), names, (texts, models), strict=True):
-        (folder / name).write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
-        words += [flag, shlex.quote(printable(folder / name))]
-    ran: dict[str, Any] = {}
-    for model in done.results.models:
-        ran |= model.provenance
-    kept = [
-        name
-        for name in sorted(ran.keys() & os.environ)
-        if str(ran[name]).startswith(os.environ[name])
-    ]
-    variables = [f"{name}={shlex.quote(printable(os.environ[name]))}" for name in kept]
-    return " ".join([*variables, "compare-q", *words])
+    text_keys = []
+    for spec, text in zip(data, outcome.data.texts, strict=True):
+        text_keys.append({**keys_of(spec, *PATH_KEYS), "max_rows": len(text.windows)})
+    model_keys = [keys_of(spec, "model_dir") for spec in specs]
+    data_file, models_file = [folder / name for name in names]
+    data_file.write_text(json.dumps(text_keys, indent=4) + "\n", encoding="utf-8")
+    models_file.write_text(json.dumps(model_keys, indent=4) + "\n", encoding="utf-8")
+    words = ["compare-q", "-d", quoted(data_file), "-m", quoted(models_file)]
+    return " ".join([*variables_of(outcome), *words])
 
 
-def keys_of(spec: DataSpec | ModelSpec, *paths: str) -> dict[str, Any]:
+def variables_of(outcome: RunOutcome) -> list[str]:
+    """Return the assignments of environment variables that the provenance of a run names."""
+    provenance: dict[str, Any] = {}
+    for model in outcome.results.models:
+        provenance |= model.provenance
+    assignments = []
+    for name in sorted(provenance.keys() & os.environ):
+        if str(provenance[name]).startswith(os.environ[name]):
+            assignments.append(f"{name}={quoted(os.environ[name])}")
+    return assignments
+
+
+def quoted(word: object) -> str:
+    """Return a word for a shell."""
+    return shlex.quote(printable(word))
+
+
+def keys_of(spec: DataSpec | ModelSpec, *path_keys: str) -> dict[str, Any]:
     """Return the keys that a spec sets, with absolute paths and without secrets."""
     keys: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
 
     def absolute(name: str) -> str:
-        found = spec.locate(name)
-        return os.path.abspath(found) if exists(Path(found)) or glob.glob(found) else name
+        path = spec.locate(name)
+        if exists(Path(path)) or glob.glob(path):
+            return os.path.abspath(path)
+        return name
 
-    keys |= {key: hub_datasets.map_names(keys[key], absolute) for key in keys.keys() & set(paths)}
+    for key in path_keys:
+        if key in keys:
+            keys[key] = hub_datasets.map_names(keys[key], absolute)
     return redacted(keys)  # type: ignore[no-any-return]
