@@ -44,7 +44,7 @@ def command_line() -> Callable[[], int]:
 
 
 def remedy() -> str:
-    """Return how to get a Python that can run this: the environment made by ``make``, or a new one."""
+    """Return how to get a Python that can run this: in an environment of ``make``, or a new one."""
     for name in (".venv-cuda", ".venv-cpu"):
         python = ROOT / name / "bin" / "python"
         if python.exists() and Path(sys.prefix) != ROOT / name:
@@ -52,8 +52,14 @@ def remedy() -> str:
             return f"run it with {folder}/bin/python, or first 'source {folder}/bin/activate'"
     if (ROOT / "Makefile").exists():
         folder = os.path.relpath(ROOT)
-        return f"'make -C {folder} demo' makes an environment with all of it, 'pip install -e {folder}' adds to yours"
-    return "install compare_q with its dependencies: 'pip install .' (without --no-deps) in a checkout of it"
+        return (
+            f"'make -C {folder} demo' makes an environment with all of it, "
+            f"'pip install -e {folder}' adds to yours"
+        )
+    return (
+        "install compare_q with its dependencies: 'pip install .' (without --no-deps) in a "
+        "checkout of it"
+    )
 
 
 def main() -> int:
