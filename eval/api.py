@@ -88,8 +88,9 @@ class Comparison:
         else:
             fields = table_columns.fields_of(names)
         for name in fields:
+            # Columns with a parameter, as memory:N and kld:SLICE, are no fields of a row.
             if name not in types and name != "notes":
-                types[name] = "float64"  # memory:N, kld:SLICE
+                types[name] = "float64"
         frame = pd.DataFrame(rows, columns=fields, dtype=object)
         for name, dtype in types.items():
             if name in frame:
@@ -316,7 +317,8 @@ def compare(
         finished_store = None if reference_is_made else config.logits_file
         texts = shorthand.with_default_windows(texts, finished_store)
     outcome = runner.run(config, texts, model_specs, n_windows)
-    config.cache.release()  # the result keeps the cache
+    # The result keeps the cache: without this, its entries would stay marked as used.
+    config.cache.release()
     if outcome.signal:
         raise KeyboardInterrupt
     return Comparison(outcome.results, outcome.data, config.cache)
@@ -408,7 +410,8 @@ def specs_of(kind: type[S], inputs: SpecInput | None, name: str) -> list[S]:
     specs: list[S] = []
     for number, spec in enumerate(listed(inputs, name)):
         if isinstance(spec, Mapping):
-            try:  # as a file would give it: paths as strings, tuples as lists
+            try:
+                # As a file would give it: paths as strings, tuples as lists.
                 keys = json.loads(json.dumps(dict(spec), default=os.fspath))
             except (TypeError, ValueError) as error:
                 raise InputError(f"spec: holds what JSON cannot: {one_line(error)}") from None

@@ -92,12 +92,14 @@ def entries(cache: Cache) -> list[Entry]:
     """Return the entries of the cache; the one that was used last comes first."""
     listed = []
     for section, pattern in ENTRY_NAMES.items():
-        with suppress(OSError):  # the folder does not exist
+        # The folder of a section may not exist yet.
+        with suppress(OSError):
             for path in (cache.root / section).iterdir():
                 name = pattern.fullmatch(path.name)
                 files = own_files(section, path)
                 if name and files:
-                    with suppress(OSError):  # deleted in the meantime
+                    # Another process may delete files in the meantime.
+                    with suppress(OSError):
                         listed.append(entry_of(section, name[1], path, files))
     return sorted(listed, key=lambda entry: (-entry.used, entry.path))
 
@@ -112,10 +114,8 @@ def entry_of(section: str, key: str, path: Path, files: Sequence[Path]) -> Entry
 
 
 def last_use(section: str, path: Path, files: Sequence[Path]) -> float:
-    """Return when compare_q's ``files`` at a path were used last, in seconds since 1970.
-
-    Runs touch segments of scores that they have read, and the folders of references.
-    """
+    """Return when compare_q's ``files`` at a path were used last, in seconds since 1970."""
+    # Runs touch the folder of a reference, and each segment of scores, that they have read.
     touched = [*files, path]
     if section == "scores":
         touched = segments.scores_folder(path).own_tensor_files() or list(files)
@@ -160,7 +160,8 @@ def parts_of(entry: Entry) -> list[Part]:
             groups = [(file,) for file in segment_files]
     parts = []
     for files in groups:
-        with suppress(OSError):  # deleted in the meantime
+        # Another process may delete files in the meantime.
+        with suppress(OSError):
             used = entry.used
             if entry.section == "scores":
                 used = max(file.stat().st_mtime for file in files)
@@ -184,7 +185,7 @@ def prune(cache: Cache, limit: int) -> tuple[int, int]:
         if entry.key not in in_use:
             parts += parts_of(entry)
     parts.sort(key=lambda part: (part.used, part.entry.path, part.files))
-    # In rounds: an entry may turn out to be in use, so that later parts must go instead.
+    # In rounds: an entry may be in use when it is to be deleted; then the next parts go instead.
     next_part = 0
     while next_part < len(parts) and remaining > limit:
         oldest: dict[Entry, list[Part]] = {}
@@ -237,7 +238,8 @@ def large_cache_note(cache: Cache) -> str | None:
     """Return a line on the size of a cache above ``LARGE_BYTES``; None for a smaller one."""
     total = 0
     for section in ENTRY_NAMES:
-        with suppress(OSError):  # the folder does not exist
+        # The folder of a section may not exist yet.
+        with suppress(OSError):
             for path in (cache.root / section).iterdir():
                 for file in own_files(section, path):
                     total += storage.size_of(file) or 0

@@ -150,7 +150,8 @@ def check_models(config: RunConfig, models: Sequence[PlannedModel], report: Chec
     """Report on the files of models, and on what a run would refuse."""
     files_of_models = [backends.files_of(model) for model in models]
     contents: dict[Path, Contents] = {}
-    with suppress(InputError):  # reported below, for its own model
+    # All folders in one process. Its error is reported below, for the model that causes it.
+    with suppress(InputError):
         folders = comparable_folders(models, files_of_models)
         contents = contents_of(folders, config.progress)
     reference_folder = None
@@ -209,7 +210,8 @@ def check_checkpoint(
             reference_contents=contents.get(reference_folder),
             engine_tokens=engine_tokens_of(folder),
         )
-    facts = dict(reversed(examination.facts))  # the first of the groups of layers
+    # Each group of layers has a fact of this title; reversed, the first one remains in the dict.
+    facts = dict(reversed(examination.facts))
     layers = facts.get("layers", "").partition(":")[0]
     notes = [f"{layers}; {facts['size']}; {facts['files']}"]
     for finding in examination.findings:
@@ -268,7 +270,8 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """
     if spec.pack is not None:
         return []
-    corpus.identity(spec)  # names a missing file
+    # InputError for a missing file.
+    corpus.identity(spec)
     tokenizer = spec.locate(spec.tokenizer_dir)
     lines = []
     try:
@@ -278,6 +281,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
             raise
         size = hub.would_fetch(tokenizer, spec.tokenizer_revision, hub.TOKENIZER_FILES)
         lines.append(f"the tokenizer of {tokenizer}, {size}")
+    # Without the tokenizer it is not known whether the text's tokens are in the cache.
     text_download = text_windows.would_fetch(spec, cache, tokenizer_is_here=not lines)
     if text_download:
         lines.append(text_download)

@@ -116,7 +116,8 @@ class Parser(argparse.ArgumentParser):
                 keys |= {"action": StoreOnce, "nargs": 0, "const": flag.constant}
             case "yes or no":
                 keys["action"] = argparse.BooleanOptionalAction
-                names = flag.names[:1]  # the action itself adds the name with --no-
+                # The action itself adds the name with --no-.
+                names = flag.names[:1]
             case "help":
                 keys["action"] = "help"
             case "version":
@@ -165,6 +166,7 @@ def parse(words: Sequence[str]) -> Command:
     # Commands without --cache-dir refuse a file in its place too: the variable may name it.
     flag_checks.check_cache_folder(values.get("cache_dir", default_root()))
     is_plot = "plot" in values
+    # -p takes no file, because the next word may be a model.
     if is_plot:
         values.setdefault("plot_file", DEFAULT_PLOT)
     if "kld_value" in values:
@@ -184,6 +186,7 @@ def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     first = words[0]
     if first in COMMANDS:
         return first, words[1:]
+    # A model's name mostly has a slash, a dot or a dash, which no command has.
     is_name = json_files.exists(first) or re.search(r"\W", first)
     if not is_name:
         hint = nearest(first, COMMANDS)
@@ -196,6 +199,7 @@ def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def values_of(command: str, words: Sequence[str]) -> dict[str, Any]:
     """Return field -> value of the flags and arguments that the words give."""
+    # Intermixed: models and texts may come before, between and after flags.
     namespace, unknown_words = Parser(command).parse_known_intermixed_args(
         normalize_flags(words, command)
     )
@@ -214,7 +218,8 @@ def normalize_flags(words: Sequence[str], command: str) -> list[str]:
     normalized = []
     for word in words:
         is_flag = word.startswith("-")
-        if re.match(r"-\d|-\w\d|-?$", word):  # a number, -r64, or -
+        # A negative number, a value without a space (-r64), - and -- are left to argparse.
+        if re.match(r"-\d|-\w\d|-?$", word):
             is_flag = False
         if is_flag:
             name, equals, value = word.partition("=")
@@ -235,6 +240,7 @@ def unknown(word: str, command: str) -> str:
         return f"{word}: compare-q {command} takes no such word; {see}"
     if word in FOREIGN_FLAGS and command in RUN.split():
         return f"{word}: compare-q has {FOREIGN_FLAGS[word]} instead; {see}"
+    # The same name in another command says more than a similar name in this one.
     for other in COMMANDS:
         if word in flags_of(other):
             return f"{word}: is a flag of compare-q {other}, not of compare-q {command}"

@@ -115,6 +115,7 @@ def check_pack(folder: Path) -> None:
             f"{folder / pack_files.SCORES}: lacks {len(unscored_windows):,} of "
             f"{len(manifest.windows):,} windows"
         )
+    # Both raise InputError if a run could not read the text.
     text_tokens.of_pack(folder)
     spec_files.parse_data_spec({"pack": str(folder)}, spec_files.COMMAND_LINE)
 
@@ -129,7 +130,8 @@ def engine_tokens_of(path: Path) -> dict[str, Any] | None:
     title = f"reading the tokenizer of {path}"
     try:
         engine_tokens = run_in_subprocess(tokens_of_engine, title, file=str(file))
-    except InputError:  # the engine's process has died of the file
+    except InputError:
+        # The engine's process has died of the file.
         return None
     if engine_tokens is None:
         return None

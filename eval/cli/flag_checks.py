@@ -65,6 +65,7 @@ def check_inputs(
     see = f"see compare-q {command} --help"
     if not inputs.models and not inputs.specs:
         advice = ""
+        # -d takes all words up to the next flag, also models after the text.
         if len(inputs.data) > 1:
             texts = printable(" ".join(str(path) for path in inputs.data))
             advice = f"; -d has taken all of {texts}: put models before it"
@@ -147,6 +148,7 @@ def check_content(
     """
     if pictures.measure == "kld" and not reference:
         raise InputError(f"--kld: {NO_REFERENCE}")
+    # Otherwise each row would fail after hours of scoring.
     if is_run and not reference:
         check_conditions(table.fail_if)
     pairs.check_labels(table.pair, labels)
@@ -179,6 +181,7 @@ def plot_flags(pictures: PictureFlags) -> list[str]:
         flags.append("-v")
     elif pictures.x_axis:
         flags.append("--x-axis")
+    # --kld-value has set the measure.
     if pictures.kld_value:
         flags.append("--kld-value")
     elif pictures.measure:
@@ -189,6 +192,7 @@ def plot_flags(pictures: PictureFlags) -> list[str]:
         flags.append("-my")
     if pictures.log_y is not None:
         flags.append("--log_y")
-    if pictures.dark and not pictures.plots:  # --plots is dark, too
+    # The pictures of --plots are dark, too.
+    if pictures.dark and not pictures.plots:
         flags.append("-dark")
     return flags

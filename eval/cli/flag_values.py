@@ -75,7 +75,7 @@ def names(word: str) -> tuple[str, ...]:
 
 def windows(word: str) -> int:
     """``-r``: a number of windows, 0 for ``all``."""
-    # int() reads 4,300 digits at most.
+    # Python's int() reads 4,300 digits at most.
     match = match_of(r"(\d{1,4300})|all", word, "a number of windows, or all")
     if match[1] is None:
         return 0
@@ -99,7 +99,8 @@ def seconds(word: str) -> float:
     number = math.nan
     with suppress(ValueError):
         number = float(word)
-    if 0 < number <= sys.float_info.max:  # False for NaN
+    # False for NaN and for infinity.
+    if 0 < number <= sys.float_info.max:
         return number
     raise InputError(f"{word!r}: expected a positive number of seconds")
 
@@ -110,7 +111,8 @@ def margin(word: str) -> float:
     if word.endswith("%"):
         with suppress(ValueError):
             share = float(word[:-1]) / 100
-    if 0 < share < 1:  # False for NaN
+    # False for NaN.
+    if 0 < share < 1:
         return share
     raise InputError(f"{word!r}: expected a percentage above 0 and below 100, such as 1%")
 

@@ -37,9 +37,9 @@ from . import flag_checks, output_checks, run_inputs
 from .commands import GateCommand, Inputs, PictureFlags
 from .outputs import print_errors
 
-DEFAULT_WINDOWS = 32
+GATE_WINDOWS = 32
 """Number of windows, unless the command or the data spec gives one."""
-DEFAULT_LENGTH = 512
+GATE_LENGTH = 512
 """Tokens of a window without a data spec; short, because decode takes a step per token."""
 SHOWN_TOKENS = 3
 """Number of tokens shown for a variant that differs."""
@@ -63,7 +63,8 @@ def run(command: GateCommand) -> int:
             keep = result is not None and result.is_baseline and files.output is not None
             try:
                 gate.tidy(keep=keep)
-            except KeyboardInterrupt:  # the first signal; no second one interrupts this
+            except KeyboardInterrupt:
+                # The first signal. Once the workers are stopped, no second one interrupts.
                 gate.config.workers.stop()
                 gate.tidy(keep=False)
                 raise
@@ -89,15 +90,17 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
         raise InputError("-d: a gate needs exactly one text")
     spec = specs[0]
     keys = spec.model_dump(mode="json", exclude_unset=True)
+    # Conversations have no key ``sample``.
     if not spec.is_chat:
         keys["sample"] = "first"
+    # Without a data spec the length was chosen for an ordinary run, unless --eval-len gives it.
     length = spec.eval_len
     has_data_spec = bool(inputs.data) and str(inputs.data[0]).endswith(".json")
     if not has_data_spec and "eval_stride" in keys and inputs.eval_len is None:
-        length = min(length, DEFAULT_LENGTH)
+        length = min(length, GATE_LENGTH)
     rows = inputs.rows
     if rows is None:
-        rows = spec.max_rows or DEFAULT_WINDOWS
+        rows = spec.max_rows or GATE_WINDOWS
     texts = {}
     sizes = {FULL: (length, rows), ONE: (part_of(spec, length), 1)}
     for name, (size, count) in sizes.items():
@@ -108,7 +111,8 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
                 keys["eval_stride"] = size
         try:
             texts[name] = spec_files.parse_data_spec(keys, spec._folder / spec_files.COMMAND_LINE)
-        except InputError:  # the spec itself was checked when it was read
+        except InputError:
+            # The spec itself was checked when it was read: only the lengths can be wrong.
             problem = (
                 f"eval_len: {length} is too short for a gate, which also scores a part of {size} "
                 "tokens"
@@ -158,13 +162,10 @@ class Gate:
             [condition.column for condition in command.fail_if],
             slice_names.slices_of(data, ["text"], reference=True),
         )
-        self.config = replace(
-            config,
-            is_temporary=True,
-            check_decode=False,  # decode is compared with prefill here
-            alone=frozenset([ONE]),
-        )
-        # A new name for each gate: no run finds its scores by their keys, unless it is a baseline.
+        # A run refuses a model whose decode differs from its prefill; here both are compared.
+        self.config = replace(config, is_temporary=True, check_decode=False, alone=frozenset([ONE]))
+        # The name is part of the scores' keys, so that no score of an earlier gate is read, except
+        # the first variant's of a baseline.
         run_name = f"{os.getpid()} {os.urandom(8).hex()}"
         first_run_name = run_name
         self.baseline = None
@@ -176,7 +177,7 @@ class Gate:
         )
         self.arbiter_specs = self.specs_of_arbiter()
         specs = [*self.arbiter_specs, *(variant.spec for variant in self.variants)]
-        # Refuses bad specs before anything runs.
+        # InputError for wrong specs, before anything runs.
         plan.plan_models(self.config, specs, self.texts[FULL].longest)
         self.first_spec = self.variants[0].copied(PREFILL, reference=True)
         self.variant_passes = self.passes_of_variants()
@@ -223,6 +224,7 @@ class Gate:
         first = self.variants[0]
         copies = [first.copy_with_noise(number) for number in range(1, COPIES + 1)]
         first_rows: list[Row] = []
+        # In two steps: if the first variant fails, its copies are not scored.
         for specs in ([self.first_spec, first.copied(AGAIN)], copies):
             self.score([spec for spec in specs if spec is not self.first_spec])
             for spec in specs:
@@ -235,6 +237,7 @@ class Gate:
         verdict = first_verdict(first.spec.name, first_rows, floors)
         if verdict is not None:
             return self.report(floors, [verdict])
+        # The first variant's passes in prefill have rows already.
         unscored = []
         for variant_pass in self.variant_passes:
             if variant_pass.texts and variant_pass.spec.name not in self.rows[ONE]:
@@ -295,6 +298,7 @@ class Gate:
         if not specs:
             return
         for row in self.run([self.first_spec, *specs], (FULL, ONE)):
+            # The first variant has a row in each run; the first one counts.
             self.rows.setdefault(row.text, {}).setdefault(row.model.label, row)
 
     def with_tokens(self, verdict: Verdict, rows: Sequence[Row]) -> Verdict:
@@ -311,6 +315,7 @@ class Gate:
         """
         outcome = runner.run(self.config, {name: self.texts[name] for name in texts}, specs)
         results = outcome.results
+        # Before the signal is raised: also an interrupted gate deletes what it has scored.
         for model in results.models:
             if model.scores_key and not model.from_cache:
                 self.label_of_key[model.scores_key.partition("/")[0]] = model.label
@@ -372,10 +377,12 @@ class Gate:
         """Return whether this or the first variant is nearer to float32, on the row in which the
         two differ most.
         """
+        # A row over all windows is preferred: batch 1 has a single short window.
         row, spec = max(
             self.rows_of(variant),
             key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0),
         )
+        # In this run the arbiter is the reference.
         first_spec = self.first_spec.model_copy(update={"reference": False})
         title = f"{self.command.arbiter} in float32"
         try:

@@ -42,11 +42,13 @@ def main(words: Sequence[str] | None = None) -> int:
         if isinstance(command, GateCommand):
             what_remains = "a gate keeps no scores"
         status = run(command)
-    except SystemExit as end:  # --help, --version
+    except SystemExit as end:
+        # After --help and --version.
         status = int(end.code or 0)
     except CompareQError as error:
         status = print_errors(str(error))
-    except OSError as error:  # a name that is too long, a file without permission, a full disk
+    except OSError as error:
+        # A name that is too long, a file without permission, a full disk.
         status = print_errors(one_line(error))
     except KeyboardInterrupt as interrupt:
         print(f"\ninterrupted; {what_remains}", file=sys.stderr)

@@ -41,6 +41,7 @@ def check(
     """
     written_files = files_of(files, pictures)
     folders = folders_of(files, pictures)
+    # Files that exist in the folder are replaced; new files need a writable folder only.
     if files.tokens_out is not None:
         labels = [spec.name for spec in models]
         for file in token_files(files.tokens_out, labels).values():
@@ -122,6 +123,7 @@ def check_no_input(outputs: FlagPaths, real_inputs: set[str], folders_of_models:
             if str(folder) in real_inputs:
                 inputs.add(str(folder))
         is_folder_flag = flag in ("--tokens-out", "--plots", "--save-specs")
+        # -p in the folder of a model is no mistake: no engine reads the picture.
         if not is_folder_flag and path.suffix.lower() in NO_PART_OF_A_MODEL:
             inputs -= folders_of_models
         if inputs:
@@ -133,6 +135,7 @@ def check_no_input(outputs: FlagPaths, real_inputs: set[str], folders_of_models:
 def check_folders(folders: FlagPaths) -> None:
     """InputError for a folder that cannot be made, or that no file can be written into."""
     for flag, folder in folders:
+        # The folder and its parents are made when something is written.
         existing_parent = folder
         while not os.path.lexists(existing_parent):
             existing_parent = existing_parent.absolute().parent
@@ -181,7 +184,8 @@ def paths_of_texts(texts: Mapping[str, DataSpec]) -> list[str | Path]:
     paths: list[str | Path] = []
     for spec in texts.values():
         paths.append(spec.locate(spec.tokenizer_dir))
-        with suppress(InputError):  # the run reports it
+        # The run reports the error.
+        with suppress(InputError):
             paths += corpus.paths_of(spec)
     return paths
 
@@ -202,7 +206,8 @@ def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
     """
     folders: set[str] = set()
     for spec in texts.values():
-        with suppress(InputError):  # the run reports it
+        # The run reports the error.
+        with suppress(InputError):
             for path in corpus.paths_of(spec):
                 folders.add(os.path.realpath(path))
     return folders

@@ -109,6 +109,7 @@ def write_files(
 
     CSV, Markdown and report have the order of the table.
     """
+    # A finished run keeps the origin that it was written with.
     results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
     ordered = table_of(table, results)
     with fonts.one_line_on_missing(say):
@@ -138,12 +139,12 @@ def write_texts(
         return render.markdown_text(ordered, names)
 
     def card_text() -> str:
+        # Imported here, so that a missing package fails this output alone.
         from ..report import model_card
 
         return model_card.card_text(ordered, names)
 
     def report_text() -> str:
-        # Imported here, so that a missing package fails this output alone.
         from ..report import html_page
 
         return html_page.page_of(ordered, names, results)

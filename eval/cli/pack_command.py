@@ -43,7 +43,7 @@ from .outputs import print_errors, print_note
 from .pack_target import NEW, check_replaced, existing, replace, reserved
 
 FLOOR_LABEL = "noise floor"
-DEFAULT_WINDOWS = 64
+PACK_WINDOWS = 64
 """Number of recorded windows, unless the command or the data spec gives one."""
 LICENSES = {
     "wiki2": "cc-by-sa-3.0",
@@ -70,13 +70,14 @@ def run(command: PackCommand) -> int:
         raise InputError(
             f"{model.name}: is a reference pack already; name the model that it was made of"
         )
-    existing(target)  # refused before a folder is made next to it
+    # InputError for a target that cannot be replaced, before a folder is made next to it.
+    existing(target)
     config = run_inputs.run_config(command.resources)
     with signals_interrupt(config.workers), reserved(target) as folder:
         try:
             return record_as_pack(command, config, model, data[0], target, folder)
         except BaseException:
-            # ignores further signals, which could interrupt the deletion of files
+            # Once the workers are stopped, no further signal interrupts the deletion of files.
             config.workers.stop()
             raise
 
@@ -92,6 +93,7 @@ def record_as_pack(
     """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit
     status.
     """
+    # Again: another process may have made a pack before this one locked the hidden folder.
     replaced_pack = existing(target)
     spec = model.model_copy(update={"reference": True, "out_logits": None})
     specs = [spec]
@@ -107,7 +109,7 @@ def record_as_pack(
     texts = dict(zip(corpus.names_of([text]), [text], strict=True))
     rows = command.inputs.rows
     if rows is None and not text.max_rows:
-        rows = DEFAULT_WINDOWS
+        rows = PACK_WINDOWS
     outcome = runner.run(config, texts, specs, rows)
     if outcome.signal:
         print_note("interrupted; run again to continue")
@@ -230,8 +232,9 @@ def facts_of(recording: Recording) -> dict[str, Any]:
     name, revision, folder = origin(recording.model)
     words = []
     for word in sys.argv[1:]:
+        # A path may reveal the machine's user.
         if os.path.isabs(word):
-            word = os.path.basename(word)  # the path may reveal the machine's user
+            word = os.path.basename(word)
         words.append(word)
     run_origin = origin_of_run(["compare-q", *words])
     provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
@@ -326,7 +329,8 @@ def license_of(folder: Path) -> str | None:
     """Return the license in the model card of a folder; None if it is not known."""
     from huggingface_hub.repocard import metadata_load
 
-    with suppress(Exception):  # a card may hold anything
+    # A card may hold anything.
+    with suppress(Exception):
         metadata = metadata_load(folder / "README.md") or {}
         return str(metadata.get("license_name") or metadata["license"])
     return None
@@ -364,8 +368,9 @@ def card(manifest: Manifest, subtitle: str, reader: store.Reader) -> str:
     """Return the dataset card of a pack, in Markdown."""
     from huggingface_hub import DatasetCardData
 
+    # Only an id of the hub: other names are of folders.
     base_model = None
-    if "/" in manifest.model:  # an id of the hub
+    if "/" in manifest.model:
         base_model = manifest.model
     card_metadata = DatasetCardData(
         license=manifest.model_license or "unknown",

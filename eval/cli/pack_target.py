@@ -92,7 +92,8 @@ def reserved(target: Path) -> Iterator[Path]:
     finally:
         try:
             settle(folder)
-        finally:  # a signal may have interrupted the first attempt
+        finally:
+            # A signal may have interrupted the first attempt.
             settle(folder)
             if descriptor is not None:
                 os.close(descriptor)
@@ -113,8 +114,9 @@ def lock_new(folder: Path, target: Path) -> int | None:
         if descriptor is not None:
             settle_content(folder)
             return descriptor
+        # No process holds our own new folder: this file system has no locks.
         if is_new and folder.is_dir() and not storage.is_held(folder):
-            return None  # a file system without locks
+            return None
         if folder.is_dir():
             break
     raise InputError(
@@ -136,7 +138,8 @@ def locked(folder: Path) -> int | None:
         # The folder may have been deleted and made again between opening and locking it.
         if os.path.samestat(os.fstat(descriptor), folder.lstat()):
             return descriptor
-    except OSError:  # another process holds it or has deleted it, or the file system has no locks
+    except OSError:
+        # Another process holds it or has deleted it, or the file system has no locks.
         pass
     os.close(descriptor)
     return None
@@ -156,7 +159,8 @@ def settle(folder: Path) -> None:
     renames.
     """
     settle_content(folder)
-    with suppress(OSError):  # a user's own files
+    # The user may have files of their own in it.
+    with suppress(OSError):
         folder.rmdir()
 
 

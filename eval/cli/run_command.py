@@ -37,6 +37,7 @@ def run(command: RunCommand) -> int:
     texts = dict(zip(corpus.names_of(data), data, strict=True))
     reference_is_made = any(spec.is_reference for spec in models)
     has_reference = reference_is_made or logits_file is not None
+    # Models that are named without specs are scored on few windows, spread over the text.
     if inputs.models and inputs.rows is None:
         finished_store = None if reference_is_made else logits_file
         texts = shorthand.with_default_windows(texts, finished_store)
@@ -55,6 +56,7 @@ def run(command: RunCommand) -> int:
     output_checks.check(command.files, command.pictures, input_paths, texts, models)
     config = run_inputs.run_config(command.resources)
     if command.only_checks:
+        # Imported here: only ``check`` needs it.
         from . import check_command
 
         return check_command.run(config, inputs.rows, texts, models)
@@ -76,6 +78,7 @@ def print_and_write(
     """Print the table of a run and write its files; return the exit status of rows and files."""
     results = outcome.results.updated(title=command.pictures.title)
     outcome = replace(outcome, results=results)
+    # If no model was scored, there are errors instead of a table.
     status = print_errors("\n".join(outputs.nothing_scored(results)))
     if status:
         return status
@@ -86,6 +89,7 @@ def print_and_write(
             save_specs(command.files.save_specs, command.resources, outcome, texts, models)
     if command.files.tokens_out is not None:
         write_token_scores(command.files.tokens_out, cache, outcome, models, written)
+    # No other file holds the worst tokens.
     if command.files.output is not None or command.files.html is not None:
         results = with_worst_tokens(results, outcome.data, cache)
     limit_cache(cache, command.cache_limit, written)

@@ -67,8 +67,9 @@ def run_config(resources: Resources) -> RunConfig:
             "window_timeout_s": resources.deadline,
         }
     gpus: Sequence[str] | None = resources.gpus or None
+    # A cluster assigns its own GPUs.
     if resources.ray:
-        gpus = ()  # the cluster assigns its own GPUs
+        gpus = ()
     progress = Progress()
     config = local_config(
         Cache(resources.cache_dir),

@@ -122,6 +122,7 @@ def models(
     named_models: list[NamedModel] = []
     problems: list[str] = []
     for word in words:
+        # One model alone has nothing to be compared with.
         is_reference = reference and not named_models and len(words) > 1
         try:
             named_models.append(model(word, other_pythons, progress, reference=is_reference))
@@ -144,6 +145,7 @@ def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: 
     except InputError as error:
         name = pack_on_hub(name, progress, error)
         config = None
+    # A spec, a text or a results.json: its place is after another flag or command.
     if is_file(expanded(name)) and not backends.reader_of(name):
         raise InputError(NO_MODEL)
     if parts.engine:
@@ -271,6 +273,7 @@ def short_name(name: str) -> str:
     path = name
     if exists(expanded(name)):
         path = os.path.abspath(expanded(name))
+    # The label does not have the number of a file of several.
     stem = Path(path).stem
     stem_of_split_file = re.sub(r"-\d{5}-of-\d{5}$", "", stem)
     return stem_of_split_file or name
@@ -341,7 +344,8 @@ def texts(
     spec.
     """
     window_keys = {key: value for key, value in windows.items() if value is not None}
-    refused_keys = dict(window_keys)  # for texts with a spec
+    # Texts with a spec have these keys in their spec.
+    refused_keys = dict(window_keys)
     first_model = named_models[0].spec.located
     notes: list[str] = []
     if not words and pack_files.is_pack(Path(first_model)):
@@ -353,7 +357,7 @@ def texts(
     if not words:
         default_word, notes = default_text()
         words = [default_word]
-    # With a text without a spec, the tokenizer is for that text.
+    # --tokenizer is for texts without a spec; if there is one, it is not refused.
     if tokenizer and all(isinstance(word, DataSpec) or is_spec_file(word) for word in words):
         refused_keys["tokenizer"] = tokenizer
     specs: list[DataSpec] = []
@@ -367,8 +371,9 @@ def texts(
         else:
             keys = keys_of_text(word)
             keys |= keys_of_windows(named_models, word, tokenizer, window_keys)
+            # The slice is called as the user calls the text: kld:wiki2.
             if len(words) > 1 and "path" not in keys:
-                keys["label"] = word  # the slice is called as the user calls the text: kld:wiki2
+                keys["label"] = word
             specs.append(spec_files.parse_data_spec(keys, spec_files.COMMAND_LINE, f"-d {word}: "))
     spec_files.check_labels(specs)
     return specs, notes
@@ -406,7 +411,8 @@ def with_default_windows(
     """
     n_windows = WINDOWS
     if finished_store is not None:
-        with suppress(InputError):  # the run reports it
+        # The run reports a store that cannot be opened.
+        with suppress(InputError):
             n_windows = min(n_windows, len(open_reference(finished_store).windows))
     sized: dict[str, DataSpec] = {}
     for name, spec in texts.items():
