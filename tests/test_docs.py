@@ -35,6 +35,7 @@ FOREIGN = {"eval/qbench.py", "eval/__disk_lru_cache__"}
 
 PATH = re.compile(rf"(?<![\w/.$~-])(?:{'|'.join(FOLDERS)})/[\w./*{{}},-]*")
 LINK = re.compile(r"\[[^][]*\]\(([^()\s]+)\)")
+CODE_BLOCK = re.compile(r"^(?:    |```\w*\n)(.*?)(?=^```|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```|^ {4}.*?$", re.MULTILINE | re.DOTALL)
 
 
@@ -59,27 +60,39 @@ def path_exists(path: str, folder: Path) -> bool:
     """True if a path exists below the root or ``folder``; ``*`` and ``{a,b}`` as in a shell."""
     if path.startswith(MADE):
         return True
-    if group := re.search(r"\{([^{}]*)\}", path):
-        each = (path[: group.start()] + part + path[group.end() :] for part in group[1].split(","))
-        return all(path_exists(one, folder) for one in each)
-    return any(
-        any(base.glob(path)) if "*" in path else (base / path).exists() for base in (ROOT, folder)
-    )
+    group = re.search(r"\{([^{}]*)\}", path)
+    if group:
+        for part in group[1].split(","):
+            if not path_exists(path[: group.start()] + part + path[group.end() :], folder):
+                return False
+        return True
+    for base in (ROOT, folder):
+        if "*" in path:
+            if any(base.glob(path)):
+                return True
+        elif (base / path).exists():
+            return True
+    return False
 
 
 def broken_links(text: str, file: Path) -> list[str]:
-    """Relative links of a page to missing files or headings."""
-
-    def leads(target: str) -> bool:
+    """Return the relative links of a page to missing files or headings."""
+    broken = []
+    for target in LINK.findall(FENCED.sub("", text)):
+        if "://" in target:
+            continue
         path, _, anchor = target.partition("#")
-        page = (file.parent / path).resolve()
-        return (not path or page.exists()) and (
-            not anchor or anchor in anchors(page.read_text() if path else text)
-        )
-
-    return [
-        each for each in LINK.findall(FENCED.sub("", text)) if "://" not in each and not leads(each)
-    ]
+        page = text
+        if path:
+            linked_file = (file.parent / path).resolve()
+            if not linked_file.exists():
+                broken.append(target)
+                continue
+            if anchor:
+                page = linked_file.read_text()
+        if anchor and anchor not in anchors(page):
+            broken.append(target)
+    return broken
 
 
 def anchors(page: str) -> set[str]:
@@ -92,9 +105,12 @@ def anchors(page: str) -> set[str]:
 def test_paths_in_the_pages_exist() -> None:
     missing = {}
     for page in [*pages(), ROOT / "Makefile"]:
-        paths = {path.rstrip(".,-") for path in PATH.findall(page.read_text("utf-8"))} - FOREIGN
-        missing[page.name] = sorted(path for path in paths if not path_exists(path, page.parent))
-    assert not any(missing.values()), {name: paths for name, paths in missing.items() if paths}
+        paths = {path.rstrip(".,-") for path in PATH.findall(page.read_text("utf-8"))}
+        missing[page.name] = []
+        for path in sorted(paths - FOREIGN):
+            if not path_exists(path, page.parent):
+                missing[page.name].append(path)
+    assert not any(missing.values()), missing
 
 
 def test_pages_that_the_code_names_exist() -> None:
@@ -102,29 +118,26 @@ def test_pages_that_the_code_names_exist() -> None:
     missing = []
     for file in tracked():
         if file.suffix == ".py":
-            names = re.findall(r"docs/[\w/]+\.md", file.read_text("utf-8"))
-            missing += [f"{file.name}: {name}" for name in names if not (ROOT / name).is_file()]
+            for name in re.findall(r"docs/[\w/]+\.md", file.read_text("utf-8")):
+                if not (ROOT / name).is_file():
+                    missing.append(f"{file.name}: {name}")
     assert not missing
 
 
 def test_relative_links_lead_somewhere() -> None:
     broken = {file.name: broken_links(file.read_text("utf-8"), file) for file in pages()}
-    assert not any(broken.values()), {name: each for name, each in broken.items() if each}
+    assert not any(broken.values()), broken
 
 
 def commands() -> list[tuple[str, str]]:
     """(page, command line of compare_q) of every code block."""
-    found = []
+    lines = []
     for page in pages():
-        for block in re.findall(
-            r"^(?:    |```\w*\n)(.*?)(?=^```|\n\n|\Z)", page.read_text("utf-8"), re.M | re.S
-        ):
-            lines = re.sub(r"\\\n\s*", " ", block)
-            found += [
-                (page.name, each)
-                for each in re.findall(r"^ *\$? *compare-q +(.+)$", lines, re.MULTILINE)
-            ]
-    return found
+        for block in CODE_BLOCK.findall(page.read_text("utf-8")):
+            joined = re.sub(r"\\\n\s*", " ", block)
+            for line in re.findall(r"^ *\$? *compare-q +(.+)$", joined, re.MULTILINE):
+                lines.append((page.name, line))
+    return lines
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
@@ -136,8 +149,8 @@ def test_commands_of_the_pages_parse(page: str, line: str) -> None:
 
 def test_make_targets_of_the_pages_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    whole = "\n".join(page.read_text("utf-8") for page in pages())
-    named = set(re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", whole, re.MULTILINE))
+    text = "\n".join(page.read_text("utf-8") for page in pages())
+    named = set(re.findall(r"(?:`|^ {4}|^|&& )make ([a-z-]+)(?=`| |$)", text, re.MULTILINE))
     assert {"demo", "install", "test"} <= named <= targets
 
 

@@ -20,12 +20,8 @@ pytestmark = pytest.mark.engine
 
 def entries(cache: Path) -> list[Path]:
     """Return the entries of scores and reference stores in a cache."""
-    return [
-        path
-        for section in ("scores", "references")
-        for path in (cache / section).iterdir()
-        if path.is_dir()
-    ]
+    folders = [*(cache / "scores").iterdir(), *(cache / "references").iterdir()]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -62,11 +58,11 @@ def test_an_ended_gate_leaves_nothing(
             list(map(str, command)), stderr=stream, stdout=stream, env=environment
         )
     wait_until(lambda: "scoring old | roundings 1" in err.read_text() or process.poll() is not None)
-    made = entries(own_cache)
+    entries_of_gate = entries(own_cache)
     process.send_signal(number)
     status = process.wait(timeout=300)
     wait_until(lambda: not processes_of(own_cache))
-    assert made
+    assert entries_of_gate
     assert not (tmp_path / "gate.json").exists()
     if number == signal.SIGTERM:
         assert status == 128 + number, err.read_text()

@@ -21,10 +21,9 @@ PLANTED = Path(__file__).parents[1] / "support" / "planted"
 
 def python_with(fault: str, folder: Path) -> Path:
     """Return a Python that adds a fault (``tests/support/planted``) to the vLLM that it imports."""
-    file, path = folder / fault, f"$PYTHONPATH:{PLANTED}"
-    file.write_text(
-        f'#!/bin/sh\nPLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="{path}" exec {sys.executable} "$@"\n'
-    )
+    file = folder / fault
+    variables = f'PLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="$PYTHONPATH:{PLANTED}"'
+    file.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} "$@"\n')
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
@@ -42,7 +41,9 @@ def test_planted_faults_are_found(
     """
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     model = quantized("W4A16")
-    data, models, report = tmp_path / "data.json", tmp_path / "models.json", tmp_path / "gate.json"
+    data = tmp_path / "data.json"
+    models = tmp_path / "models.json"
+    report = tmp_path / "gate.json"
     data.write_text(
         json.dumps(
             {
@@ -56,16 +57,18 @@ def test_planted_faults_are_found(
     )
     models.write_text(json.dumps({"load_fn": "vllm_score", "model_dir": str(model)}))
     faults = ("none", "scale", "late_attention", "alone", "noise", "decoded_values")
-    words = [
-        word
-        for name in faults
-        for word in ("--variant", f"{name}:python={python_with(name, tmp_path)}")
-    ]
+    words = []
+    for name in faults:
+        words += ["--variant", f"{name}:python={python_with(name, tmp_path)}"]
     ignored = ("--variant", "ignored:engine.attention_backend=TORCH_SDPA")
     ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, *ignored, "-o", report)
     assert report.exists(), ran.err
-    found = {each["label"]: each for each in json.loads(report.read_text())["variants"]}
-    assert {label: each["outcome"] for label, each in found.items()} == {
+    outcomes = {}
+    verdicts = {}
+    for variant in json.loads(report.read_text())["variants"]:
+        outcomes[variant["label"]] = variant["outcome"]
+        verdicts[variant["label"]] = variant["words"]
+    assert outcomes == {
         "none": "as before",
         "scale": "differs",
         "late_attention": "differs",
@@ -75,9 +78,10 @@ def test_planted_faults_are_found(
         "ignored": "not applied",
     }, ran.out
     assert ran.status == 1
-    place = found["late_attention"]["words"].partition("from position ")[2].split()[0]
-    assert FROM - 4 <= int(place) <= FROM + 6
-    shapes = {label: each["words"].partition("only in ")[2] for label, each in found.items()}
-    assert shapes["alone"].startswith("prefill at batch 1 and ")
-    assert "full batch" not in shapes["alone"]
-    assert shapes["decoded_values"] == "decode at full batch and decode at batch 1"
+    position = verdicts["late_attention"].partition("from position ")[2].split()[0]
+    assert FROM - 4 <= int(position) <= FROM + 6
+    shapes_of_alone = verdicts["alone"].partition("only in ")[2]
+    assert shapes_of_alone.startswith("prefill at batch 1 and ")
+    assert "full batch" not in shapes_of_alone
+    shapes_of_decoded_values = verdicts["decoded_values"].partition("only in ")[2]
+    assert shapes_of_decoded_values == "decode at full batch and decode at batch 1"

@@ -35,10 +35,10 @@ def server(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     AutoModelForCausalLM.from_pretrained(toy_model, dtype="bfloat16").save_pretrained(
         folder, max_shard_size="150kB"
     )
-    files = {
-        file.name: file.read_bytes() for each in (toy_model, folder) for file in each.iterdir()
-    }
-    files = {name: data for name, data in files.items() if name != "model.safetensors"}
+    files = {}
+    for file in (*toy_model.iterdir(), *folder.iterdir()):
+        if file.name != "model.safetensors":
+            files[file.name] = file.read_bytes()
     with Hub() as running:
         hub_layouts.add_wikitext(running)
         running.add("models", "org/toy", {**files, "pytorch_model.bin": b"pickled"}, "v1")
@@ -53,12 +53,13 @@ def specs(folder: Path, models: list[tuple[str, str]], **data: Any) -> list[str]
     """Return the arguments of a command line with models of the hub."""
     text = {"tokenizer_dir": "org/toy", "tokenizer_revision": "v1", **TEXT}
     (folder / "data.json").write_text(json.dumps({**text, **data}))
-    found = [
-        {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name}
-        | ({"revision": "v1"} if name == "org/toy" else {})
-        for label, name in models
-    ]
-    (folder / "models.json").write_text(json.dumps(found))
+    specs_of_models = []
+    for label, name in models:
+        spec = {"load_fn": "transformers_auto_bf16", "label": label, "model_dir": name}
+        if name == "org/toy":
+            spec["revision"] = "v1"
+        specs_of_models.append(spec)
+    (folder / "models.json").write_text(json.dumps(specs_of_models))
     words = [
         "-d",
         folder / "data.json",
@@ -81,27 +82,22 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         ("gated", "org/gated"),
         ("missing", "org/none"),
     ]
-    words, home, cache = specs(tmp_path, models), tmp_path / "home", str(tmp_path / "cache")
+    words = specs(tmp_path, models)
+    home = tmp_path / "home"
+    cache = str(tmp_path / "cache")
     with Client(server, home, terminal=True, COMPARE_Q_CACHE=cache) as client:
         status = client.run(COMMAND.format(words=words))
         drawn = client.said.read_text()
-        shards = [
-            name
-            for name in server.repos["models", "org/toy"].files("v1") or ()
-            if name.endswith(".safetensors")
-        ]
-        fetched = [
-            each.path for each in server.asked("/org/toy/", "HEAD") if "safetensors" in each.path
-        ]
-        asked_for = " ".join(each.path for each in server.requests)
+        names = server.repos["models", "org/toy"].files("v1") or ()
+        head_requests = [request.path for request in server.asked("/org/toy/", "HEAD")]
+        requested_paths = " ".join(request.path for request in server.requests)
     assert status == 1
-    assert len(shards) > 1
-    assert sum(path.endswith(".safetensors") for path in fetched) == len(shards)
-    assert "pytorch_model.bin" not in asked_for
-    rows = {
-        each["label"]: each
-        for each in json.loads((tmp_path / "results.json").read_text())["models"]
-    }
+    n_shards = sum(name.endswith(".safetensors") for name in names)
+    assert n_shards > 1
+    assert sum(path.endswith(".safetensors") for path in head_requests) == n_shards
+    assert "pytorch_model.bin" not in requested_paths
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = {row["label"]: row for row in results["models"]}
     assert rows["renamed"]["ppl"] == rows["toy"]["ppl"] > 1
     assert rows["gated"]["error"].startswith("org/gated: gated on the hub: accept its licence at ")
     assert rows["missing"]["error"] == f"org/none: {WHY}"
@@ -109,7 +105,8 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     assert "kB to download" in drawn
     assert "fetching org/toy: " in drawn
     assert not [word for word in CLIENTS_BARS if word in drawn]
-    (other := tmp_path / "other").mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
     save_toy_tokenizer(other)
     swap_letters(other)
     (tmp_path / "other.json").write_text(json.dumps({"tokenizer_dir": str(other), **TEXT}))
@@ -118,9 +115,8 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
     before = (tmp_path / "results.json").read_text()
     with Client(server, home, COMPARE_Q_CACHE=cache) as client:
         assert client.run(COMMAND.format(words=words)) == 2
-        (refused,) = (
-            line for line in client.said.read_text().splitlines() if "tokenizer_dir: " in line
-        )
+        lines = client.said.read_text().splitlines()
+        (refused,) = [line for line in lines if "tokenizer_dir: " in line]
         del words[1]  # only the text with the other tokenizer
         assert client.run(COMMAND.format(words=words)) == 2
         last = client.said.read_text().splitlines()[-1]
@@ -145,7 +141,8 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
     """A pack's id: downloaded once, then from the cache without the hub; with a revision; and a
     missing repository.
     """
-    pack, home = tmp_path / "toy.pack", tmp_path / "home"
+    pack = tmp_path / "toy.pack"
+    home = tmp_path / "home"
     (tmp_path / "text.txt").write_text("abc de\n" * 60)
     data = {
         "dataset": "text",
@@ -172,11 +169,10 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
     results = tmp_path / "results.json"
     with Client(server, home, COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
         assert client.run(COMMAND.format(words=list(map(str, words)))) == 0, client.said.read_text()
-    files = {
-        file.relative_to(pack).as_posix(): file.read_bytes()
-        for file in pack.rglob("*")
-        if file.is_file()
-    }
+    files = {}
+    for file in pack.rglob("*"):
+        if file.is_file():
+            files[file.relative_to(pack).as_posix()] = file.read_bytes()
     server.add("datasets", "org/toy-pack", files, "v1")
     server.add("datasets", "org/toy-pack", {"README.md": "emptied"})
     other = str(tmp_path / "other cache")
@@ -192,24 +188,21 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
     ]
     (tmp_path / "m.json").write_text(json.dumps(named))
     (tmp_path / "d.json").write_text(json.dumps({"pack": "org/toy-pack", "revision": "v1"}))
-    run = [
-        str(word) for word in ("-d", tmp_path / "d.json", "-m", tmp_path / "m.json", "-o", results)
-    ]
+    run = ["-d", str(tmp_path / "d.json"), "-m", str(tmp_path / "m.json"), "-o", str(results)]
     with Client(server, home, COMPARE_Q_CACHE=other) as client:
         assert client.run(COMMAND.format(words=run)) == 0, client.said.read_text()
-        fetched = [each.path for each in server.asked("/org/toy-pack/", "HEAD")]
+        head_requests = [request.path for request in server.asked("/org/toy-pack/", "HEAD")]
     recorded = [name for name in files if name.startswith("states/row.")]
     assert len(recorded) == 3  # windows
-    assert all(any(path.endswith(name) for path in fetched) for name in recorded)
+    for name in recorded:
+        assert any(path.endswith(name) for path in head_requests)
     rows = {row["label"]: row for row in json.loads(results.read_text())["models"]}
     assert rows["toy"]["kld"] == 0
     assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
     server.add("datasets", "org/toy-pack", files)
     with Client(server, home, COMPARE_Q_CACHE=other) as client:
-        assert (
-            client.run(COMMAND.format(words=["org/toy-pack", str(toy_model), "-o", str(results)]))
-            == 0
-        )
+        words = ["org/toy-pack", str(toy_model), "-o", str(results)]
+        assert client.run(COMMAND.format(words=words)) == 0
         assert client.run(COMMAND.format(words=["org/none", str(toy_model)])) == 2
         assert f"error: org/none: {WHY}" in client.said.read_text()
     with Client(server, home, COMPARE_Q_CACHE=other, HF_ENDPOINT="http://127.0.0.1:1") as away:

@@ -60,8 +60,8 @@ def test_a_call_is_the_command_line(
     """
     file, models = write_specs([UNIFORM, BOOSTED])
     assert compare_q("-d", file, "-m", models, "-o", tmp_path / "r.json", "-r", 3).status == 0
-    found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
-    frame = found.frame().set_index("label")
+    comparison = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
+    frame = comparison.frame().set_index("label")
     assert frame.loc["uniform", "ppl"] == pytest.approx(500, rel=1e-6)
     assert frame.loc["uniform", "kld"] == pytest.approx(0.078622, abs=1e-6)
     assert frame.kld["boosted"] == 0
@@ -70,7 +70,7 @@ def test_a_call_is_the_command_line(
     assert frame.from_cache.all()
     assert frame["where"].notna().all()
     same = load(tmp_path / "r.json").frame().drop(columns="from_cache")
-    pd.testing.assert_frame_equal(found.frame().drop(columns="from_cache"), same)
+    pd.testing.assert_frame_equal(comparison.frame().drop(columns="from_cache"), same)
     assert capfd.readouterr() == ("", "")
 
 
@@ -82,7 +82,7 @@ def test_models_by_name_are_those_of_the_command_line(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The text has 9 windows of 100 with a token after them; of the 24 of 50 every 40, 16 suffice."""
+    """The text has 9 windows of 100 with a token after them; the default is 32 windows."""
     words = [
         f"{toy_model}@fake:vocab_size=500,boost=3.0",
         f"uniform={toy_model}@fake:vocab_size=500",
@@ -100,10 +100,10 @@ def test_models_by_name_are_those_of_the_command_line(
         tmp_path / "r.json",
     )
     assert compare_q(*words, *line).status == 0
-    found = compare(
+    comparison = compare(
         *words, data=str(toy_text), rows="all", eval_len=100, sample="first", quiet=True
     )
-    frame = found.frame()
+    frame = comparison.frame()
     assert frame.label.tolist() == [f"{toy_model.name} vocab_size=500 boost=3.0", "uniform"]
     assert frame.reference.tolist() == [True, False]
     assert frame.ppl[1] == pytest.approx(500, rel=1e-6)
@@ -114,8 +114,9 @@ def test_models_by_name_are_those_of_the_command_line(
     pd.testing.assert_frame_equal(frame.drop(columns="from_cache"), same)
     chosen = compare(*words, data=toy_text, eval_len=50, eval_stride=20, quiet=True)
     assert chosen.frame().tokens.tolist() == [32 * 49] * 2
-    first, second = (compare(*words, data=data, rows=rows, quiet=True).frame() for rows in (2, "2"))
-    assert first.tokens.tolist() == second.tokens.tolist() == [198, 198]
+    for rows in (2, "2"):
+        comparison = compare(*words, data=data, rows=rows, quiet=True)
+        assert comparison.frame().tokens.tolist() == [198, 198]
     assert capfd.readouterr() == ("", "")
 
 
@@ -229,14 +230,14 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     """Single tokens, pairs and the plot equal those of the command line; a run that was read back
     has no tokens.
     """
-    found = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
-    tokens = found.tokens("uniform")
+    comparison = compare(data, [UNIFORM, BOOSTED], rows=3, quiet=True)
+    tokens = comparison.tokens("uniform")
     assert len(tokens) == 297
     assert tokens.logprob.to_numpy() == pytest.approx(-math.log(500), abs=1e-5)
-    assert tokens.kld.mean() == pytest.approx(found.frame().kld[0], rel=1e-6)
-    (pair,) = found.pairs().to_dict("records")
+    assert tokens.kld.mean() == pytest.approx(comparison.frame().kld[0], rel=1e-6)
+    (pair,) = comparison.pairs().to_dict("records")
     assert (pair["first"], pair["second"]) == ("uniform", "boosted")
-    (uniform, boosted) = found.frame().ppl
+    (uniform, boosted) = comparison.frame().ppl
     assert pair["ln_ppl_ratio"] == pytest.approx(math.log(uniform / boosted), abs=1e-6)
     assert pair["ln_ppl_ratio_low"] <= pair["ln_ppl_ratio"] <= pair["ln_ppl_ratio_high"]
     sized = api.Comparison(run_of(REF, QUANT))
@@ -245,18 +246,17 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     earlier = sized.results.updated(
         created="2026-01-02T03:04:05+00:00", versions={"compare-q": "0.1"}
     )
-    card = " ".join(
-        each.get_text() for each in api.Comparison(earlier).plot(card=True).findobj(Text)
-    )
-    assert "2026-01-02, compare_q 0.1" in card
-    assert repr(found) == "<Comparison of 2 models: uniform, boosted>"
-    shown = found._repr_html_()
-    assert ">uniform</td>" in shown
-    assert shown.count("<p>method exllamav3: ") == 1  # a footnote
-    assert f"<p>{html.escape(verdict(found.results))}</p>" in shown
-    found.save(tmp_path / "r.json")
+    card = api.Comparison(earlier).plot(card=True)
+    texts_of_card = " ".join(artist.get_text() for artist in card.findobj(Text))
+    assert "2026-01-02, compare_q 0.1" in texts_of_card
+    assert repr(comparison) == "<Comparison of 2 models: uniform, boosted>"
+    page = comparison._repr_html_()
+    assert ">uniform</td>" in page
+    assert page.count("<p>method exllamav3: ") == 1  # a footnote
+    assert f"<p>{html.escape(verdict(comparison.results))}</p>" in page
+    comparison.save(tmp_path / "r.json")
     assert "read back" in refusal(lambda: load(tmp_path / "r.json").tokens("uniform"))
-    assert "no model is called 'x'" in refusal(lambda: found.tokens("x"))
+    assert "no model is called 'x'" in refusal(lambda: comparison.tokens("x"))
     assert refusal(lambda: sized.plot(measure="acc")).startswith("plot: ")
 
 
@@ -274,8 +274,8 @@ def test_slices_of_several_texts_are_columns(texts: list[dict[str, Any]], tmp_pa
     """Each text's numbers are those of a run of the text alone, to the bit; KLDs are weighted by
     tokens.
     """
-    found = compare(texts, [UNIFORM, BOOSTED], quiet=True)
-    frame = found.frame(["kld", "kld:text", "kld:other", "ppl:other"])
+    comparison = compare(texts, [UNIFORM, BOOSTED], quiet=True)
+    frame = comparison.frame(["kld", "kld:text", "kld:other", "ppl:other"])
     sliced = [
         "kld:text",
         "kld:text_stderr",
@@ -286,14 +286,13 @@ def test_slices_of_several_texts_are_columns(texts: list[dict[str, Any]], tmp_pa
     ]
     assert frame.columns.tolist() == ["label", "kld", "kld_stderr", *sliced]
     counts = []
-    for name, each in zip(("text", "other"), texts, strict=True):
-        alone = compare(each, [UNIFORM, BOOSTED], quiet=True)
-        assert (
-            alone.frame().from_cache.all()
-        )  # the scores of a run of several texts are those of one text
+    for name, file in zip(("text", "other"), texts, strict=True):
+        alone = compare(file, [UNIFORM, BOOSTED], quiet=True)
+        # The scores of a run of several texts are those of one text.
+        assert alone.frame().from_cache.all()
         assert frame[f"kld:{name}"][0] == alone.frame().kld[0]
         counts.append(alone.frame().tokens[0])
-        tokens = found.tokens("uniform", name)
+        tokens = comparison.tokens("uniform", name)
         assert len(tokens) == counts[-1]
         of_text = tokens.drop(columns=["text", "window"])
         pd.testing.assert_frame_equal(of_text, alone.tokens("uniform").drop(columns="window"))
@@ -301,13 +300,13 @@ def test_slices_of_several_texts_are_columns(texts: list[dict[str, Any]], tmp_pa
         [frame["kld:text"][0], frame["kld:other"][0]], weights=counts
     ) == pytest.approx(frame.kld[0])
     assert frame["ppl:other"][0] == pytest.approx(500, rel=1e-6)
-    found.save(tmp_path / "r.json")
+    comparison.save(tmp_path / "r.json")
     again = load(tmp_path / "r.json")
     pd.testing.assert_frame_equal(
-        again.frame(["kld:text", "ppl:begin"]), found.frame(["kld:text", "ppl:begin"])
+        again.frame(["kld:text", "ppl:begin"]), comparison.frame(["kld:text", "ppl:begin"])
     )
-    assert "there are: text, other, unsure, begin" in refusal(found.frame, ["kld:prose"])
-    assert "name one of the texts: text, other" in refusal(found.tokens, "uniform", "prose")
+    assert "there are: text, other, unsure, begin" in refusal(comparison.frame, ["kld:prose"])
+    assert "name one of the texts: text, other" in refusal(comparison.tokens, "uniform", "prose")
 
 
 def test_bad_input_is_an_error_that_the_package_exports() -> None:

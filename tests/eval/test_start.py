@@ -24,10 +24,11 @@ pytestmark = pytest.mark.engine
 def run(
     *words: object, cwd: Path = ROOT, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    environment = dict(os.environ)
     environment.pop("COMPARE_Q_COMMIT", None)
-    if path is None:
-        environment.pop("PYTHONPATH", None)
+    environment.pop("PYTHONPATH", None)
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
     command = [sys.executable, *map(str, words)]
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, check=False, env=environment
@@ -64,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     folder = tmp_path_factory.mktemp("installed")
     checkout = copy_checkout(folder / "copy")
-    found = {}
+    sites = {}
     for kind in ("wheel", "editable"):
         (folder / kind).mkdir()
         build = (
@@ -74,8 +75,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert built.returncode == 0, built.stderr
         with zipfile.ZipFile(next((folder / kind).glob(f"compare_q-{__version__}-*.whl"))) as wheel:
             wheel.extractall(folder / f"{kind}-site")
-        found[kind] = folder / f"{kind}-site"
-    return found
+        sites[kind] = folder / f"{kind}-site"
+    return sites
 
 
 def test_a_python_without_the_packages_says_what_to_do(checkout: Path) -> None:
@@ -109,30 +110,19 @@ def test_the_wheel_holds_everything_that_runs(installed: dict[str, Path]) -> Non
     """The wheel has every folder of eval and backends, the report's page, the examples and schemas,
     and no test.
     """
-    expected = [
-        file for kind in ("eval", "backends") for file in (ROOT / kind).rglob("*") if file.is_file()
-    ]
-    names = {
-        str("compare_q" / file.relative_to(ROOT))
-        for file in expected
-        if "__pycache__" not in file.parts
-    }
-    shown = (
-        "eval/report/page/report.html",
-        "eval/spec/schema/data.schema.json",
-        "backends/vllm/extension.py",
-    )
-    assert {f"compare_q/{name}" for name in shown} < names
-    found = [
-        file.relative_to(installed["wheel"])
-        for file in installed["wheel"].rglob("*")
-        if file.is_file()
-    ]
-    assert {str(file) for file in found if not file.parts[0].endswith(".dist-info")} == {
-        *names,
-        "compare_q/__init__.py",
-        "compare_q_vllm.py",
-    }
+    expected = {"compare_q/__init__.py", "compare_q_vllm.py"}
+    for file in (*(ROOT / "eval").rglob("*"), *(ROOT / "backends").rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            expected.add(str("compare_q" / file.relative_to(ROOT)))
+    assert "compare_q/eval/report/page/report.html" in expected
+    assert "compare_q/eval/spec/schema/data.schema.json" in expected
+    assert "compare_q/backends/vllm/extension.py" in expected
+    names = set()
+    for file in installed["wheel"].rglob("*"):
+        name = file.relative_to(installed["wheel"])
+        if file.is_file() and not name.parts[0].endswith(".dist-info"):
+            names.add(str(name))
+    assert names == expected
 
 
 def test_an_installation_runs_outside_a_checkout(
@@ -155,8 +145,11 @@ def test_an_installation_runs_outside_a_checkout(
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "other"]):
         subprocess.run([*git, *words], check=True)
-    asked = f"import {module} as x; from compare_q.backends.common import machine; print(x.__file__, machine.commit())"
-    ran = run("-c", asked, cwd=tmp_path, path=site)
+    code = (
+        f"import {module} as x; from compare_q.backends.common import machine; "
+        "print(x.__file__, machine.commit())"
+    )
+    ran = run("-c", code, cwd=tmp_path, path=site)
     assert ran.stdout == f"{site / 'compare_q' / 'eval' / 'compare_q.py'} None\n"
 
 
@@ -170,7 +163,8 @@ sys.path[:] = [sys.argv[1], *(entry for entry in sys.path if entry)]
 site.addsitedir(sys.argv[1])
 sys.modules["vllm"] = types.ModuleType("vllm")
 sys.modules["vllm.platforms"] = platforms = types.ModuleType("vllm.platforms")
-platforms.current_platform, platforms.PlatformEnum = types.SimpleNamespace(is_cpu=lambda: False), None
+platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
+platforms.PlatformEnum = None
 
 from compare_q.backends.vllm.vllm_engine import EXTENSION
 
@@ -187,8 +181,10 @@ def test_vllm_finds_the_worker_extension(
 ) -> None:
     """Outside the checkout, vLLM finds the class that vllm_score names."""
     ran = run("-c", WHAT_VLLM_IMPORTS, installed[kind], cwd=tmp_path)
-    source = (
-        installed["wheel"] / "compare_q" if kind == "wheel" else installed["wheel"].parent / "copy"
-    )
-    extension = source / "backends" / "vllm" / "extension.py"
+    # An editable installation imports the checkout that it was made from.
+    sources = {
+        "wheel": installed["wheel"] / "compare_q",
+        "editable": installed["wheel"].parent / "copy",
+    }
+    extension = sources[kind] / "backends" / "vllm" / "extension.py"
     assert ran.stdout.splitlines() == [f"ScoringExtension True {extension}"], ran.stderr

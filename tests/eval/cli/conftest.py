@@ -1,4 +1,4 @@
-"""A finished run for ``show``, the rows of a run of the command line, and a text of many windows."""
+"""A finished run for ``show``, the rows of a run, and a text of many windows."""
 
 from __future__ import annotations
 

@@ -50,15 +50,16 @@ def cache(tmp_path: Path) -> Cache:
     cache.check_writable()
     root = cache.root
     (root / "tokens" / f"{key('a')}.npz").write_bytes(b"x" * 1000)
-    scores, reference = root / "scores" / key("b"), root / "references" / key("c")
+    scores = root / "scores" / key("b")
+    reference = root / "references" / key("c")
     segments.write_record(scores, "s", {"label": "Q4 [/tmp/x] [h8]"})
     (scores / SEGMENT).write_bytes(b"x" * (2000 - (scores / "record.s.json").stat().st_size))
     (root / "logs" / f"W4A16_g32.{key('b')}.log").write_bytes(b"x" * 100)
     store_of(reference, numbers(20, 4), windows=1, identity={"label": "bf16"})
     (window,) = reference.glob("row.*")
-    window.write_bytes(
-        b"x" * (3000 - sum(file.stat().st_size for file in reference.iterdir() if file != window))
-    )
+    window.unlink()
+    other_bytes = sum(sizes(reference).values())
+    window.write_bytes(b"x" * (3000 - other_bytes))
     for name in STRANGERS:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("a user's own")
@@ -75,8 +76,10 @@ def names(cache: Cache) -> set[str]:
 
 
 def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
-    found = [(entry.section, entry.label, entry.size) for entry in cache_listing.entries(cache)]
-    assert found == [
+    listed_entries = [
+        (entry.section, entry.label, entry.size) for entry in cache_listing.entries(cache)
+    ]
+    assert listed_entries == [
         ("references", "bf16", 3000),
         ("scores", "Q4 [/tmp/x] [h8]", 2000),
         ("logs", "", 100),
@@ -85,7 +88,8 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
     ran = compare_q("cache", "--cache-dir", cache.root)
     assert "Q4 [/tmp/x] [h8]" in ran.out  # a label is no markup
     assert ran.out.splitlines()[-1] == (
-        f"{cache.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, 6.1 kB in all"
+        f"{cache.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, "
+        "6.1 kB in all"
     )
 
 
@@ -101,12 +105,12 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
 )
 def test_the_oldest_go_first_until_the_rest_fits(cache: Cache, limit: int, gold: list[str]) -> None:
     before = cache_listing.entries(cache)
-    deleted, left = cache_listing.prune(cache, limit)
-    there = {entry.path for entry in cache_listing.entries(cache)}
-    gone = [entry for entry in reversed(before) if entry.path not in there]
+    deleted, remaining = cache_listing.prune(cache, limit)
+    remaining_paths = {entry.path for entry in cache_listing.entries(cache)}
+    gone = [entry for entry in reversed(before) if entry.path not in remaining_paths]
     assert [entry.section for entry in gone] == gold
     assert deleted == sum(entry.size for entry in gone)
-    assert left == 6100 - deleted <= limit
+    assert remaining == 6100 - deleted <= limit
     assert names(cache) >= STRANGERS
 
 
@@ -129,16 +133,14 @@ def test_scores_go_by_segment_and_their_records_with_the_last_one(
     os.utime(scores / SEGMENT, (1.8e9, 1.8e9))
     in_all = 6600
     listed = compare_q("cache", "--cache-dir", cache.root).out.splitlines()
-    (line,) = (line for line in listed if "scores of" in line)
+    (line,) = [line for line in listed if "scores of" in line]
     assert line.startswith(time.strftime("%Y-%m-%d %H:%M", time.localtime(1.8e9)))
     assert "2.5 kB  scores of Q4 [/tmp/x] [h8], bbbbbbbb" in line
     assert cache_listing.prune(cache, in_all) == (0, in_all)
     assert cache_listing.prune(cache, in_all - 1) == (500, 6100)
     assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
-    assert cache_listing.prune(cache, 2500) == (
-        4100,
-        2000,
-    )  # tokens, log and reference are older than the segment
+    # Tokens, log and reference are older than the segment.
+    assert cache_listing.prune(cache, 2500) == (4100, 2000)
     assert sizes(scores).keys() == {SEGMENT, "record.s.json"}
     assert cache_listing.prune(cache, 1999) == (2000, 0)
     assert not scores.exists()

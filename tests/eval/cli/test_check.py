@@ -103,7 +103,8 @@ def test_a_check_starts_and_leaves_nothing(
     [
         (
             [],
-            "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 tokens",
+            "windows of 100 every 100 tokens: 9 windows, 891 scored tokens, of a text of 1,000 "
+            "tokens",
             "",
         ),
         (
@@ -148,11 +149,11 @@ def test_a_model_larger_than_the_memory_is_named_with_what_to_do(
     monkeypatch.setattr(machine, "memory_bytes", lambda: size)
     assert "does not fit" not in compare_q(*words).out
     monkeypatch.setattr(machine, "memory_bytes", lambda: size - 1)
-    found = [line for line in compare_q(*words).out.splitlines() if "does not fit" in line]
-    assert len(found) == 1
-    assert found[0].startswith("toy: ")
-    assert "streaming" in found[0]
-    assert "reference pack" in found[0]
+    lines = [line for line in compare_q(*words).out.splitlines() if "does not fit" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("toy: ")
+    assert "streaming" in lines[0]
+    assert "reference pack" in lines[0]
 
 
 @needs_accelerate

@@ -62,8 +62,8 @@ def test_show_has_the_rows_that_a_mask_leaves(
     assert "broken" not in ran.out
     for name in ("r.json", "r.html"):
         assert compare_q("show", tmp_path / name).out.splitlines()[:4] == ran.out.splitlines()[:4]
-    left = json.loads((tmp_path / "r.json").read_text())["models"]
-    assert [model["label"] for model in left] == ["bf16", "W4A16"]
+    models = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert [model["label"] for model in models] == ["bf16", "W4A16"]
     assert_refused(
         compare_q("show", finished, "-mask", "awq"),
         "--mask: 'awq' matches no label; there are: bf16, W4A16",

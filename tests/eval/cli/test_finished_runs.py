@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -14,29 +15,21 @@ from tests.support.toy import FAKE, Run, Specs, assert_refused
 
 
 def test_a_finished_run_is_shown_again(compare_q: Run, finished: Path, tmp_path: Path) -> None:
-    """The status is 0, because the results are complete, although one of the run's models failed."""
+    """The status is 0, because the results are complete, although a model of the run failed."""
     files = {
-        flag: tmp_path / name
-        for flag, name in {
-            "-o": "o.json",
-            "--csv": "o.csv",
-            "--markdown": "o.md",
-            "--html": "o.html",
-        }.items()
+        "-o": tmp_path / "o.json",
+        "--csv": tmp_path / "o.csv",
+        "--markdown": tmp_path / "o.md",
+        "--html": tmp_path / "o.html",
+        "--plots": tmp_path / "plots",
     }
-    ran = compare_q(
-        "show",
-        finished,
-        *(word for pair in files.items() for word in pair),
-        "--plots",
-        tmp_path / "plots",
-    )
+    ran = compare_q("show", finished, *itertools.chain(*files.items()))
     assert ran.status == 0, ran.err
     assert "broken: failed: told to fail" in ran.out
     assert files["-o"].read_text() == finished.read_text()
     assert files["--csv"].read_text().startswith("label,")
     assert files["--markdown"].read_text().startswith("**letters**")
-    assert list((tmp_path / "plots").glob("*.png"))
+    assert list(files["--plots"].glob("*.png"))
     again = compare_q("show", files["--html"])
     assert again.out == compare_q("show", finished).out
     for name in ("results", "CSV", "Markdown", "report", "plot"):
@@ -71,18 +64,15 @@ def test_rows_are_sorted_in_the_table_and_not_in_the_results(
         tmp_path / "o.md",
     )
     ran = compare_q("show", finished, "--sort", "kld", *files)
-    labels = ("bf16", "W4A16", "broken")
-    assert [
-        line.split()[0]
-        for line in ran.out.splitlines()
-        if line.startswith(tuple(f" {x} " for x in labels))
-    ] == list(labels)
-    assert [
-        line.partition(",")[0] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]
-    ] == list(labels)
-    assert [line.split()[1] for line in (tmp_path / "o.md").read_text().splitlines()[4:7]] == list(
-        labels
-    )
+    labels = ["bf16", "W4A16", "broken"]
+    rows = [
+        line for line in ran.out.splitlines() if line.startswith((" bf16 ", " W4A16 ", " broken "))
+    ]
+    assert [row.split()[0] for row in rows] == labels
+    csv_rows = (tmp_path / "o.csv").read_text().splitlines()[1:]
+    assert [row.partition(",")[0] for row in csv_rows] == labels
+    markdown_rows = (tmp_path / "o.md").read_text().splitlines()[4:7]
+    assert [row.split()[1] for row in markdown_rows] == labels
     assert (tmp_path / "o.json").read_text() == finished.read_text()
 
 
@@ -90,21 +80,15 @@ def test_columns_are_chosen_and_ordered(compare_q: Run, finished: Path, tmp_path
     """The columns of table, Markdown, CSV (with errors) and report are the same; the label need not
     be named.
     """
-    names = {"--csv": "o.csv", "--markdown": "o.md", "--html": "o.html"}
-    files = [word for flag, name in names.items() for word in (flag, tmp_path / name)]
+    files = ["--csv", tmp_path / "o.csv", "--markdown", tmp_path / "o.md"]
+    files += ["--html", tmp_path / "o.html"]
     ran = compare_q("show", finished, "--columns", "kld_p99.9, kld,kernel", *files)
-    assert next(line.split() for line in ran.out.splitlines() if "W4A16" in line) == [
-        "W4A16",
-        "0.9990",
-        "0.01235±0.00045",
-        "Linear",
-    ]
-    assert (tmp_path / "o.csv").read_text().splitlines()[
-        0
-    ] == "label,kld_p99.9,kld,kld_stderr,kernel"
-    assert (tmp_path / "o.md").read_text().splitlines()[
-        2
-    ] == "| label | 99.9 % KLD | KLD | kernel |"
+    row = next(line for line in ran.out.splitlines() if "W4A16" in line)
+    assert row.split() == ["W4A16", "0.9990", "0.01235±0.00045", "Linear"]
+    csv_lines = (tmp_path / "o.csv").read_text().splitlines()
+    assert csv_lines[0] == "label,kld_p99.9,kld,kld_stderr,kernel"
+    markdown_lines = (tmp_path / "o.md").read_text().splitlines()
+    assert markdown_lines[2] == "| label | 99.9 % KLD | KLD | kernel |"
     head = (tmp_path / "o.html").read_text().partition("<table")[2].partition("</thead>")[0]
     assert re.findall(r"<th[^>]*>([^<]+)</th>", head) == ["label", "99.9 % KLD", "KLD", "kernel"]
     assert_refused(compare_q("show", finished, "--columns", ","), "--columns: ", *BY_NAME)
@@ -205,7 +189,7 @@ def test_a_slice_of_any_name_can_be_a_condition(compare_q: Run, finished: Path) 
 
 
 def test_slices_are_checked_before_anything_runs(compare_q: Run, write_specs: Specs) -> None:
-    """A run of one text without conversations has only the slices that do not depend on the text."""
+    """A run of one text without conversations has only the slices that every text has."""
     data, models = write_specs([FAKE])
     for flags in (
         ("--columns", "kld:text"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -35,8 +36,8 @@ def test_accuracies_are_lm_evals(name: str) -> None:
     own results.
     """
     results = json.loads((DATA / name / "results.json").read_text())["results"]
-    other = "toy" if name == "toy-noise" else "toy-noise"
-    report = compare(run_files(str(DATA / other)), [run_files(str(DATA / name))], Selection())
+    reference = {"toy": "toy-noise", "toy-noise": "toy"}[name]
+    report = compare(run_files(str(DATA / reference)), [run_files(str(DATA / name))], Selection())
     assert len(report.comparisons) == 4
     for row in report.comparisons:
         gold = results[row.task]
@@ -51,12 +52,11 @@ def test_every_output_has_the_numbers(
     compare_q: Run, both: tuple[Path, Path], tmp_path: Path
 ) -> None:
     files = {
-        flag: tmp_path / f"out{flag.replace('-', '')}"
-        for flag in ("--output", "--csv", "--markdown")
+        "--output": tmp_path / "outoutput",
+        "--csv": tmp_path / "outcsv",
+        "--markdown": tmp_path / "outmarkdown",
     }
-    ran = compare_q(
-        "flips", *both, "--margin", "10%", *(word for pair in files.items() for word in pair)
-    )
+    ran = compare_q("flips", *both, "--margin", "10%", *itertools.chain(*files.items()))
     assert ran.status == 0, ran.err
     (row,) = json.loads(files["--output"].read_text())["comparisons"]
     gold = {

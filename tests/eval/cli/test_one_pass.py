@@ -40,7 +40,7 @@ def test_one_pass_and_more_windows_as_the_last_line_says(
     Neither makes the others score more windows, or loses them.  With noise of standard deviation 2
     on each logit, the KLD of 32 windows of 8 tokens is known to about 6 %.
     """
-    asked = windows_asked(monkeypatch)
+    scored_windows = windows_asked(monkeypatch)
     model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
     models = [
         f"ref={model}",
@@ -53,27 +53,29 @@ def test_one_pass_and_more_windows_as_the_last_line_says(
     first = compare_q(*line)
     assert first.status == 1, first.err
     assert sorted(loads) == ["broken", "fails", "good", "ref"]
-    assert len(asked) == 3 * WINDOWS + 21  # the 21st window of the model that fails has no scores
+    # The 21st window of the model that fails has no scores.
+    assert len(scored_windows) == 3 * WINDOWS + 21
     results = json.loads(file.read_text())
     rows = {row["label"]: row for row in results["models"]}
-    assert [rows[label]["windows"] for label in ("ref", "good", "broken")] == [WINDOWS] * 3
+    for label in ("ref", "good", "broken"):
+        assert rows[label]["windows"] == WINDOWS
     assert rows["broken"]["kld_non_finite"] == 1
     assert rows["fails"]["error"]
     (text,) = results["data"]["texts"]
     assert text["windows_of_the_text"] == 624
-    precision = next(each for each in first.out.splitlines() if "% (good)" in each)
+    (precision,) = [text_line for text_line in first.out.splitlines() if "% (good)" in text_line]
     assert "broken (1 token " in precision
-    found = re.search(r"-r (\d+),", first.out)
-    assert found is not None, first.out
-    more = int(found[1])
+    match = re.search(r"-r (\d+),", first.out)
+    assert match is not None, first.out
+    more = int(match[1])
     assert WINDOWS < more < 624
 
     loads.clear()
-    asked.clear()
+    scored_windows.clear()
     second = compare_q(*line[:2], "-d", long_text, "--eval-len", 8, "-r", more)
     assert second.status == 0, second.err
     assert sorted(loads) == ["good", "ref"]
-    assert sorted(asked) == sorted([*range(WINDOWS, more)] * 2)
+    assert sorted(scored_windows) == sorted([*range(WINDOWS, more)] * 2)
 
 
 def test_a_store_with_fewer_windows_limits_the_run(
@@ -85,8 +87,8 @@ def test_a_store_with_fewer_windows_limits_the_run(
     model = f"{toy_model}@fake:vocab_size=500,boost=8.0"
     store = tmp_path / "store"
     line = ["-d", long_text, "--eval-len", 8, "-lf", store, "-o", tmp_path / "r.json"]
-    made = compare_q(f"ref={model}", f"other={model},random=0.1", *line, "-r", 20)
-    assert made.status == 0, made.err
+    repeated = compare_q(f"ref={model}", f"other={model},random=0.1", *line, "-r", 20)
+    assert repeated.status == 0, repeated.err
     ran = compare_q(f"good={model},random=2.0", *line)
     assert ran.status == 0, ran.err
     results = json.loads((tmp_path / "r.json").read_text())
@@ -103,17 +105,17 @@ def test_texts_with_a_default_number_of_windows() -> None:
     """
 
     def text(**keys: object) -> DataSpec:
-        base = {
+        spec_keys = {
             "tokenizer_dir": "t",
             "dataset": "text",
             "path": "p",
             "eval_len": 4,
             "eval_stride": 4,
+            "sample": "spread",
+            **keys,
         }
-        given = {**base, "sample": "spread", **keys}
-        return parse_data_spec(
-            {key: each for key, each in given.items() if each is not None}, Path("d.json")
-        )
+        present_keys = {key: value for key, value in spec_keys.items() if value is not None}
+        return parse_data_spec(present_keys, Path("d.json"))
 
     texts = {
         "spread": text(),
@@ -130,8 +132,8 @@ def test_model_specs_score_every_window_of_a_spread_text(
     compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a call that names its models has a default number of windows."""
-    asked = windows_asked(monkeypatch)
+    scored_windows = windows_asked(monkeypatch)
     data, models = write_specs(None, eval_len=20, eval_stride=20, sample="spread")
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 0, ran.err
-    assert len(asked) == 49  # the last one would need a token after the text
+    assert len(scored_windows) == 49  # the last one would need a token after the text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -78,25 +79,26 @@ def test_characters_that_no_picture_can_show(compare_q: Run, tmp_path: Path) -> 
     """The font lacks Chinese: one line for all labels and pictures.  No control character of a
     label is written.
     """
-    models = [
-        replace(QUANT, label=f"{name} \x1b[31mred\x07")
-        for name in ("模型", "型号", "日本", "model")
-    ]
+    models = []
+    for name in ("模型", "型号", "日本", "model"):
+        models.append(replace(QUANT, label=f"{name} \x1b[31mred\x07"))
     run_of(REF, *models, title="\x1b]0;title\x07 漢").with_origin([]).write(tmp_path / "r.json")
-    files = {"--html": "r.html", "-pf": "p.svg", "--card": "c.svg", "--markdown": "r.md"}
-    flags = [word for flag, name in files.items() for word in (flag, tmp_path / name)]
-    ran = compare_q("show", tmp_path / "r.json", *flags)
+    files = {
+        "--html": tmp_path / "r.html",
+        "-pf": tmp_path / "p.svg",
+        "--card": tmp_path / "c.svg",
+        "--markdown": tmp_path / "r.md",
+    }
+    ran = compare_q("show", tmp_path / "r.json", *itertools.chain(*files.items()))
     assert ran.status == 0, ran.err
     assert not ran.err
     (line,) = [line for line in ran.out.splitlines() if " 模 " in line]
-    assert all(f" {character}" in line for character in "型号日本漢")
-    written = [file for file in tmp_path.rglob("*") if file.suffix in (".svg", ".html", ".md")]
-    assert len(written) == len(files)
-    for text in (ran.out, *(file.read_text() for file in written)):
+    for character in "型号日本漢":
+        assert f" {character}" in line
+    for text in [ran.out, *map(Path.read_text, files.values())]:
         assert not set(text) & {"\x1b", "\x07"}
-    for file in written:
-        if file.suffix == ".svg":
-            ElementTree.parse(file)
+    for flag in ("-pf", "--card"):
+        ElementTree.parse(files[flag])
 
 
 def test_a_plot_may_lie_beside_a_model(
@@ -127,11 +129,11 @@ def test_a_plot_may_lie_beside_a_model(
 def test_flags_of_the_plot(
     compare_q: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Any] = []
+    arguments: list[Any] = []
     monkeypatch.setattr(
         pictures,
         "draw",
-        lambda run, file, outputs, measure, **keys: told.append(
+        lambda run, file, outputs, measure, **keys: arguments.append(
             (file, {"measure": measure, **keys})
         ),
     )
@@ -145,7 +147,7 @@ def test_flags_of_the_plot(
         "log_y": None,
         "card": False,
     }
-    asked = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "dark": True, "log_y": False}
+    expected = {"size": measures.VRAM, "max_x": 3.0, "max_y": 4.0, "dark": True, "log_y": False}
     words = (
         "-kld",
         "-v",
@@ -162,20 +164,20 @@ def test_flags_of_the_plot(
     posted = {"size": measures.FILES, "measure": measures.KLD_VALUES["p99.9"]}
     for flag, flags, changed in (
         ("-pf", (), {}),
-        ("--plot-file", words, asked),
+        ("--plot-file", words, expected),
         ("-plot_file", ("-ppl",), {"measure": measures.PPL}),
         ("--plot_file", ("--x-axis", "size", "--kld-value", "p99.9"), posted),
     ):
         assert compare_q("show", finished, flag, plot, *flags).status == 0
-        assert told.pop() == (plot, plain | changed)
+        assert arguments.pop() == (plot, plain | changed)
     assert (tmp_path / "r.json").exists()
     card = tmp_path / "card.png"
     assert compare_q("show", finished, "--card", card, "-v").status == 0
-    assert told == [(card, plain | {"card": True, "size": measures.VRAM})]
+    assert arguments == [(card, plain | {"card": True, "size": measures.VRAM})]
 
 
 def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
-    """Two labels that give the same file name get two files; a failed model does not use its name."""
+    """Two labels with the same file name get two files; a failed model does not use its name."""
     models = [
         {**FAKE, "label": "one [x]"},
         {**FAKE, "label": "ONE/[x]", "engine": {"fail": 0}},
@@ -242,9 +244,10 @@ def test_nothing_that_is_read_is_written(
             [{**FAKE, **model, "model_dir": ["mod", "over.safetensors"]}], **text
         )
         specs.append(json.loads(data.read_text()))
-    data.write_text(
-        json.dumps(specs[:1] if flag == "--tokens-out ." else specs)
-    )  # several texts have folders
+    # Several texts have folders.
+    if flag == "--tokens-out .":
+        specs = specs[:1]
+    data.write_text(json.dumps(specs))
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     ran = compare_q("-d", data, "-m", models, *flag.split())
     assert_refused(
@@ -269,17 +272,19 @@ def test_devices_are_written_through_by_every_output(
     """Outputs are written to a device; a file must not replace the device, not even if root runs
     compare_q.
     """
-    targets = {
-        flag: device(tmp_path / f"full{flag}.png", 7)
-        for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card")
-    }
-    ran = compare_q("show", finished, *(word for pair in targets.items() for word in pair))
-    errors = sorted(
-        line.partition(": could not be written: ")[::2] for line in ran.err.splitlines()
-    )
-    assert [name for name, _ in errors] == sorted(f"error: {file}" for file in targets.values())
-    assert all(why.startswith("No space left on device; ") for _, why in errors)
+    targets = {}
+    for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card"):
+        targets[flag] = device(tmp_path / f"full{flag}.png", 7)
+    ran = compare_q("show", finished, *itertools.chain(*targets.items()))
+    failed_files = set()
+    for line in ran.err.splitlines():
+        file, _, reason = line.partition(": could not be written: ")
+        failed_files.add(file)
+        assert reason.startswith("No space left on device; ")
+    assert failed_files == {f"error: {file}" for file in targets.values()}
+    assert len(ran.err.splitlines()) == len(targets)
     assert ran.status == 2
     null = device(tmp_path / "null", 3)
     assert compare_q("show", finished, "-o", null).status == 0
-    assert all(stat.S_ISCHR(file.lstat().st_mode) for file in (*targets.values(), null))
+    for file in (*targets.values(), null):
+        assert stat.S_ISCHR(file.lstat().st_mode)

@@ -129,26 +129,28 @@ def test_rows_equal_those_of_the_run_with_the_model(
         in_transformers(toy_model, label="same"),
         {**FAKE, "engine": {"vocab_size": 300, "boost": 1.0}},
     ]
-    whole, few, models = (tmp_path / f"{name}.json" for name in ("whole", "few", "with the model"))
+    full = tmp_path / "full.json"
+    few = tmp_path / "few.json"
+    models = tmp_path / "with the model.json"
     before = digest_of(made)
-    ran = compare_q(*with_pack(made, write_specs, *others), "-o", whole, "--notes")
+    ran = compare_q(*with_pack(made, write_specs, *others), "-o", full, "--notes")
     assert ran.status == 0, ran.err
     assert "recorded with model, transformers" in ran.out
     assert compare_q(*with_pack(made, write_specs, *others), "-r", 2, "-o", few, "-cc").status == 0
     assert digest_of(made) == before, "-cc deletes nothing of a pack"
     data, specs = write_specs([in_transformers(toy_model, label="ref", reference=True), *others])
-    for count, file in ((WINDOWS, whole), (2, few)):
+    for count, file in ((WINDOWS, full), (2, few)):
         assert compare_q("-d", data, "-m", specs, "-r", count, "-o", models).status == 0
-        found, expected = rows_of(file), rows_of(models)
+        rows = rows_of(file)
+        expected = rows_of(models)
         for label in ("w4", "same", "fake"):
-            assert {key: found[label][key] for key in KLDS} == {
-                key: expected[label][key] for key in KLDS
-            }
-        assert found["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
+            for key in KLDS:
+                assert rows[label][key] == expected[label][key]
+        assert rows["ref"]["ppl"] == pytest.approx(expected["ref"]["ppl"], rel=1e-6)
     assert rows_of(few)["same"]["kld"] == 0 < rows_of(few)["w4"]["kld"]
     manifest = pack_files.verified(made)
     assert (len(manifest.windows), manifest.scored_tokens) == (WINDOWS, WINDOWS * 99)
-    assert manifest.ppl == pytest.approx(rows_of(whole)["ref"]["ppl"], rel=1e-6)
+    assert manifest.ppl == pytest.approx(rows_of(full)["ref"]["ppl"], rel=1e-6)
     assert 0 < (manifest.floor_kld or 0) < 1e-3
 
 
@@ -200,8 +202,10 @@ def test_a_damaged_file_is_named_before_a_model_loads(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.unlink()
-    if damage != "gone":
-        file.write_bytes(content if damage == "flipped" else content[: len(content) // 2])
+    if damage == "flipped":
+        file.write_bytes(content)
+    elif damage != "gone":
+        file.write_bytes(content[: len(content) // 2])
     before = digest_of(copy)
     assert_refused(compare_q(*words), file.name)
     assert digest_of(copy) == before
@@ -245,9 +249,9 @@ def huge(folder: Path) -> None:
 
 
 def huge_head(folder: Path) -> None:
-    found = storage.load((folder / "states/reference.json").read_bytes())
-    found["head"]["vocab_size"] = 1 << 60
-    (folder / "states/reference.json").write_bytes(storage.dump(found))
+    manifest = storage.load((folder / "states/reference.json").read_bytes())
+    manifest["head"]["vocab_size"] = 1 << 60
+    (folder / "states/reference.json").write_bytes(storage.dump(manifest))
     resealed(folder)
 
 
@@ -263,9 +267,9 @@ def other_states(folder: Path) -> None:
 
 
 def other_vocabulary(folder: Path) -> None:
-    found = storage.load((folder / "states/reference.json").read_bytes())
-    found["identity"]["vocabulary"] = "0" * 64
-    (folder / "states/reference.json").write_bytes(storage.dump(found))
+    manifest = storage.load((folder / "states/reference.json").read_bytes())
+    manifest["identity"]["vocabulary"] = "0" * 64
+    (folder / "states/reference.json").write_bytes(storage.dump(manifest))
     resealed(folder)
 
 
@@ -370,13 +374,12 @@ def test_what_is_made(
     ran = compare_q(*words, "-r", 2)
     assert (ran.status, "--logits makes it" in ran.err, target.exists()) == (2, True, False)
     assert compare_q(*words, "-r", 2, "--logits").status == 0
-    assert (len(pack_files.verified(target).windows), pack_files.read(target).floor_kld) == (
-        2,
-        None,
-    )
+    assert len(pack_files.verified(target).windows) == 2
+    assert pack_files.read(target).floor_kld is None
     assert compare_q(*words, "-r", 3, "--logits").status == 0
     assert len(pack_files.verified(target).windows) == 3
-    before, fewer = digest_of(target), tmp_path / "fewer.pack"
+    before = digest_of(target)
+    fewer = tmp_path / "fewer.pack"
     assert compare_q(*words[:6], fewer, "--no-floor", "--logits", "-r", 2).status == 0
     assert len(pack_files.verified(fewer).windows) == 2
     ran = compare_q(*words, "-r", 2, "--logits")
@@ -418,45 +421,45 @@ def test_a_pack_of_other_numbers_is_another_recording(
     two = fake_pack(compare_q, write_specs, tmp_path / "two.pack", 3)
     windows = pack_files.read(two).windows
     assert pack_files.read(one).windows == windows[:2]
-    first, second = (
-        {**FAKE, "label": label, "engine": {"vocab_size": 400, "boost": 1.0, "shift": shift}}
-        for label, shift in (("first", 0.0), ("second", 0.5))
-    )
-    asked = digests_asked(monkeypatch)
+    engine = {"vocab_size": 400, "boost": 1.0}
+    first = {**FAKE, "label": "first", "engine": {**engine, "shift": 0.0}}
+    second = {**FAKE, "label": "second", "engine": {**engine, "shift": 0.5}}
+    scored_digests = digests_asked(monkeypatch)
 
     def run(folder: Path, *models: dict[str, Any]) -> dict[str, list[float]]:
-        """Return each row's log-probabilities of the reference [N]; ``asked`` then has what was
-        scored.
+        """Return each row's log-probabilities of the reference [N]; ``scored_digests`` then has
+        what was scored.
         """
-        asked.clear()
+        scored_digests.clear()
         scores = tmp_path / "scores"
         shutil.rmtree(scores, ignore_errors=True)
         ran = compare_q(*with_pack(folder, write_specs, *models), "--tokens-out", scores)
         assert ran.status == 0, ran.err
-        return {
-            model["label"]: parquet.read_table(scores / f"{model['label']}.parquet")[
-                "ref_logprob"
-            ].to_pylist()
-            for model in models
-        }
+        logprobs = {}
+        for model in models:
+            table = parquet.read_table(scores / f"{model['label']}.parquet")
+            logprobs[model["label"]] = table["ref_logprob"].to_pylist()
+        return logprobs
 
     (before,) = run(one, first).values()
-    assert asked == [("first", window) for window in windows[:2]]
+    assert scored_digests == [("first", window) for window in windows[:2]]
     both = run(two, first, second)
-    assert asked == [(label, window) for label in ("first", "second") for window in windows]
+    of_first = [("first", window) for window in windows]
+    of_second = [("second", window) for window in windows]
+    assert scored_digests == of_first + of_second
     assert both["first"] == both["second"]
     assert not set(before) & set(both["first"])
     assert run(two, first, second) == both
-    assert asked == []
+    assert scored_digests == []
     assert run(one, first) == {"first": before}
-    assert asked == [("first", window) for window in windows[:2]]
+    assert scored_digests == [("first", window) for window in windows[:2]]
 
 
 def test_a_pack_that_lacks_windows_of_the_run_is_refused(
     made: Path, compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that is not the pack's, next to the pack's or alone; nothing is scored."""
-    asked = digests_asked(monkeypatch)
+    scored_digests = digests_asked(monkeypatch)
     small = {**FAKE, "engine": {"vocab_size": 300}}
     _, _, _, models = with_pack(made, write_specs, small)
     text = tmp_path / "other.txt"
@@ -474,4 +477,4 @@ def test_a_pack_that_lacks_windows_of_the_run_is_refused(
     assert_refused(joined, str(made), "holds 4 of the run's 6 windows; name a text")
     alone = compare_q("-d", tmp_path / "other.json", "-m", models)
     assert_refused(alone, str(made), "holds none of the run's 2 windows")
-    assert asked == []
+    assert scored_digests == []

@@ -26,12 +26,12 @@ from tests.support.toy import FAKE, Run, Specs, assert_refused, refusal
 Words = Callable[..., tuple[object, ...]]
 SLOW = """
 import sys, time
-from compare_q.backends.reference import pack
+from compare_q.backends.reference import pack_files
 from compare_q.eval.cli import main
 def write_manifest(folder, **facts):
     (folder / "waits").touch()
     time.sleep(120)
-pack.write_manifest = write_manifest
+pack_files.write_manifest = write_manifest
 sys.exit(main.main(sys.argv[1:]))
 """
 """``pack`` as a process whose assembly of the pack does not end by itself."""
@@ -55,20 +55,20 @@ def hidden(folder: Path) -> list[str]:
 
 def unfinished(folder: Path, name: str, *parts: str) -> Path:
     """Make the hidden folder that a killed process leaves."""
-    left = folder / f".{name}{pack_target.SUFFIX}"
+    hidden_folder = folder / f".{name}{pack_target.SUFFIX}"
     for part in parts:
-        (left / part).mkdir(parents=True)
-        (left / part / "file").write_text(part)
-    return left
+        (hidden_folder / part).mkdir(parents=True)
+        (hidden_folder / part / "file").write_text(part)
+    return hidden_folder
 
 
 def test_a_second_pack_of_this_name_is_refused_before_anything_is_scored(
     compare_q: Run, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = digests_asked(monkeypatch)
+    scored_digests = digests_asked(monkeypatch)
     with reserved(tmp_path / "fake.pack"), reserved(tmp_path / "other.pack"):
         assert_refused(compare_q(*words()), "fake.pack: another compare-q is making this pack")
-    assert asked == []
+    assert scored_digests == []
     assert compare_q(*words()).status == 0
     assert len(pack_files.verified(tmp_path / "fake.pack").windows) == 2
     assert hidden(tmp_path) == []
@@ -81,12 +81,12 @@ def test_a_signal_while_a_pack_is_assembled_leaves_nothing(
     command = [sys.executable, "-c", SLOW, *map(str, words())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        left = tmp_path / f".fake.pack{pack_target.SUFFIX}"
-        wait_until(lambda: (left / NEW / "waits").exists() or process.poll() is not None)
+        hidden_folder = tmp_path / f".fake.pack{pack_target.SUFFIX}"
+        wait_until(lambda: (hidden_folder / NEW / "waits").exists() or process.poll() is not None)
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
-    assert "Traceback" not in said
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors
+    assert "Traceback" not in errors
     assert hidden(tmp_path) == []
     assert not (tmp_path / "fake.pack").exists()
     assert compare_q(*words()).status == 0
@@ -116,25 +116,25 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
 ) -> None:
     assert compare_q(*words(3)).status == 0
     target = tmp_path / "fake.pack"
-    whole = (target / pack_files.MANIFEST).read_bytes()
-    asked = digests_asked(monkeypatch)
+    manifest = (target / pack_files.MANIFEST).read_bytes()
+    scored_digests = digests_asked(monkeypatch)
 
     def refused(command: tuple[object, ...], *parts: str) -> None:
         ran = compare_q(*command)
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.splitlines()[-1].startswith("error: -o: ")
         assert all(part in ran.err.splitlines()[-1] for part in parts)
-        assert asked == []
+        assert scored_digests == []
         assert hidden(tmp_path) == []
 
     refused(words(2), "fake.pack: is a pack with 3 windows already")
     refused(
         words(4, eval_len=50, eval_stride=50), "fake.pack: is a pack of another text", "(text.txt)"
     )
-    other = storage.load(whole) | {"model_digest": "0" * 64, "model": "other/model"}
+    other = storage.load(manifest) | {"model_digest": "0" * 64, "model": "other/model"}
     (target / pack_files.MANIFEST).write_bytes(storage.dump(other))
     refused(words(4), "fake.pack: is a pack of another model (other/model)")
-    (target / pack_files.MANIFEST).write_bytes(whole)
+    (target / pack_files.MANIFEST).write_bytes(manifest)
     assert compare_q(*words(4)).status == 0
     assert len(pack_files.verified(target).windows) == 4
 

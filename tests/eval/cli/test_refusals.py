@@ -39,7 +39,9 @@ def refused(
     """Return one input: the command line, a model spec, the changed keys of the data spec, what the
     error must name.
     """
-    marks = [needs_accelerate] if model and model["load_fn"] == "transformers" else []
+    marks = []
+    if model and model["load_fn"] == "transformers":
+        marks.append(needs_accelerate)
     return pytest.param(name, words, model, data or {}, marks=marks, id=f"{name} {words}")
 
 
@@ -116,7 +118,7 @@ def test_inputs(
     """The line names the flag, the key or the file; it may suggest the word that was meant."""
 
     def filled(keys: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of a spec with the real paths of the toy model and of this test's folder."""
+        """Return the keys of a spec with the paths of the toy model and of this test's folder."""
         text = (
             json.dumps(keys).replace("{model}", str(toy_model)).replace("{folder}", str(tmp_path))
         )
@@ -124,7 +126,9 @@ def test_inputs(
         return result
 
     (tmp_path / "t.CSV").write_text("x" * 500)
-    models = [filled(model)] if model else None
+    models = None
+    if model:
+        models = [filled(model)]
     data_file, models_file = write_specs(models, **filled(data))
     assert_refused(compare_q(*words.format(data=data_file, models=models_file).split()), name)
 
@@ -185,8 +189,9 @@ def test_all_problems_at_once(compare_q: Run, write_specs: Specs) -> None:
 
 
 def test_every_flag_of_upstream_is_there() -> None:
-    upstream = """-d --dataspec -m --modelspec -cc --clear_cache -p --plot -v --vram -mx --max_x -my --max_y -t --title
-        -kld --kld -mask --mask -lf --logits_file -dark --dark -pf --plot_file -r --rows"""
+    upstream = """-d --dataspec -m --modelspec -cc --clear_cache -p --plot -v --vram -mx --max_x
+        -my --max_y -t --title -kld --kld -mask --mask -lf --logits_file -dark --dark
+        -pf --plot_file -r --rows"""
     assert set(upstream.split()) <= flags_of("run").keys()
 
 

@@ -19,17 +19,17 @@ MODELS = [fake("ref", boost=3.0, reference=True), fake("a"), fake("b", boost=1.0
 
 @pytest.fixture
 def files(tmp_path: Path, toy_model: Path) -> dict[str, Path]:
-    found = write_texts(tmp_path, toy_model)
+    files = write_texts(tmp_path, toy_model)
     (tmp_path / "models.json").write_text(json.dumps(MODELS))
-    return {**found, "models": tmp_path / "models.json"}
+    return {**files, "models": tmp_path / "models.json"}
 
 
 def listed(files: dict[str, Path], *changes: dict[str, Any]) -> Path:
-    specs = [json.loads(files[name].read_text()) for name in ("prose", "code")]
+    specs = []
+    for name, change in zip(("prose", "code"), changes, strict=False):
+        specs.append(json.loads(files[name].read_text()) | change)
     file = files["prose"].parent / "list.json"
-    file.write_text(
-        json.dumps([{**spec, **change} for spec, change in zip(specs, changes, strict=False)])
-    )
+    file.write_text(json.dumps(specs))
     return file
 
 
@@ -105,8 +105,9 @@ def test_everything_that_can_be_written(
     for source in (out / "r.json", out / "r.html"):
         again = compare_q("show", source, "-o", out / "again.json", "--html", out / "again.html")
         assert again.status == 0, again.err
-        shown, made = (json.loads((out / name).read_text()) for name in ("again.json", "r.json"))
-        assert {**shown, "created": ""} == {
-            **made,
+        results_of_show = json.loads((out / "again.json").read_text())
+        results_of_run = json.loads((out / "r.json").read_text())
+        assert {**results_of_show, "created": ""} == {
+            **results_of_run,
             "created": "",
         }  # ``created`` is the time of writing

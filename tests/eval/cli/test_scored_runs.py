@@ -17,9 +17,9 @@ from tests.support.toy import FAKE, Models, Ran, Run, Specs
 
 def shown_ppl(ran: Ran, label: str) -> float:
     """Return the PPL in the printed row of a model whose stored size is n/a."""
-    found = re.search(rf"^ ?{label} +closed form +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
-    assert found, ran.out
-    return float(found[1].replace(",", ""))
+    match = re.search(rf"^ ?{label} +closed form +n/a +n/a +★?([\d,.]+)±", ran.out, re.MULTILINE)
+    assert match, ran.out
+    return float(match[1].replace(",", ""))
 
 
 def test_results_json_says_what_ran(
@@ -73,12 +73,12 @@ def test_cleared_scores_are_gone(
         {**FAKE, "label": "a", "reference": True},
         {**FAKE, "label": "b", "engine": {"boost": 2.0}},
     ]
-    found = []
+    records = []
     for flags in ([], ["-cc"]):
         run_models(models, *flags)
-        found.append(set((own_cache / "scores").glob("*/*")))
-    assert [len(files) for files in found] == [4, 4]  # a segment and a record of each
-    assert not found[0] & found[1]
+        records.append(set((own_cache / "scores").glob("*/*")))
+    assert [len(files) for files in records] == [4, 4]  # a segment and a record of each
+    assert not records[0] & records[1]
 
 
 def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_path: Path) -> None:

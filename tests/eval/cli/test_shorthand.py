@@ -1,4 +1,4 @@
-"""Models and texts by name: the engine that is chosen, refusals, and the specs that repeat the run."""
+"""Models and texts by name: the chosen engine, refusals, and the specs that repeat the run."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_weights_that_several_engines_read_go_to_the_one_that_is_installed(
 ) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
     read = CheckpointConfig.read(tmp_path)
-    monkeypatch.setattr(
-        backends.base.Capabilities, "installed", lambda self: ("x", "1") if vllm else None
-    )
-    assert backends.engine_for(str(tmp_path), read, set())[0] == (
-        "vllm_score" if vllm else "transformers_auto"
-    )
-    assert (
-        backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"
-    )  # it has another Python
+    installed = None
+    expected = "transformers_auto"
+    if vllm:
+        installed = ("x", "1")
+        expected = "vllm_score"
+    monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: installed)
+    assert backends.engine_for(str(tmp_path), read, set())[0] == expected
+    # It may have another Python.
+    assert backends.engine_for(str(tmp_path), read, {"vllm_score"})[0] == "vllm_score"
 
 
 def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
@@ -128,11 +128,11 @@ def test_options_of_one_model_in_a_word(
     assert spec.name == f"{toy_model.name} kv_cache_dtype=fp8 max_model_len=128 enforce_eager=True"
     monkeypatch.chdir(toy_model.parent)
     for before, label in (("", f"{toy_model.name} noise_seed=2"), ("mine=", "mine")):
-        found = shorthand.model(
+        named_spec = shorthand.model(
             f"{before}{toy_model.name}@hf:noise_seed=2", set(), Progress(), reference=False
         ).spec
-        assert (found.name, found.model_dir) == (label, toy_model.name)
-        assert found.engine == {"dtype": "auto", "noise_seed": 2}
+        assert (named_spec.name, named_spec.model_dir) == (label, toy_model.name)
+        assert named_spec.engine == {"dtype": "auto", "noise_seed": 2}
     plain = shorthand.model(f"a={toy_model}@vllm", set(), Progress(), reference=False).spec
     assert "engine" not in plain.model_fields_set
     (tmp_path / "t.txt").write_text("abc de " * 60)
@@ -147,9 +147,9 @@ def test_options_of_one_model_in_a_word(
         32,
     )
     assert "windows of 64 every 32 tokens" in compare_q(*words).out
-    for flag, given in (("--eval-len", 64), ("--sample", "spread")):
+    for flag, value in (("--eval-len", 64), ("--sample", "spread")):
         assert_refused(
-            compare_q("-d", "d.json", "-m", "m.json", flag, given), f"{flag}: is for models"
+            compare_q("-d", "d.json", "-m", "m.json", flag, value), f"{flag}: is for models"
         )
     (tmp_path / "d.json").write_text("{}")
     assert_refused(
@@ -233,20 +233,23 @@ def test_an_overflow_in_float16_is_named(
     ran = compare_q(
         f"{big}@hf", f"half={big}@hf:dtype=float16", "-d", long_text, "-r", 2, "--eval-len", 64
     )
-    (failure,) = [line for line in ran.out.splitlines() if line.startswith("half: failed")]
+    lines = ran.out.splitlines()
+    (failure,) = [line for line in lines if line.startswith("half: failed")]
     assert "it ran in float16" in failure
     assert "bfloat16" in failure
-    assert not any(line.startswith("big: failed") for line in ran.out.splitlines())
+    assert not any(line.startswith("big: failed") for line in lines)
 
 
 def test_two_models_of_one_name_get_labels_of_their_own(
     toy_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    named = shorthand.models(
+    first, second = shorthand.models(
         [f"{toy_model}@hf", f"{toy_model}@transformers_auto"], set(), Progress(), reference=True
     )
-    assert [each.spec.name for each in named] == [toy_model.name, f"{toy_model.name} (2)"]
-    assert [each.spec.is_reference for each in named] == [True, False]
+    assert first.spec.name == toy_model.name
+    assert first.spec.is_reference
+    assert second.spec.name == f"{toy_model.name} (2)"
+    assert not second.spec.is_reference
     assert "this one (transformers_auto " in capfd.readouterr().err
 
 
@@ -275,8 +278,11 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     specs = tmp_path / "specs"
     ran = compare_q(*line, toy_text, "--save-specs", specs, "-o", tmp_path / "first.json")
     repeat = f"compare-q -d {specs / 'data.json'} -m {specs / 'models.json'}"
-    (command,) = [each for each in ran.err.splitlines() if each.endswith(repeat)]
-    variables = dict(each.partition("=")[::2] for each in shlex.split(command.removesuffix(repeat)))
+    (command,) = [printed for printed in ran.err.splitlines() if printed.endswith(repeat)]
+    variables = {}
+    for assignment in shlex.split(command.removesuffix(repeat)):
+        name, _, value = assignment.partition("=")
+        variables[name] = value
     assert variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8 "
     assert not variables.keys() & {"PATH", "HOME", "COMPARE_Q_CACHE"}
     again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
@@ -309,9 +315,11 @@ def test_saved_specs_repeat_every_choice_of_the_line(
         f"ref={toy_model.name}@fake:vocab_size=500,boost=3.0",
         f"{toy_model.name}@fake:vocab_size=500,kernel=a b",
     ]
-    found = {}
+    data_of_sample = {}
     for which in ("first", "spread"):
-        folder, files = tmp_path / which, [tmp_path / f"{which}{number}.json" for number in (1, 2)]
+        folder = tmp_path / which
+        first_file = tmp_path / f"{which}1.json"
+        second_file = tmp_path / f"{which}2.json"
         line = [
             "--eval-len",
             64,
@@ -325,30 +333,27 @@ def test_saved_specs_repeat_every_choice_of_the_line(
             folder,
         ]
         line += ["-lf", "a store"]
-        ran = compare_q(*words, "-d", toy_text, *line, "-o", files[0])
-        command = next(each for each in ran.err.splitlines() if "compare-q -d" in each)
+        ran = compare_q(*words, "-d", toy_text, *line, "-o", first_file)
+        (command,) = [printed for printed in ran.err.splitlines() if "compare-q -d" in printed]
         assert shlex.split(command)[-2:] == ["-lf", str(toy_model.parent / "a store")]
-        again = compare_q(*shlex.split(command.partition("compare-q ")[2]), "-o", files[1])
+        again = compare_q(*shlex.split(command.partition("compare-q ")[2]), "-o", second_file)
         assert (ran.status, again.status) == (0, 0), again.err
-        first, second = (
-            {key: results[key] for key in ("data", "reference", "models")}
-            for results in (json.loads(file.read_text()) for file in files)
-        )
-        assert all(model.pop("from_cache") for model in second["models"])
-        assert not any(model.pop("from_cache") for model in first["models"])
-        for results in (first, second):
-            for each in (
-                *results["data"]["texts"],
-                *results["models"],
-            ):  # the paths of the second are absolute
-                del each["spec"], each["spec_sha256"]
-        assert first == second
+        first = json.loads(first_file.read_text())
+        second = json.loads(second_file.read_text())
+        for results, from_cache in ((first, False), (second, True)):
+            for model in results["models"]:
+                assert model.pop("from_cache") == from_cache
+            # The paths of the second are absolute.
+            for text_or_model in (*results["data"]["texts"], *results["models"]):
+                del text_or_model["spec"], text_or_model["spec_sha256"]
+        for name in ("data", "reference", "models"):
+            assert first[name] == second[name]
         assert [model["label"] for model in first["models"]] == [
             "ref",
             f"{toy_model.name} vocab_size=500 kernel=a b",
         ]
-        found[which] = first["data"]
-    assert found["first"]["windows_sha256"] != found["spread"]["windows_sha256"]
+        data_of_sample[which] = first["data"]
+    assert data_of_sample["first"]["windows_sha256"] != data_of_sample["spread"]["windows_sha256"]
 
 
 def test_paths_of_a_given_data_spec_are_absolute_in_the_saved_one(tmp_path: Path) -> None:
@@ -407,7 +412,8 @@ def test_what_is_named_wrongly_is_one_line(
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         (
             [toy_text],
-            "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, a hub id",
+            "text.txt: is a file, and no model that an engine reads: name a folder, a .gguf file, "
+            "a hub id",
         ),
         (
             ["-d", "wiki2", "-m", "x.json"],
