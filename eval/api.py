@@ -88,7 +88,7 @@ class Comparison:
         else:
             fields = table_columns.fields_of(names)
         for name in fields:
-            # Columns with a parameter, as memory:N and kld:SLICE, are no fields of a row.
+            # A row has no field of columns with a parameter, as memory:N and kld:SLICE.
             if name not in types and name != "notes":
                 types[name] = "float64"
         frame = pd.DataFrame(rows, columns=fields, dtype=object)
@@ -101,8 +101,9 @@ class Comparison:
         return frame
 
     def pairs(self) -> pd.DataFrame:
-        """Return one row per pair of models: the ``first`` minus the ``second``, paired token by
-        token.
+        """Return one row per pair of models: the ``first`` minus the ``second``.
+
+        Differences are paired token by token.
 
         ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each
         with ``..._stderr`` and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN
@@ -124,8 +125,9 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def plot(self, file: str | Path | None = None, **options: Any) -> Figure:
-        """Return the plot of ``-p``, and write it to ``file`` if given; InputError if there is
-        nothing to draw.
+        """Return the plot of ``-p``, and write it to ``file`` if given.
+
+        InputError if there is nothing to draw.
 
         ``options``: ``measure`` ("kld", "ppl"), ``x_axis`` (as ``--x-axis``), ``title``, ``dark``,
         ``card``.
@@ -152,8 +154,9 @@ class Comparison:
         return figure
 
     def tokens(self, label: str, text: str | None = None) -> pd.DataFrame:
-        """Return the scores of every token of a model, as ``--tokens-out`` writes them; of one
-        text, if it is named.
+        """Return the scores of every token of a model, as ``--tokens-out`` writes them.
+
+        ``text``: the name of a text, for its tokens alone.
 
         InputError for a run that was read back (its windows are not known), and for a model without
         scores.
@@ -227,8 +230,9 @@ def paragraph(line: str) -> str:
 
 
 def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[str, ...] | None:
-    """Return the names of columns, the label first; None for the default.  InputError for one that
-    the run lacks.
+    """Return the names of columns, the label first; None for the default.
+
+    InputError for a column that the run lacks.
     """
     if columns is None:
         return None
@@ -340,8 +344,9 @@ def specs_of_words(
 def by_position(
     words_or_specs: Sequence[SpecInput], data: SpecInput | None, models: SpecInput | None
 ) -> tuple[list[str], SpecInput | None, SpecInput | None]:
-    """Return (MODEL arguments, data, models) of a call: specs by position are those of the data,
-    then of the models.
+    """Return (MODEL arguments, data, models) of a call.
+
+    Specs by position are those of the data, then of the models.
     """
     arguments = list(words_or_specs)
     has_specs = not all(map(is_model_word, arguments))
@@ -368,8 +373,9 @@ def is_model_word(argument: SpecInput) -> bool:
 
 
 def load(*files: str | Path) -> Comparison:
-    """Return a finished run (results.json or report.html), or several merged into one; InputError
-    as in ``show``.
+    """Return a finished run (results.json or report.html), or several merged into one.
+
+    InputError as in ``show``.
     """
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")
@@ -377,8 +383,9 @@ def load(*files: str | Path) -> Comparison:
 
 
 def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) -> Comparison:
-    """Print the table of a run, or of a results.json, with its footnotes, as the command line does;
-    returns the run.
+    """Print the table of a run, or of a results.json; return the run.
+
+    It has the footnotes and the sentence of the command line.
 
     ``columns``: names as ``--columns`` takes them.
     """
@@ -404,8 +411,9 @@ def listed(specs: SpecInput | None, name: str) -> list[Spec]:
 
 
 def specs_of(kind: type[S], inputs: SpecInput | None, name: str) -> list[S]:
-    """Return specs from files (each may hold several; wildcards allowed) and from dicts, in the
-    same order; InputError names the argument.
+    """Return specs from files and from dicts, in the same order.
+
+    A file may hold several specs, and names may have wildcards.  InputError names the argument.
     """
     specs: list[S] = []
     for number, spec in enumerate(listed(inputs, name)):

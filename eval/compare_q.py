@@ -1,5 +1,6 @@
-"""Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json b.json -p``, or
-``compare-q -d ...``.
+"""Compare quantized models: ``python eval/compare_q.py -d data.json -m a.json -p``.
+
+An installation has the same command as ``compare-q``.
 
 Only starts ``eval/cli/main.py``: engines that spawn worker processes import this file again in each
 process.  The user's Python may be old, so this file must use only syntax that an old Python can
@@ -19,8 +20,9 @@ if not __package__:  # run as a file, not imported from an installation
 
 
 def command_line() -> Callable[[], int]:
-    """Return ``eval.cli.main.main``, or if this Python cannot run it a function that prints why in
-    one line.
+    """Return ``eval.cli.main.main``.
+
+    If this Python cannot run it, return a function that prints why in one line.
     """
     reason = (
         f"{sys.executable} is Python {sys.version.split()[0]}, and compare_q needs 3.11 or newer"

@@ -40,8 +40,9 @@ LARGE_BYTES = 20e9
 
 
 class Entry(NamedTuple):
-    """One entry: ``size`` in bytes, ``used`` last in seconds since 1970, the ``label`` of its
-    model.
+    """An entry of the cache and the label of its model.
+
+    ``size`` is in bytes, ``used`` is the last use in seconds since 1970.
     """
 
     section: str
@@ -139,8 +140,9 @@ def label_of(section: str, path: Path) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are deleted together: a segment of a folder of scores, or a whole entry of another
-    section.
+    """Files that are deleted together.
+
+    They are one segment of a folder of scores, or a whole entry of another section.
     """
 
     entry: Entry
@@ -150,8 +152,9 @@ class Part:
 
 
 def parts_of(entry: Entry) -> list[Part]:
-    """Return the parts of an entry; the records of a folder of scores belong to no part, and go
-    with its last one.
+    """Return the parts of an entry.
+
+    The records of a folder of scores belong to no part, and are deleted with its last one.
     """
     groups = [tuple(own_files(entry.section, entry.path))]
     if entry.section == "scores":
@@ -171,8 +174,9 @@ def parts_of(entry: Entry) -> list[Part]:
 
 
 def prune(cache: Cache, limit: int) -> tuple[int, int]:
-    """Delete the least recently used parts until ``limit`` bytes remain; return (deleted bytes,
-    remaining bytes).
+    """Delete the least recently used parts until ``limit`` bytes remain.
+
+    Returns (deleted bytes, remaining bytes).
 
     Entries that a run uses, locks or has claimed stay, also above the limit.
     """
@@ -201,8 +205,9 @@ def prune(cache: Cache, limit: int) -> tuple[int, int]:
 
 
 def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
-    """Delete parts of an entry, and what is left of it with its last segment; return the deleted
-    bytes.
+    """Delete parts of an entry; return the deleted bytes.
+
+    With its last segment, everything else of the entry is deleted.
 
     Nothing is deleted if a run uses, locks or has claimed the entry.
     """

@@ -1,5 +1,4 @@
-"""``check``: print what a run would do, and what is missing, without loading or downloading
-weights.
+"""``check``: print what a run would do, without loading or downloading weights.
 
 The checks are the functions that a run calls before a model loads.  Checks that take no time come
 first, then those that need the texts' tokens.
@@ -41,8 +40,9 @@ def run(
     texts: Mapping[str, DataSpec],
     model_specs: Sequence[ModelSpec],
 ) -> int:
-    """Print what a run would do, and its problems; return the exit status, 1 if a number would be
-    wrong.
+    """Print what a run would do, and its problems; return the exit status.
+
+    It is 1 if a number would be wrong.
 
     ``rows``: number of windows of each text, as ``-r`` gives it.  Only names of files are requested
     from the hub.
@@ -73,8 +73,10 @@ def run(
 
 @dataclass
 class CheckReport:
-    """What a run would do, in ``lines``; what it would refuse, in ``problems``; ``is_wrong``: if a
-    number would be wrong.
+    """The lines that ``check`` prints.
+
+    ``lines``: about texts and models; ``problems``: what a run would refuse; ``is_wrong``: True if
+    a number would be wrong.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -134,9 +136,7 @@ def check_reference(
     models: Sequence[PlannedModel],
     data: EvalData,
 ) -> None:
-    """InputError for models that do not fit the windows, and for a reference that a run could not
-    use.
-    """
+    """InputError for models that do not fit the windows, or for an unusable reference."""
     fitted_models = plan.fitted(config, model_specs, models, data)
     reference_model = next((model for model in fitted_models if model.is_reference), None)
     if reference_model is not None:
@@ -196,9 +196,7 @@ def check_checkpoint(
     contents: Mapping[Path, Contents],
     report: CheckReport,
 ) -> None:
-    """Report what ``doctor`` finds in a model, whether its engine misreads it, and whether it fits
-    into memory.
-    """
+    """Report what ``doctor`` finds, what the engine misreads, and a shortage of memory."""
     folder = Path(model.model_dir)
     if reference_folder is None or reference_folder == folder:
         examination = examine(folder, None, contents.get(folder))
@@ -235,9 +233,7 @@ def check_checkpoint(
 
 
 def memory_shortage(config: RunConfig, model: PlannedModel) -> str | None:
-    """Return a line on a model whose weight files are larger than the memory that it gets; None for
-    others.
-    """
+    """Return a line if a model's weight files are larger than its memory, or else None."""
     capabilities = backends.engine_class(model.engine).capabilities
     files = backends.files_of(model)
     is_on_this_machine = capabilities.here and config.workers.is_local
@@ -265,8 +261,9 @@ def memory_shortage(config: RunConfig, model: PlannedModel) -> str | None:
 
 
 def downloads(spec: DataSpec, cache: Cache) -> list[str]:
-    """Return lines about the parts of text and tokenizer that a run downloads; InputError if one
-    does not exist.
+    """Return lines about the parts of text and tokenizer that a run downloads.
+
+    InputError if one does not exist.
     """
     if spec.pack is not None:
         return []

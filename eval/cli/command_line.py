@@ -137,8 +137,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def with_argparse_error(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function for ``add_argument(type=...)``: argparse puts the flag's name before an
-    ArgumentTypeError, and shows its text unchanged.
+    """Return a function for ``add_argument(type=...)``, whose error argparse shows.
+
+    argparse puts the flag's name before the unchanged text of an ArgumentTypeError.
     """
 
     def value_of(word: str) -> Any:
@@ -209,8 +210,9 @@ def values_of(command: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def normalize_flags(words: Sequence[str], command: str) -> list[str]:
-    """Return the words with flags as they are declared: - and _ in them are equal, and so are one
-    and two leading -.
+    """Return the words with flags as they are declared.
+
+    In flags - and _ are equal, and so are one and two leading -.
 
     InputError for an unknown flag: argparse would read ``-output x`` as ``-o utput`` and a MODEL x.
     """
@@ -251,8 +253,9 @@ def unknown(word: str, command: str) -> str:
 
 
 def fill(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Return a dataclass with the values of its fields; a field that is a dataclass is filled in
-    the same way.
+    """Return a dataclass with the values of its fields.
+
+    A field that is a dataclass is filled in the same way.
     """
     types = get_type_hints(kind)
     fields: dict[str, Any] = {}

@@ -85,8 +85,9 @@ def lines_of(report: Report, misread: Sequence[str]) -> list[str]:
 
 
 def misreadings(path: Path) -> list[str]:
-    """Return a line on each engine that would compute with other weights than a folder holds, on a
-    single GPU.
+    """Return a line on each engine that would compute with other weights than a folder holds.
+
+    The engines are asked about a single GPU.
     """
     if is_gguf(path):
         return []
@@ -103,8 +104,9 @@ def misreadings(path: Path) -> list[str]:
 
 
 def check_pack(folder: Path) -> None:
-    """InputError for a pack that a run would refuse before it scores: damaged, or files of other
-    forms.
+    """InputError for a pack that a run would refuse before it scores.
+
+    Such a pack is damaged, or its files have other forms.
     """
     manifest = pack_files.verified(folder)
     recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
@@ -121,8 +123,9 @@ def check_pack(folder: Path) -> None:
 
 
 def engine_tokens_of(path: Path) -> dict[str, Any] | None:
-    """Return what its engine's own tokenizer makes of sample texts, for a GGUF; None if that is not
-    known.
+    """Return what its engine's own tokenizer makes of sample texts, for a GGUF.
+
+    None if that is not known.
     """
     if not is_gguf(path):
         return None
@@ -139,8 +142,9 @@ def engine_tokens_of(path: Path) -> dict[str, Any] | None:
 
 
 def tokens_of_engine(file: str) -> dict[str, Any] | None:
-    """Return ``Engine.tokens`` of the samples with digests instead of ids, by the engine that reads
-    such files.
+    """Return ``Engine.tokens`` of the samples, with digests instead of ids.
+
+    The engine is the one that reads such files; None if there is none.
     """
     load_fn = backends.reader_of(file)
     if load_fn is None:
@@ -153,8 +157,9 @@ def tokens_of_engine(file: str) -> dict[str, Any] | None:
 
 
 def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) of each model in an argument: a folder, GGUF file, hub id, or a spec file
-    with several.
+    """Yield (name, path) of each model in an argument.
+
+    The argument is a folder, GGUF file or hub id, or a spec file with several models.
     """
     if not name.lower().endswith(".json"):
         yield name, fetched(name, progress)

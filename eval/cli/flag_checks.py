@@ -53,7 +53,7 @@ def check_cache_folder(folder: Path) -> None:
 
 
 def check_measure(measure: str | None) -> None:
-    """InputError for ``--kld-value`` with a measure other than KLD."""
+    """InputError for ``--kld-value`` with ``-ppl``."""
     if measure not in (None, "kld"):
         raise InputError(f"--kld-value: is a value of KL divergence; leave it or -{measure} out")
 
@@ -102,8 +102,9 @@ def check_only_specs(inputs: Inputs, save_specs: Path | None) -> None:
 
 
 def check_no_picture(words: Sequence[str], kind: str) -> None:
-    """InputError for the file of a plot after ``-p``, which takes none: the word would be read as a
-    model or a run (``kind``).
+    """InputError for the file of a plot after ``-p``, which takes none.
+
+    The word would be read as a model or a run (``kind``).
     """
     for word in words:
         if word.lower().endswith(tuple(SUFFIXES)):
@@ -140,8 +141,9 @@ def check_content(
     reference: bool,
     is_run: bool,
 ) -> str | None:
-    """Return a line about flags without effect, None if there are none; InputError for flags that
-    do not fit the run.
+    """Return a line about flags without effect, None if there are none.
+
+    InputError for flags that do not fit the run.
 
     ``slices``: names of the slices that rows have; ``labels``: the models'; ``reference``: if there
     is one; ``is_run``: if the models will be scored.

@@ -510,8 +510,9 @@ def flags_of(command: str) -> dict[str, Flag]:
 
 
 def converted(name: str, value: object) -> Any:
-    """Return the value of a run's flag with one value, from Python: 0 for ``rows`` and "all";
-    InputError names it.
+    """Return the value of a run's flag from Python; InputError names the flag.
+
+    The value of ``rows`` is 0 for "all".
     """
     entry = flags_of("run")[f"--{name.replace('_', '-')}"]
     assert entry.convert is not None

@@ -36,8 +36,9 @@ def match_of(pattern: str, word: str, expected: str) -> re.Match[str]:
 
 
 def check_not_empty(word: str) -> None:
-    """InputError for a word without characters: an unset shell variable, and as a path the working
-    directory.
+    """InputError for a word without characters, as of an unset shell variable.
+
+    As a path it would be the working directory.
     """
     if not word.strip():
         raise InputError("is empty; give it a value")
@@ -132,9 +133,7 @@ def python_of_engine(word: str) -> tuple[str, str]:
 
 
 def fit(word: str) -> Fit:
-    """``--fit``: the memory that models should fit in, and the column of their memory for a
-    context.
-    """
+    """``--fit``: a size of memory, and the column of the memory for a context."""
     match = match_of(MEMORY_AND_CONTEXT, word, "MEMORY@CONTEXT, such as 24GB@32k")
     memory = size(match[1])
     column = columns.named(f"memory:{match[2].lower()}")

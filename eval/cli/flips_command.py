@@ -79,8 +79,9 @@ def runs_of(words: Sequence[str]) -> list[RunFiles]:
 
 
 def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
-    """Return label -> KLD of a results.json or report.html; InputError if it has no row of these
-    labels.
+    """Return label -> KLD of a results.json or report.html.
+
+    InputError if it has no row of these labels.
     """
     results = RunResult.read(file)
     klds = {row.label: Value(row.kld, row.kld_stderr) for row in results.models}

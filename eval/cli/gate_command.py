@@ -83,8 +83,9 @@ def run(command: GateCommand) -> int:
 
 
 def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
-    """Return two specs: of the first windows, and of a quarter of the first window; InputError for
-    an unusable text.
+    """Return two specs: of the first windows, and of a quarter of the first window.
+
+    InputError for an unusable text.
     """
     if len(specs) > 1:
         raise InputError("-d: a gate needs exactly one text")
@@ -122,8 +123,9 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
 
 
 def part_of(spec: DataSpec, length: int) -> int:
-    """Return the length of the window at batch 1: a quarter of a window, longer if nothing of it
-    would be scored.
+    """Return the length of the window at batch 1: a quarter of a window.
+
+    It is longer if nothing of it would be scored.
 
     Its scored positions are the first ones of a whole window, so that the same tokens are compared.
     """
@@ -145,8 +147,9 @@ class VariantPass(NamedTuple):
 
 
 class Gate:
-    """The runs of a gate, and their rows.  InputError for a text or variants that a gate cannot
-    compare.
+    """The runs of a gate, and their rows.
+
+    InputError for a text or variants that a gate cannot compare.
     """
 
     def __init__(self, command: GateCommand) -> None:
@@ -187,8 +190,9 @@ class Gate:
         self.store_keys: set[str] = set()  # of reference stores
 
     def specs_of_arbiter(self) -> list[ModelSpec]:
-        """Return the spec of the first variant's model in float32, in the engine of ``--arbiter``;
-        empty without one.
+        """Return the spec of ``--arbiter``; empty without one.
+
+        It is the first variant's model in float32, in the arbiter's engine.
         """
         arbiter = self.command.arbiter
         if arbiter is None:
@@ -218,8 +222,9 @@ class Gate:
         return passes
 
     def result(self) -> GateResult:
-        """Score and judge all variants; the gate ends early if the first variant cannot be compared
-        with the others.
+        """Score and judge all variants.
+
+        The gate ends early if the first variant cannot be compared with the others.
         """
         first = self.variants[0]
         copies = [first.copy_with_noise(number) for number in range(1, COPIES + 1)]
@@ -310,8 +315,9 @@ class Gate:
         return verdict.updated(worst_tokens=row.worst_tokens[:SHOWN_TOKENS])
 
     def run(self, specs: Sequence[ModelSpec], texts: Sequence[str]) -> list[Row]:
-        """Score specs on some texts; return a row for each spec on each text.  InterruptedRun after
-        a signal.
+        """Score specs on some texts; return a row for each spec on each text.
+
+        InterruptedRun after a signal.
         """
         outcome = runner.run(self.config, {name: self.texts[name] for name in texts}, specs)
         results = outcome.results
@@ -347,8 +353,9 @@ class Gate:
         return Row(pass_name, text, row, tokens)
 
     def report(self, floors: Mapping[str, Floor], verdicts: Sequence[Verdict]) -> GateResult:
-        """Return the gate's result, with the rows that fulfil a failure condition, and the
-        arbiter's answers.
+        """Return the gate's result.
+
+        It has the rows that fulfil a failure condition, and the arbiter's answers.
         """
         origin_fields = origin(["compare-q", *sys.argv[1:]])
         compared_rows: list[ModelResult] = []
@@ -374,8 +381,9 @@ class Gate:
         )
 
     def answer_of_arbiter(self, variant: Variant) -> str:
-        """Return whether this or the first variant is nearer to float32, on the row in which the
-        two differ most.
+        """Return whether this or the first variant is nearer to float32.
+
+        The answer is of the row in which the two differ most.
         """
         # A row over all windows is preferred: batch 1 has a single short window.
         row, spec = max(

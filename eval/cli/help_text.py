@@ -13,7 +13,7 @@ EPILOG = "In long flags - and _ are the same. docs/specs.md says more about each
 MARGIN = 2
 """Columns before a flag, between a flag and its help, and after the text."""
 HELP_COLUMN = 28
-"""Column at which the help of flags begins, or further left if no flag is so long."""
+"""Column at which the help of flags begins; further left if all flags are shorter."""
 NARROWEST = 11
 """Columns that a text has in the narrowest terminal."""
 
@@ -59,8 +59,9 @@ def title_of(flag: Flag) -> str:
 
 
 def lines_of(flag: Flag, column: int, width: int) -> list[str]:
-    """Return a flag and its help, which begins at a column, on the next line if the flag is
-    longer.
+    """Return the lines of a flag and its help, which begins at a column.
+
+    The help begins on the next line if the flag is longer.
     """
     title = " " * MARGIN + title_of(flag)
     indent = " " * column

@@ -37,7 +37,7 @@ def check(
 ) -> None:
     """InputError for an output that cannot be written, or is an input of this command.
 
-    ``input_paths``: files and folders that the command reads, other than those of texts and models.
+    ``input_paths``: files and folders that the command reads, without those of texts and models.
     """
     written_files = files_of(files, pictures)
     folders = folders_of(files, pictures)
@@ -91,8 +91,9 @@ def without_none(paths: Mapping[str, Path | None]) -> FlagPaths:
 
 
 def check_files(files: FlagPaths) -> None:
-    """InputError for a file that cannot be written, that two flags name, or a picture of unknown
-    format.
+    """InputError for a file that cannot be written, or that two flags name.
+
+    Also for a picture in an unknown format.
     """
     flag_of_path: dict[str, str] = {}
     for flag, file in files:
@@ -123,7 +124,7 @@ def check_no_input(outputs: FlagPaths, real_inputs: set[str], folders_of_models:
             if str(folder) in real_inputs:
                 inputs.add(str(folder))
         is_folder_flag = flag in ("--tokens-out", "--plots", "--save-specs")
-        # -p in the folder of a model is no mistake: no engine reads the picture.
+        # No engine reads a picture, so that -p works in the folder of a model.
         if not is_folder_flag and path.suffix.lower() in NO_PART_OF_A_MODEL:
             inputs -= folders_of_models
         if inputs:
@@ -191,8 +192,9 @@ def paths_of_texts(texts: Mapping[str, DataSpec]) -> list[str | Path]:
 
 
 def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> set[str]:
-    """Return the paths of models and tokenizers, without links.  Engines read only files of a
-    checkpoint there.
+    """Return the paths of models and tokenizers, without links.
+
+    Engines read only files of a checkpoint there.
     """
     folders = {os.path.realpath(model.located) for model in models}
     for spec in texts.values():
@@ -201,8 +203,9 @@ def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) ->
 
 
 def folders_of_texts(texts: Mapping[str, DataSpec]) -> set[str]:
-    """Return the files and folders of texts, without links; a file that is added to a folder may be
-    read as a text.
+    """Return the files and folders of texts, without links.
+
+    A file that is added to such a folder may be read as a text.
     """
     folders: set[str] = set()
     for spec in texts.values():

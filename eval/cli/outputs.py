@@ -48,8 +48,9 @@ def print_row(say: Callable[[str], object], row: ModelResult) -> None:
 
 
 def print_failures(results: RunResult, fail_if: Sequence[conditions.Condition]) -> int:
-    """Print the rows that meet a condition of ``--fail-if``; return exit status 4 if there are any,
-    or else 0.
+    """Print the rows that meet a condition of ``--fail-if``.
+
+    Returns exit status 4 if there are any, or else 0.
     """
     failures = list(conditions.faults(results, fail_if))
     for line in failures:
@@ -104,8 +105,9 @@ def write_files(
     results: RunResult,
     outputs: Outputs,
 ) -> int:
-    """Write the files, draw the plots, print the verdict and one line per failure; return the exit
-    status.
+    """Write the files, draw the plots, print the verdict and one line per failure.
+
+    Returns the exit status.
 
     CSV, Markdown and report have the order of the table.
     """

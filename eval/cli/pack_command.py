@@ -90,8 +90,9 @@ def record_as_pack(
     target: Path,
     folder: Path,
 ) -> int:
-    """Score the model, and make the pack in a hidden folder (``pack_target``); return the exit
-    status.
+    """Score the model, make the pack in a hidden folder, and rename it.
+
+    Returns the exit status.  ``folder``: the hidden folder of ``pack_target``.
     """
     # Again: another process may have made a pack before this one locked the hidden folder.
     replaced_pack = existing(target)
@@ -136,15 +137,17 @@ def record_as_pack(
 
 
 def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
-    """Return what two packs must share if one replaces the other: digests of the text and of the
-    model's files.
+    """Return what two packs must share if one replaces the other.
+
+    These are digests of the text and of the model's files.
     """
     return {"text_digest": data.texts[0].series, "model_digest": model_digest or ""}
 
 
 def noise_floor_specs(spec: ModelSpec) -> list[ModelSpec]:
-    """Return the model with other roundings, which measures the noise floor; empty if its engine
-    cannot add noise.
+    """Return the model with other roundings, which measures the noise floor.
+
+    Empty if its engine cannot add noise.
     """
     _, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
     capabilities = engine_class.capabilities
@@ -184,8 +187,9 @@ class Recording:
 def recorded_store(
     config: RunConfig, row: ModelResult, outcome: RunOutcome, *, allow_logits: bool
 ) -> store.Reader:
-    """Return the store that a run has recorded; InputError if there is none, or it holds
-    unrequested logits.
+    """Return the store that a run has recorded.
+
+    InputError if there is none, or if it holds unrequested logits.
     """
     reference = outcome.results.reference or {}
     path = config.cache.path("references", str(reference.get("key", "")), "")
@@ -289,8 +293,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def write_scores(folder: Path, cache: Cache, row: ModelResult, data: EvalData) -> None:
-    """Write the reference's own scores of every scored token, which users must reproduce from the
-    pack's states.
+    """Write the reference's own scores of every scored token.
+
+    Users must reproduce them from the pack's states.
     """
     scores = token_scores.of_row(cache, row.scores_key, data)
     if scores is None:
@@ -301,8 +306,9 @@ def write_scores(folder: Path, cache: Cache, row: ModelResult, data: EvalData) -
 
 
 def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
-    """Return the keys of the data spec that a pack keeps: paths without their folders, and what was
-    recorded.
+    """Return the keys of the data spec that a pack keeps.
+
+    Paths have no folder, and the number of windows is the recorded one.
     """
     dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
     keys: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True, exclude=dropped)

@@ -32,8 +32,9 @@ between the two steps."""
 
 
 def existing(target: Path) -> Manifest | None:
-    """Return the manifest of a pack that may be replaced by one of more windows; InputError for
-    anything else.
+    """Return the manifest of a pack that may be replaced by one of more windows.
+
+    None if nothing exists there; InputError for anything else.
     """
     check_parent(target)
     if not os.path.lexists(target):
@@ -56,8 +57,9 @@ def check_parent(target: Path) -> None:
 def check_replaced(
     target: Path, replaced: Manifest, identity: Mapping[str, str], n_windows: int
 ) -> None:
-    """InputError unless a new pack has the text and the model of the pack that it replaces, and
-    more windows.
+    """InputError unless a new pack may replace another one.
+
+    It must have the same text and model, and more windows.
     """
     n_replaced = len(replaced.windows)
     if identity["model_digest"] != replaced.model_digest:
@@ -76,8 +78,9 @@ def check_replaced(
 
 @contextmanager
 def reserved(target: Path) -> Iterator[Path]:
-    """Yield the hidden folder next to the target, locked and empty; it is deleted when the block
-    ends.
+    """Yield the hidden folder next to the target, locked and empty.
+
+    It is deleted when the block ends.
 
     InputError if another process is making a pack with this name.
     """
@@ -100,8 +103,9 @@ def reserved(target: Path) -> Iterator[Path]:
 
 
 def lock_new(folder: Path, target: Path) -> int | None:
-    """Create a folder and lock it; return the descriptor of the lock, None on a file system without
-    locks.
+    """Create a folder and lock it; return the descriptor of the lock.
+
+    None on a file system without locks.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -126,8 +130,9 @@ def lock_new(folder: Path, target: Path) -> int | None:
 
 
 def locked(folder: Path) -> int | None:
-    """Lock an existing folder and return the descriptor; None if a process holds it, or the lock is
-    not possible.
+    """Lock an existing folder and return the descriptor.
+
+    None if a process holds it, or if the lock is not possible.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -146,8 +151,9 @@ def locked(folder: Path) -> int | None:
 
 
 def replace(folder: Path, target: Path) -> None:
-    """Give the new pack in a hidden folder the name of the target; the pack that it replaces is
-    deleted.
+    """Give the new pack in a hidden folder the name of the target.
+
+    The pack that it replaces is deleted.
     """
     if os.path.lexists(target):
         target.rename(folder / OLD)
@@ -155,8 +161,9 @@ def replace(folder: Path, target: Path) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Delete a hidden folder; a replaced pack gets its name back if a kill came between the two
-    renames.
+    """Delete a hidden folder.
+
+    A replaced pack gets its name back if a kill came between the two renames.
     """
     settle_content(folder)
     # The user may have files of their own in it.
@@ -174,8 +181,9 @@ def settle_content(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Settle the hidden folders of processes that were killed; a folder with anything else in it is
-    kept.
+    """Settle the hidden folders of processes that were killed.
+
+    A folder with anything else in it is kept.
     """
     for folder in parent.glob(f".*{SUFFIX}"):
         if folder.is_symlink() or not folder.is_dir():

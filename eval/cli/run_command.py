@@ -148,8 +148,9 @@ def write_token_scores(
 
 
 def limit_cache(cache: Cache, limit: int | None, written: Outputs) -> None:
-    """Delete the oldest entries above the limit of ``--cache-limit``, in bytes; without one, print
-    a line if the cache is large.
+    """Delete the oldest entries above the limit of ``--cache-limit``, in bytes.
+
+    Without a limit, print a line if the cache is large.
     """
     if limit is None:
         print_note(large_cache_note(cache))

@@ -28,8 +28,7 @@ NO_MODEL_SPEC = (
 def specs_of(
     inputs: Inputs, resources: Resources, *, stored: bool
 ) -> tuple[list[DataSpec], list[ModelSpec]]:
-    """Return the texts and models of the files of ``-d`` and ``-m``, or those that the command line
-    names.
+    """Return the texts and models that the command line names, or the files of ``-d`` and ``-m``.
 
     Prints which model is the reference, or each model's engine and why it was chosen.  ``stored``:
     True if without a marked model the reference is stored, or the first model.

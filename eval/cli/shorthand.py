@@ -94,8 +94,9 @@ def specs(
     pythons: Collection[str] = (),
     **windows: Any,
 ) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:
-    """Return (the texts, the models, lines about the engines and the text that were chosen) of a
-    run without specs.
+    """Return (the texts, the models, notes) of a run without specs.
+
+    The notes are lines about the engines and the text that were chosen.
 
     ``model_words``, ``reference``: as ``models`` takes them.  ``text_words``, ``tokenizer``,
     ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
@@ -214,8 +215,9 @@ def options_of(words: str) -> dict[str, Any]:
 
 
 def own_label(name: str, options: Mapping[str, Any]) -> str:
-    """Return the label of a model without one: its short name, or the label of a pack, and its
-    options.
+    """Return the label of a model without one.
+
+    It is the model's short name, or the label of a pack, and the options.
     """
     folder = expanded(name)
     if pack_files.is_pack(folder):
@@ -228,8 +230,9 @@ def own_label(name: str, options: Mapping[str, Any]) -> str:
 
 
 def context_without_config(spec: ModelSpec) -> int | None:
-    """Return the context of a model without config.json, from its file; None for a server, or
-    before a download.
+    """Return the context of a model without config.json, from its file.
+
+    None for a server, or before a download.
     """
     engine, engine_class = backends.resolve(spec.load_fn, None)
     if not engine_class.capabilities.here:
@@ -249,8 +252,9 @@ def context_without_config(spec: ModelSpec) -> int | None:
 
 
 def pack_on_hub(name: str, progress: Progress, error: InputError) -> str:
-    """Return the folder of a reference pack of the hub, which is downloaded; raise the error if it
-    is not a pack.
+    """Return the folder of a reference pack of the hub, which is downloaded.
+
+    Raises the error if it is not a pack.
     """
     if hub.is_hub_id(name):
         with (
@@ -280,8 +284,9 @@ def short_name(name: str) -> str:
 
 
 def address_of(name: str) -> SplitResult:
-    """Return the parts of an address; a name that is not an address has no ``netloc``.  InputError
-    for a wrong one.
+    """Return the parts of an address; InputError for a wrong one.
+
+    A name that is not an address has no ``netloc``.
     """
     try:
         return urlsplit(name)
@@ -292,8 +297,9 @@ def address_of(name: str) -> SplitResult:
 
 
 def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
-    """Return a model's config.json, fetched from the hub with the tokenizer; None if the model does
-    not have one.
+    """Return a model's config.json; None if the model does not have one.
+
+    It is fetched from the hub with the tokenizer.
     """
     folder = expanded(name)
     if gguf.is_hub_file(name):
@@ -317,8 +323,9 @@ def config_of(name: str, progress: Progress) -> CheckpointConfig | None:
 
 
 def hint_at_similar_name(path: Path, *other_names: str) -> str:
-    """Return a hint at a similar name in the same folder, or among the other names, for a path that
-    does not exist.
+    """Return a hint at a similar name, for a path that does not exist.
+
+    Names are those in the same folder, and the other names.
     """
     paths = {}
     if is_folder(path.parent):
@@ -334,8 +341,7 @@ def texts(
     tokenizer: str | None = None,
     **windows: Any,
 ) -> tuple[list[DataSpec], list[str]]:
-    """Return (the texts that the words of ``-d`` name, lines about the text that was chosen without
-    a word).
+    """Return (the texts that the words of ``-d`` name, lines about a text that no word names).
 
     A word is a spec or its file, ``wiki2`` or another known data set, ``chat``, or a file of text.
     Without a word: WikiText-2 if the hub or its cache has it, or else the shipped text.
@@ -403,8 +409,9 @@ def default_text() -> tuple[str, list[str]]:
 def with_default_windows(
     texts: Mapping[str, DataSpec], finished_store: Path | None
 ) -> dict[str, DataSpec]:
-    """Return the texts by name; those whose windows are spread have a number of windows, unless the
-    spec has one.
+    """Return the texts by name, with a number of windows.
+
+    A text gets the default if its windows are spread and its spec has no number.
 
     ``finished_store``: the reference store of the run if no model extends it; it may have fewer
     windows.
@@ -460,8 +467,9 @@ def keys_of_windows(
     tokenizer: str | None,
     window_keys: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return ``window_keys`` and what follows from the models: the tokenizer, and windows that fit
-    all contexts.
+    """Return ``window_keys`` and the keys that follow from the models.
+
+    These are the tokenizer, and windows that fit all contexts.
     """
     for named in named_models:
         if not tokenizer:
@@ -488,8 +496,7 @@ def save(
     specs: Sequence[ModelSpec],
     outcome: RunOutcome,
 ) -> str:
-    """Write the data specs and the model specs that repeat a run, and return the command that runs
-    them.
+    """Write the specs that repeat a run, and return the command that runs them.
 
     ``names``: of the two files in ``folder``.  The command sets environment variables that change
     scores, because specs cannot contain them.
