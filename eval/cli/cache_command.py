@@ -222,7 +222,7 @@ def delete(cache: Cache, entry: Entry, parts: Sequence[Part]) -> int:
             # this one.
             if entry.key not in cache.used_by_runs() and not claimed_windows(entry.path):
                 storage.delete(files)
-                segment_files = []
+                segment_files: list[Path] = []
                 if entry.section == "scores":
                     segment_files = segments.scores_folder(entry.path).own_tensor_files()
                 if not segment_files:

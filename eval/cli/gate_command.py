@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ... import backends
@@ -70,7 +71,7 @@ def run(command: GateCommand) -> int:
                 raise
     say(*gate_report.terminal(result))
     written = Outputs(command.resources.verbose)
-    texts = (
+    texts: tuple[tuple[Path | None, Callable[[GateResult], str]], ...] = (
         (files.output, GateResult.json_text),
         (files.markdown, gate_report.markdown),
         (files.junit, gate_report.junit),
@@ -171,7 +172,7 @@ class Gate:
         # the first variant's of a baseline.
         run_name = f"{os.getpid()} {os.urandom(8).hex()}"
         first_run_name = run_name
-        self.baseline = None
+        self.baseline: GateResult | None = None
         if command.baseline is not None:
             self.baseline = GateResult.read(command.baseline)
             first_run_name = self.baseline.run

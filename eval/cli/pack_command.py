@@ -242,7 +242,7 @@ def facts_of(recording: Recording) -> dict[str, Any]:
         words.append(word)
     run_origin = origin_of_run(["compare-q", *words])
     provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
-    facts = {
+    facts: dict[str, Any] = {
         "model": name,
         "revision": revision,
         "model_license": license_of(folder),
