@@ -49,7 +49,7 @@ Spec = str | os.PathLike[str] | Mapping[str, Any]
 SpecInput = Spec | Sequence[Spec]
 """One spec, or several."""
 results_schema = json_schema
-DTYPES = {bool: "bool", int: "Int64", float: "float64"}
+PANDAS_DTYPES = {bool: "bool", int: "Int64", float: "float64"}
 """Type of a field of results.json -> dtype of its column; others are objects."""
 
 
@@ -247,7 +247,7 @@ def dtype_of(annotation: Any) -> str:
     for part in get_args(annotation):
         types.add(part)
         types.update(get_args(part))
-    for value_type, dtype in DTYPES.items():
+    for value_type, dtype in PANDAS_DTYPES.items():
         if value_type in types:
             return dtype
     return "object"

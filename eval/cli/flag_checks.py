@@ -25,7 +25,7 @@ from .commands import (
     TableFlags,
 )
 
-NO_REFERENCE = (
+NEEDS_REFERENCE = (
     'no model is the reference: mark one with "reference": true (or out_logits), or give '
     "--logits_file"
 )
@@ -149,7 +149,7 @@ def check_content(
     is one; ``is_run``: if the models will be scored.
     """
     if pictures.measure == "kld" and not reference:
-        raise InputError(f"--kld: {NO_REFERENCE}")
+        raise InputError(f"--kld: {NEEDS_REFERENCE}")
     # Otherwise each row would fail after hours of scoring.
     if is_run and not reference:
         check_conditions(table.fail_if)
@@ -173,7 +173,7 @@ def check_conditions(conditions: Sequence[Condition]) -> None:
         if condition.column.of_reference is not None:
             names.append(condition.column.name)
     if names:
-        raise InputError(f"--fail-if: no row can have {', '.join(names)}: {NO_REFERENCE}")
+        raise InputError(f"--fail-if: no row can have {', '.join(names)}: {NEEDS_REFERENCE}")
 
 
 def plot_flags(pictures: PictureFlags) -> list[str]:

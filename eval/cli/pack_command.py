@@ -52,7 +52,7 @@ LICENSES = {
     "wikitext103": "cc-by-sa-3.0",
 }
 """Known data sets -> their licenses."""
-PRIVATE = ("python_path",)
+PRIVATE_FACTS = ("python_path",)
 """Facts about a run that may reveal the machine's user."""
 
 
@@ -241,7 +241,7 @@ def facts_of(recording: Recording) -> dict[str, Any]:
             word = os.path.basename(word)
         words.append(word)
     run_origin = origin_of_run(["compare-q", *words])
-    provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE}
+    provenance = {key: value for key, value in row.provenance.items() if key not in PRIVATE_FACTS}
     facts: dict[str, Any] = {
         "model": name,
         "revision": revision,

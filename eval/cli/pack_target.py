@@ -21,12 +21,12 @@ from ...backends.common.message_text import amount, printable
 from ...backends.reference import pack_files
 from ...backends.reference.pack_files import Manifest
 
-SUFFIX = ".unfinished"
+HIDDEN_SUFFIX = ".unfinished"
 NEW = "compare_q.new"
 """Folder in the hidden folder: the pack that is made."""
 OLD = "compare_q.old"
 """Folder in the hidden folder: the pack that is replaced, while the new one gets its name."""
-ATTEMPTS = 10
+LOCK_ATTEMPTS = 10
 """Maximum number of attempts to create and lock the hidden folder: another process may delete it
 between the two steps."""
 
@@ -86,7 +86,7 @@ def reserved(target: Path) -> Iterator[Path]:
     """
     check_parent(target)
     target = Path(os.path.abspath(target))
-    folder = target.with_name(f".{target.name}{SUFFIX}")
+    folder = target.with_name(f".{target.name}{HIDDEN_SUFFIX}")
     with storage.keeping("the pack", target.parent):
         sweep(target.parent)
         descriptor = lock_new(folder, target)
@@ -107,7 +107,7 @@ def lock_new(folder: Path, target: Path) -> int | None:
 
     None on a file system without locks.
     """
-    for _ in range(ATTEMPTS):
+    for _ in range(LOCK_ATTEMPTS):
         try:
             folder.mkdir()
         except FileExistsError:
@@ -173,7 +173,7 @@ def settle(folder: Path) -> None:
 
 def settle_content(folder: Path) -> None:
     """Empty a hidden folder, as ``settle`` does."""
-    target = folder.with_name(folder.name[1:].removesuffix(SUFFIX))
+    target = folder.with_name(folder.name[1:].removesuffix(HIDDEN_SUFFIX))
     if (folder / OLD).exists() and not os.path.lexists(target):
         (folder / OLD).rename(target)
     for name in (NEW, OLD):
@@ -185,7 +185,7 @@ def sweep(parent: Path) -> None:
 
     A folder with anything else in it is kept.
     """
-    for folder in parent.glob(f".*{SUFFIX}"):
+    for folder in parent.glob(f".*{HIDDEN_SUFFIX}"):
         if folder.is_symlink() or not folder.is_dir():
             continue
         if not set(os.listdir(folder)) <= {NEW, OLD}:

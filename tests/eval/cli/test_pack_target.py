@@ -55,7 +55,7 @@ def hidden(folder: Path) -> list[str]:
 
 def unfinished(folder: Path, name: str, *parts: str) -> Path:
     """Make the hidden folder that a killed process leaves."""
-    hidden_folder = folder / f".{name}{pack_target.SUFFIX}"
+    hidden_folder = folder / f".{name}{pack_target.HIDDEN_SUFFIX}"
     for part in parts:
         (hidden_folder / part).mkdir(parents=True)
         (hidden_folder / part / "file").write_text(part)
@@ -81,7 +81,7 @@ def test_a_signal_while_a_pack_is_assembled_leaves_nothing(
     command = [sys.executable, "-c", SLOW, *map(str, words())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        hidden_folder = tmp_path / f".fake.pack{pack_target.SUFFIX}"
+        hidden_folder = tmp_path / f".fake.pack{pack_target.HIDDEN_SUFFIX}"
         wait_until(lambda: (hidden_folder / NEW / "waits").exists() or process.poll() is not None)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
@@ -100,7 +100,7 @@ def test_what_killed_processes_left_is_deleted_and_a_replaced_pack_is_put_back(
     (tmp_path / "renamed").mkdir()
     mine = unfinished(tmp_path, "mine", "notes")
     with reserved(tmp_path / "running"):
-        running = tmp_path / f".running{pack_target.SUFFIX}"
+        running = tmp_path / f".running{pack_target.HIDDEN_SUFFIX}"
         (running / NEW).mkdir()
         with reserved(tmp_path / "x.pack"):
             assert not between.exists()
