@@ -29,10 +29,11 @@ from ..layers.schemes import (
     part,
 )
 from . import largest_weights, model_function, stored_sizes, zeros
-from .contents import FUSED, LARGEST, SHARED, Contents, unequal
+from .contents import LARGEST, Contents
 from .folder import Checkpoint, storage_of
 from .formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, main_part, values
 from .gguf import BLOCK, GgufModel, is_gguf, read_model
+from .nvfp4_scales import FUSED, SHARED, unequal
 from .safetensors_files import Tensor, read_headers, strays
 from .stored_sizes import Fault
 from .token_rules import SERVED, faults

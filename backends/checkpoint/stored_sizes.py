@@ -340,7 +340,7 @@ def zero_point_fault(parts: Parts, scheme: Scheme | None) -> Fault | None:
     """Return a fault for zero points in a symmetric scheme, or for other groups than the scales'.
 
     Both are compressed-tensors'.  If a scheme that is not symmetric has no zero points at all,
-    they are missing tensors (``contents.lacking_parts``).
+    they are missing tensors (``lacking_parts``).
     """
     points = parts.get("weight_zero_point")
     scale = parts.get("weight_scale")

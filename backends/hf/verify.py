@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..checkpoint import dequantize
-from ..checkpoint.contents import new_names, split, stored_tensors
+from ..checkpoint.built_model import new_names, split_targets
 from ..checkpoint.dequantize import UnreadError
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.formats import Parts, layout_of
+from ..checkpoint.stored_tensors import stored_tensors
 from ..common.errors import ModelError
 from ..layers.module_names import IN_LAYER, NUMBER
 from ..layers.schemes import ROUTED, declared, number_format
@@ -154,7 +155,7 @@ def loaded_names(
     places: dict[str, set[str]] = {}
     try:
         for name, target in new_names(model, weights).items():
-            places[names[name]] = {target, *split(model, {name: target})}
+            places[names[name]] = {target, *split_targets(model, {name: target})}
     except (
         Exception
     ):  # Transformers' rules raise anything; modules that it cannot map are left out or refused

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..base import Decode, PlannedModel
-from ..checkpoint import contents, safetensors_files
+from ..checkpoint import nvfp4_scales, safetensors_files
 from ..checkpoint.checkpoint_config import CheckpointConfig, has_longrope
 from ..common import machine
 from ..common.engine_options import check_names, parse_options
@@ -155,8 +155,8 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
             "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
         )
     compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
-    nvfp4 = contents.nvfp4_layers(folder)
-    contents.check_scales(folder, nvfp4)
+    nvfp4 = nvfp4_scales.nvfp4_layers(folder)
+    nvfp4_scales.check_scales(folder, nvfp4)
     check_kernels(folder, config.quantization, options, nvfp4)
     if "speculators_config" in config.raw:
         raise InputError(

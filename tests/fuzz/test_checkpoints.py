@@ -1,5 +1,6 @@
-"""Damaged checkpoints (headers of safetensors and GGUF, configs, indices) give a size or one line,
-in little memory.
+"""Damaged checkpoints give a size or one line, in little memory.
+
+The damage is in headers of safetensors and GGUF, in configs and in indices.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from compare_q.backends.checkpoint import contents, largest_weights, safetensors_files, stored_sizes
+from compare_q.backends.checkpoint import (
+    largest_weights,
+    nvfp4_scales,
+    safetensors_files,
+    stored_sizes,
+)
 from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.checkpoint.folder import Checkpoint, storage_of
 from compare_q.backends.checkpoint.gguf import read_model
@@ -45,7 +51,8 @@ WHOLE = safetensors_bytes(
     ENTRIES, {f"{LAYER}.self_attn.o_proj.weight.quant_state.nf4": b'{"shape": [8, 4]}'}
 )
 HEADER_LENGTH = struct.unpack("<Q", WHOLE[:8])[0]
-HEADER, BODY = json.loads(WHOLE[8 : 8 + HEADER_LENGTH]), WHOLE[8 + HEADER_LENGTH :]
+HEADER = json.loads(WHOLE[8 : 8 + HEADER_LENGTH])
+BODY = WHOLE[8 + HEADER_LENGTH :]
 FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 CONFIG = {
     "vocab_size": 10,
@@ -92,10 +99,10 @@ def look(folder: Path) -> None:
     )
     assert isinstance(kv_cache(config.quantization), str)
     storage_of(folder)
-    contents.check_scales(folder, contents.nvfp4_layers(folder))
+    nvfp4_scales.check_scales(folder, nvfp4_scales.nvfp4_layers(folder))
     checkpoint = Checkpoint(folder)
-    found = [*stored_sizes.contradictions(checkpoint), *largest_weights.impossible(checkpoint)]
-    assert all(fault.what for fault in found)
+    faults = [*stored_sizes.contradictions(checkpoint), *largest_weights.impossible(checkpoint)]
+    assert all(fault.what for fault in faults)
     safetensors_files.stamp(folder)
 
 
@@ -104,19 +111,23 @@ def look(folder: Path) -> None:
 def test_folders(tmp_path_factory: pytest.TempPathFactory, random: Random) -> None:
     folder = tmp_path_factory.getbasetemp() / "checkpoint"
     folder.mkdir(exist_ok=True)
-    kind = random.randint(0, 4)
     contents = {
-        "config.json": damaged(CONFIG, random)
-        if kind == 0
-        else json.dumps(CONFIG if kind != 1 else {}).encode(),
-        "hf_quant_config.json": damaged(LEGACY, random)
-        if kind == 1
-        else json.dumps(LEGACY).encode(),
-        "model.safetensors.index.json": damaged(INDEX, random)
-        if kind == 2
-        else json.dumps(INDEX).encode(),
-        "model.safetensors": framed(damaged(HEADER, random), random) if kind > 2 else WHOLE,
+        "config.json": json.dumps(CONFIG).encode(),
+        "hf_quant_config.json": json.dumps(LEGACY).encode(),
+        "model.safetensors.index.json": json.dumps(INDEX).encode(),
+        "model.safetensors": WHOLE,
     }
+    kind = random.randint(0, 4)
+    if kind == 0:
+        contents["config.json"] = damaged(CONFIG, random)
+    elif kind == 1:
+        # hf_quant_config.json is read only if config.json has no quantization.
+        contents["config.json"] = b"{}"
+        contents["hf_quant_config.json"] = damaged(LEGACY, random)
+    elif kind == 2:
+        contents["model.safetensors.index.json"] = damaged(INDEX, random)
+    else:
+        contents["model.safetensors"] = framed(damaged(HEADER, random), random)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     bounded_answer_of(lambda: look(folder), sum(map(len, contents.values())))
@@ -143,17 +154,16 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_other_numbers(content: bytes, random: Random) -> bytes:
-    """Return a GGUF file with one to three changed numbers: counts, lengths, types, sizes, offsets,
-    values.
-    """
-    found = bytearray(content)
+    """Return a GGUF file with one to three changed numbers: counts, lengths, types, sizes, ..."""
+    data = bytearray(content)
     for _ in range(random.randint(1, 3)):
-        at, size = random.randrange(4, len(content) - 8), random.choice([1, 4, 8])
+        at = random.randrange(4, len(content) - 8)
+        size = random.choice([1, 4, 8])
         value = random.choice(
             [0, 1, 4, 5, 8, 9, 10, 12, 13, 33, 255, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
         )
-        found[at : at + size] = (value % 256**size).to_bytes(size, "little")
-    return bytes(found)
+        data[at : at + size] = (value % 256**size).to_bytes(size, "little")
+    return bytes(data)
 
 
 def measured(file: Path) -> Any:

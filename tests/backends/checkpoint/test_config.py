@@ -1,5 +1,6 @@
-"""A checkpoint's config, in each of its forms: lengths, scaled rotary positions, quantization; and
-global scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale.
+"""A checkpoint's config, in each of its forms: lengths, scaled rotary positions, quantization.
+
+And global scales of NVFP4 checkpoints: which fused layers vLLM would score with a wrong scale.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from compare_q.backends.base import ServingFacts
-from compare_q.backends.checkpoint import contents
+from compare_q.backends.checkpoint import nvfp4_scales
 from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig, rope
 from tests.support.checkpoints import ENDS, Entries, write_checkpoint
 from tests.support.toy import refusal
@@ -105,7 +106,8 @@ def test_scaled_positions(config: dict[str, Any], expected: dict[str, Any]) -> N
     assert rope(CheckpointConfig(config), 9000) == expected
 
 
-FP8, GPTQ = {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4}
+FP8 = {"quant_method": "fp8"}
+GPTQ = {"quant_method": "gptq", "bits": 4}
 
 
 @pytest.mark.parametrize(
@@ -142,10 +144,12 @@ def test_quantization_wherever_it_is_nested(config: dict[str, Any], gold: dict[s
 )
 def test_sizes_that_no_model_has_are_refused_by_name(tmp_path: Path, keys: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(keys))
-    (key, value), *_ = keys.items()
-    name = (
-        f"{key}." * (key == "vision_config") + next(iter(value)) if isinstance(value, dict) else key
-    )
+    ((key, value),) = keys.items()
+    name = key
+    if key == "vision_config":
+        name = f"{key}.{next(iter(value))}"
+    elif key == "text_config":  # its keys count as keys of the model
+        name = next(iter(value))
     assert refusal(CheckpointConfig.read, tmp_path).startswith(
         f"{tmp_path / 'config.json'}: {name}: must be"
     )
@@ -263,23 +267,18 @@ ATTENTION = "model.layers.0.self_attn"
 def check(folder: Path, layers: dict[str, dict[str, float]], *groups: dict[str, Any]) -> None:
     """Check a checkpoint of one-byte weights with these scalars, by default weight-only."""
     entries: Entries = {}
+    values = {}
     for path, scalars in layers.items():
-        entries[f"{path}.{'weight' if 'weight_scale_2' in scalars else 'weight_packed'}"] = (
-            "U8",
-            1,
-            1,
-        )
-        entries |= {f"{path}.{name}": ("F32", 1) for name in scalars}
-    values = {
-        f"{path}.{name}": struct.pack("<f", value)
-        for path, own in layers.items()
-        for name, value in own.items()
-    }
+        weight = "weight" if "weight_scale_2" in scalars else "weight_packed"
+        entries[f"{path}.{weight}"] = ("U8", 1, 1)
+        for name, value in scalars.items():
+            entries[f"{path}.{name}"] = ("F32", 1)
+            values[f"{path}.{name}"] = struct.pack("<f", value)
     config = {"config_groups": {f"group_{i}": group for i, group in enumerate(groups or (W4A16,))}}
     write_checkpoint(folder, entries, {"quantization_config": config}, values)
-    found = contents.nvfp4_layers(folder)
-    assert found.keys() == layers.keys()
-    contents.check_scales(folder, found)
+    nvfp4 = nvfp4_scales.nvfp4_layers(folder)
+    assert nvfp4.keys() == layers.keys()
+    nvfp4_scales.check_scales(folder, nvfp4)
 
 
 def attention(
@@ -294,14 +293,14 @@ def attention(
 def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
     """The projections of each expert are compared separately."""
     assert refusal(check, tmp_path / "x", attention(3584.0, 2912.0, 3100.5)) == (
-        f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale (3,584, 2,912, 3,100.5), "
-        "and vLLM fuses them into one matrix with one scale; quantize with a shared scale"
+        f"model_dir: {ATTENTION}: q_proj, k_proj and v_proj have unequal weight_global_scale "
+        "(3,584, 2,912, 3,100.5), and vLLM fuses them into one matrix with one scale; "
+        "quantize with a shared scale"
     )
-    experts = {
-        f"mlp.experts.{i}.{leaf}_proj": {"weight_scale_2": 5.0}
-        for i in (3, 4)
-        for leaf in ("gate", "up")
-    }
+    experts = {}
+    for i in (3, 4):
+        experts[f"mlp.experts.{i}.gate_proj"] = {"weight_scale_2": 5.0}
+        experts[f"mlp.experts.{i}.up_proj"] = {"weight_scale_2": 5.0}
     experts["mlp.experts.4.up_proj"] = {"weight_scale_2": 6.0}
     assert "model_dir: mlp.experts.4: gate_proj and up_proj have unequal" in refusal(
         check, tmp_path / "y", experts
@@ -309,9 +308,7 @@ def test_unequal_scales_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_shared_scales_pass(tmp_path: Path) -> None:
-    """Different layers and experts may have different scales, and the scales of activations may
-    differ.
-    """
+    """Layers and experts may have different scales, and the scales of activations may differ."""
     layers = attention(100.0, 100.0, 100.0) | {f"{ATTENTION}.o_proj": {"weight_global_scale": 7.0}}
     for expert, scale in enumerate((5.0, 6.0)):
         for leaf in ("gate_proj", "up_proj", "down_proj"):
@@ -327,10 +324,9 @@ def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
     layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
     mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}
     for number, groups in enumerate([(W4A4,), (W4A4, mxfp4)]):
-        assert (
-            f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations (and 1 more like it)"
-            in refusal(check, tmp_path / str(number), layers, *groups)
-        )
+        message = refusal(check, tmp_path / str(number), layers, *groups)
+        lacking = f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations"
+        assert f"{lacking} (and 1 more like it)" in message
     check(tmp_path / "weight-only", layers, W4A16)
     check(tmp_path / "mixed", layers, W4A4, W4A16)
     check(

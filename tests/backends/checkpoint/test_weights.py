@@ -1,5 +1,6 @@
-"""Tensors that are missing, left over, stored twice or zeros are refused or noted before a model
-loads.
+"""Checks of a model's tensors before it loads.
+
+Tensors that are missing, left over, stored twice or zeros are refused or noted.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from compare_q.backends.checkpoint import contents, zeros
 from compare_q.backends.checkpoint.folder import Checkpoint, HuggingFaceFolder
+from compare_q.backends.checkpoint.lacking_parts import lacking_parts
 from compare_q.backends.common.errors import InputError, ModelError
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import Entries, write_checkpoint
 from tests.support.stored_formats import CASES, entries_of
 from tests.support.toy import Run, Specs, planned, save_llama
 from tests.support.transformers_models import changed
@@ -79,17 +81,16 @@ def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path, family, **pad, **FAMILIES[family])
     assert notes_of(folder) == []
     tensors = load_file(folder / "model.safetensors")
-    name = next(
-        name
-        for name in tensors
-        if ("norm" in name or family == "HrmText") and name.endswith("weight")
-    )
-    save_file(
-        {key: each for key, each in tensors.items() if key != name},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
-    with pytest.raises(ModelError, match="lm_head" if family == "HrmText" else "norm"):
+    weights = [name for name in tensors if name.endswith("weight")]
+    if family == "HrmText":  # without norms
+        del tensors[weights[0]]
+        expected = "lm_head"
+    else:
+        norms = [name for name in weights if "norm" in name]
+        del tensors[norms[0]]
+        expected = "norm"
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=expected):
         notes_of(folder)
 
 
@@ -102,8 +103,9 @@ def edited(source: Path, folder: Path, **keys: int) -> Path:
 
 
 def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
-    """A decoder layer or head that is left over is refused; biases and multi-token-prediction
-    modules cause a note, but biases of zeros do not.
+    """A decoder layer or head that is left over is refused.
+
+    Biases and multi-token-prediction modules cause a note, but biases of zeros do not.
     """
     with pytest.raises(ModelError, match=r"model\.layers\.1\.\S+ \(and 6 more like it\) is stored"):
         notes_of(edited(toy_model, tmp_path / "short", num_hidden_layers=1))
@@ -114,15 +116,10 @@ def test_what_is_left_over(toy_model: Path, tmp_path: Path) -> None:
     (note,) = notes_of(changed(toy_model, tmp_path / "biased", {}, **biases))
     assert note.startswith("2 modules or biases are stored and not loaded")
     assert note.endswith(names[0])
-    assert (
-        notes_of(
-            changed(toy_model, tmp_path / "zero", {}, **{name: 0 * biases[name] for name in names})
-        )
-        == []
-    )
-    (note,) = notes_of(
-        changed(toy_model, tmp_path / "mtp", {}, **{"mtp.fc.weight": torch.randn(64, 64)})
-    )
+    zero_biases = {name: 0 * biases[name] for name in names}
+    assert notes_of(changed(toy_model, tmp_path / "zero", {}, **zero_biases)) == []
+    draft = {"mtp.fc.weight": torch.randn(64, 64)}
+    (note,) = notes_of(changed(toy_model, tmp_path / "mtp", {}, **draft))
     assert note.endswith("mtp.fc")
 
 
@@ -146,14 +143,15 @@ def test_sizes_that_the_config_contradicts(
     quantized: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    """vLLM would load the first rows of a matrix that is too large; ``rows``: number of repetitions
-    of one matrix.
+    """vLLM would load the first rows of a matrix that is too large.
+
+    ``rows``: number of repetitions of one matrix.
     """
     source = edited(quantized(preset) if preset else toy_model, tmp_path / "edited", **config)
     name = "model.layers.1.mlp.up_proj.weight"
-    weight = (
-        {name: torch.cat([load_file(source / "model.safetensors")[name]] * rows)} if rows else {}
-    )
+    weight = {}
+    if rows:
+        weight[name] = torch.cat([load_file(source / "model.safetensors")[name]] * rows)
     with pytest.raises(ModelError, match="has the shape"):
         notes_of(changed(source, tmp_path / "broken", {}, **weight))
 
@@ -161,7 +159,8 @@ def test_sizes_that_the_config_contradicts(
 def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
     folder = changed(toy_model, tmp_path / "twice", {})
     tensors = load_file(folder / "model.safetensors")
-    name, (first, *_) = "model.norm.weight", tensors
+    name = "model.norm.weight"
+    first = next(iter(tensors))
     save_file(tensors, folder / "model-00001-of-00002.safetensors")
     save_file({name: tensors[name] * 2}, folder / "model-00002-of-00002.safetensors")
     (folder / "model.safetensors").unlink()
@@ -188,16 +187,16 @@ def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
 def test_zeros(
     toy_model: Path, tmp_path: Path, name: str, rows: slice, is_wrong: bool | None
 ) -> None:
-    """All bytes are checked; two rows of zeros are accepted, and a few at the end of an embedding
-    are padding.
+    """All bytes are checked.
+
+    Two rows of zeros are accepted, and a few at the end of an embedding are padding.
     """
     weight = load_file(toy_model / "model.safetensors")[name]
     weight[rows] = 0
     folder = changed(toy_model, tmp_path / "zeros", {}, **{name: weight})
-    found = zeros.find(Checkpoint(folder).placed(), whole=True)
-    assert [(each.name, each.wrong) for each in found] == (
-        [] if is_wrong is None else [(name, is_wrong)]
-    )
+    runs = zeros.find(Checkpoint(folder).placed(), whole=True)
+    expected = [] if is_wrong is None else [(name, is_wrong)]
+    assert [(run.name, run.wrong) for run in runs] == expected
     if is_wrong:
         with pytest.raises(ModelError, match="zeros"):
             notes_of(folder)
@@ -217,13 +216,11 @@ def test_one_repeated_number(
 
 
 def test_zeros_in_every_layer_are_meant(toy_model: Path, tmp_path: Path) -> None:
-    weights = {
-        name: tensor
-        for name, tensor in load_file(toy_model / "model.safetensors").items()
-        if "o_proj" in name
-    }
-    for weight in weights.values():
-        weight[20:40] = 0
+    weights = {}
+    for name, weight in load_file(toy_model / "model.safetensors").items():
+        if "o_proj" in name:
+            weight[20:40] = 0
+            weights[name] = weight
     (note,) = notes_of(changed(toy_model, tmp_path / "pruned", {}, **weights))
     assert "rows 20 to 39 of 64 are zeros" in note
 
@@ -239,43 +236,45 @@ OPTIONAL = {"bias", "k_scale", "v_scale"}
 
 
 def layers_of(folder: Path, case: str, config: dict[str, object], without: str = "") -> Checkpoint:
-    """Write three kinds of matrices in three layers, all in one stored format, with one tensor
-    missing.
+    """Write three kinds of matrices in three layers, all in one stored format.
+
+    ``without``: the tensor that is missing.
     """
-    modules = [
-        f"model.layers.{layer}.{kind}"
-        for layer in range(3)
-        for kind in ("attn.q", "mlp.up", "mlp.down")
-    ]
-    stored = {
-        name: entry for module in modules for name, entry in entries_of(CASES[case], module).items()
-    }
-    values = {
-        f"{module}.{part}": value
-        for module in modules
-        for part, value in CASES[case].values.items()
-    }
-    kept = {name: entry for name, entry in stored.items() if name != without}
-    return Checkpoint(
-        write_checkpoint(
-            folder, kept, {"quantization_config": {"quant_method": "none"}} | config, values
-        )
-    )
+    cases = {}
+    for layer in range(3):
+        for kind in ("attn.q", "mlp.up", "mlp.down"):
+            cases[f"model.layers.{layer}.{kind}"] = case
+    entries, values = stored_as(cases)
+    entries.pop(without, None)
+    config = {"quantization_config": {"quant_method": "none"}} | config
+    return Checkpoint(write_checkpoint(folder, entries, config, values))
+
+
+def stored_as(cases: dict[str, str]) -> tuple[Entries, dict[str, bytes]]:
+    """Return entries and values of modules; ``cases``: module -> name of its stored format."""
+    entries: Entries = {}
+    values = {}
+    for module, case in cases.items():
+        entries |= entries_of(CASES[case], module)
+        for part, value in CASES[case].values.items():
+            values[f"{module}.{part}"] = value
+    return entries, values
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if "unquantized" not in case and "unpadded" not in case]
 )
 def test_formats_of_unknown_models(case: str, tmp_path: Path) -> None:
-    """If Transformers does not know the model, layers are compared with each other; every stored
-    format is accepted.
+    """If Transformers does not know the model, layers are compared with each other.
+
+    Every stored format is accepted.
     """
     config = CASES[case].config
-    assert contents.lacking_parts(layers_of(tmp_path, case, config)) == []
+    assert lacking_parts(layers_of(tmp_path, case, config)) == []
     for name in CASES[case].parts.keys() - OPTIONAL:
         for module in ("model.layers.1.mlp.up", "model.layers.2.attn.q"):
-            found = contents.lacking_parts(layers_of(tmp_path, case, config, f"{module}.{name}"))
-            assert found == [f"{module}.{name}"], name
+            lacking = lacking_parts(layers_of(tmp_path, case, config, f"{module}.{name}"))
+            assert lacking == [f"{module}.{name}"], name
 
 
 def group(target: str, **weights: object) -> dict[str, object]:
@@ -304,29 +303,17 @@ def test_mixtures_that_the_config_asks_for(
     second: str, other: dict[str, object], tmp_path: Path
 ) -> None:
     cases = {f"model.layers.{layer}.q_proj": "int4 g32" if layer else second for layer in range(3)}
-    entries = {
-        name: entry
-        for module, case in cases.items()
-        for name, entry in entries_of(CASES[case], module).items()
-    }
-    values = {
-        f"{module}.{part}": value
-        for module, case in cases.items()
-        for part, value in CASES[case].values.items()
-    }
+    entries, values = stored_as(cases)
     groups = {"a": group("re:.*layers.0.*", **other), "b": group("re:.*layers.[12].*")}
     config = {
         "quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}
     }
-    assert (
-        contents.lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values)))
-        == []
-    )
+    assert lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == []
     points = "model.layers.0.q_proj.weight_zero_point"
     if entries.pop(points, None):
-        assert contents.lacking_parts(
-            Checkpoint(write_checkpoint(tmp_path, entries, config, values))
-        ) == [points]
+        assert lacking_parts(Checkpoint(write_checkpoint(tmp_path, entries, config, values))) == [
+            points
+        ]
 
 
 @pytest.mark.parametrize(
@@ -367,21 +354,20 @@ def test_what_no_layer_has(
     case: str, part: str, quantization: dict[str, object], tmp_path: Path
 ) -> None:
     """If no other layer has the tensor, the format or the config determines that it is missing."""
-    whole = layers_of(tmp_path, case, {"quantization_config": quantization})
-    entries = {
-        name: (each.dtype, *each.shape)
-        for name, each in whole.tensors.items()
-        if not name.endswith(f".{part}")
-    }
+    intact = layers_of(tmp_path, case, {"quantization_config": quantization})
+    entries: Entries = {}
+    for name, tensor in intact.tensors.items():
+        if not name.endswith(f".{part}"):
+            entries[name] = (tensor.dtype, *tensor.shape)
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
-    assert len(contents.lacking_parts(Checkpoint(folder))) == 9
+    assert len(lacking_parts(Checkpoint(folder))) == 9
 
 
 @pytest.mark.engine
 def test_a_run_refuses_it_in_every_engine(
     quantized: Callable[..., Path], tmp_path: Path, compare_q: Run, write_specs: Specs
 ) -> None:
-    """Every engine refuses the model, without being loaded; the command ``check`` reports the same."""
+    """Every engine refuses the model before it loads; the command ``check`` reports the same."""
     name = "model.layers.1.self_attn.q_proj.weight_scale"
     folder = str(changed(quantized("W4A16"), tmp_path / "broken", {}, **{name: None}))
     specs = [
