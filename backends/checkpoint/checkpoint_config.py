@@ -1,5 +1,4 @@
-"""Read a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, sizes of
-layers.
+"""Read a checkpoint's config.json: vocabulary, context, rope, quantization, KV cache, layer sizes.
 
 Only ``CheckpointConfig`` reads nested configs (multimodal models) and the three places of a
 quantization config.
@@ -8,7 +7,6 @@ quantization config.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +25,10 @@ from .safetensors_files import ADAPTER
 QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of the quantization config; early versions of compressed-tensors have the second one."""
 LEGACY_FILE = "hf_quant_config.json"
-"""File of the quantization config in NVIDIA ModelOpt up to 0.29; config.json lacks it or has only
-MIXED_PRECISION."""
+"""File of the quantization config in NVIDIA ModelOpt up to 0.29.
+
+config.json lacks the quantization then, or has only MIXED_PRECISION.
+"""
 OTHER_CACHES = (
     "kv_lora_rank",
     "mamba_d_state",
@@ -40,11 +40,17 @@ OTHER_CACHES = (
 """Keys of configs whose layers cache something else: DeepSeek's, Mamba's, Qwen3-Next's, Jamba's."""
 UNEQUAL_CACHES = ("global_head_dim", "num_global_key_value_heads")
 """Keys of configs whose attention layers have caches of different sizes (Gemma 4's)."""
-ELSEWHERE = {"transformers_weights": (SINGLE, INDEX), "text_model_id": (), "audio_model_id": ()}
+EXTERNAL_WEIGHTS = {
+    "transformers_weights": (SINGLE, INDEX),
+    "text_model_id": (),
+    "audio_model_id": (),
+}
 """Keys that name weights in another file, or (Ultravox) outside the folder -> harmless values."""
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Keys of the language model's part in multimodal configs: most, InternVL's, DeepSeek-VL2's.
-Qwen-Omni's is in the text_config of its thinker_config."""
+
+Qwen-Omni's is in the text_config of its thinker_config.
+"""
 FEATURE_PAIRS = (
     ("num_attention_heads", "head_dim"),
     ("num_key_value_heads", "head_dim"),
@@ -57,15 +63,17 @@ FEATURE_PAIRS = (
 """Pairs of config keys whose product is a number of features."""
 ROPE = "rope"
 """The key of the rope scaling in a row's provenance."""
-SIZES = {
+REQUIRED_SIZES = {
     **dict.fromkeys(("vocab_size", "padded_vocab_size"), 10**8),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 10**6),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2_000),
     **dict.fromkeys(("num_attention_heads", "n_head"), 10**5),
 }
-"""Keys of sizes that every model needs -> the largest value; with more layers, building a model
-takes minutes."""
-COUNTS = {
+"""Keys of sizes that every model needs -> the largest value.
+
+With more layers, building a model takes minutes.
+"""
+OPTIONAL_SIZES = {
     **dict.fromkeys(
         ("num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
         10**5,
@@ -77,6 +85,8 @@ MOST_NAMED = 6
 """Largest number of models that the error about their folder names."""
 BY_CONTEXT = ("longrope", "su")
 """Scalings that have different factors for contexts above the original one."""
+ORIGINAL_CONTEXT = "original_max_position_embeddings"
+"""Key of the number of positions before the rope scaling."""
 
 
 @dataclass(frozen=True)
@@ -92,42 +102,42 @@ class CheckpointConfig:
 
     @classmethod
     def read(cls, folder: Path) -> CheckpointConfig:
-        """The config of a folder; InputError if a file is missing or is not a JSON object."""
+        """Read the config of a folder; InputError if a file is missing or is not a JSON object."""
         file = folder / "config.json"
         if not exists(file):
-            if is_file(folder):
-                raise InputError(
-                    f"{printable(folder)}: is a file; name the folder that holds config.json and weights"
-                )
-            hint = "; model_dir must be a Hugging Face model folder"
-            inside = models_inside(folder)
-            if exists(folder / ADAPTER):
-                hint = "; it holds a LoRA adapter: merge that into its model, and name the merged folder"
-            elif inside:
-                hint = f"; the folder has models in it, name one of them: {', '.join(inside)}"
-            raise InputError(f"{printable(file)}: missing{hint}")
+            raise InputError(without_config(folder))
         config = cls(read_object(file, strict=False))
-        if fault := wrong_size(config.text, strict=True):
+        fault = wrong_size(config.text, strict=True)
+        if fault:
             raise InputError(f"{printable(file)}: {fault}")
-        for key, usual in ELSEWHERE.items():
-            if isinstance(named := config.text.get(key), str) and named not in usual:
+        for key, harmless in EXTERNAL_WEIGHTS.items():
+            name = config.text.get(key)
+            if isinstance(name, str) and name not in harmless:
                 raise InputError(
-                    f"{printable(file)}: {key}: {printable(named)}: not every engine loads the weights from there, or "
-                    f"the same ones later; save them into the folder as {SINGLE}, and leave the key out"
+                    f"{printable(file)}: {key}: {printable(name)}: not every engine loads the "
+                    "weights from there, or the same ones later; save them into the folder as "
+                    f"{SINGLE}, and leave the key out"
                 )
-        stated, legacy = config.quantization, folder / LEGACY_FILE
-        mixed = stated.get("quant_algo") == "MIXED_PRECISION" and not stated.get("quantized_layers")
-        if (mixed or not stated) and exists(legacy):
-            return cls(
-                config.raw, {"quant_method": "modelopt", **read_object(legacy, strict=False)}
-            )
+        quantization = config.quantization
+        lacks_schemes = not quantization
+        if quantization.get("quant_algo") == "MIXED_PRECISION":
+            lacks_schemes = not quantization.get("quantized_layers")
+        legacy = folder / LEGACY_FILE
+        if lacks_schemes and exists(legacy):
+            # The file does not name its method.
+            stated = {"quant_method": "modelopt", **read_object(legacy, strict=False)}
+            return cls(config.raw, stated)
         return config
 
     @cached_property
     def text(self) -> dict[str, Any]:
         """The language model's keys; a nested key replaces an outer key of the same name."""
-        parts = [*map(self.raw.get, TEXT_KEYS), part(self.raw, "thinker_config").get("text_config")]
-        return {**self.raw, **next((part for part in parts if isinstance(part, dict)), {})}
+        candidates = [self.raw.get(key) for key in TEXT_KEYS]
+        candidates.append(part(self.raw, "thinker_config").get("text_config"))
+        for nested in candidates:
+            if isinstance(nested, dict):
+                return {**self.raw, **nested}
+        return dict(self.raw)
 
     @property
     def vocab_size(self) -> int | None:
@@ -152,9 +162,7 @@ class CheckpointConfig:
 
     @property
     def stated_context(self) -> int | None:
-        """The number of positions that the config states, without its rope scaling; None if not
-        stated.
-        """
+        """The number of positions without the rope scaling; None if not stated."""
         return self._integer("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
     @property
@@ -164,19 +172,20 @@ class CheckpointConfig:
         Configs with llama3 or longrope scaling, and Gemma 3's, state the scaled length; configs
         with yarn state either length.
         """
-        length, kind = self.stated_context, scaling_type(self.rope_scaling)
+        length = self.stated_context
+        kind = scaling_type(self.rope_scaling)
         factor: Any = self.rope_scaling.get("factor")
         if length is None or type(factor) not in (int, float) or not 0 < factor < 1e9:
             return length
         if kind == "yarn":
-            original = self.rope_scaling.get("original_max_position_embeddings")
-            return max(length, int(original * factor)) if type(original) is int else length
+            original = self.rope_scaling.get(ORIGINAL_CONTEXT)
+            if type(original) is not int:
+                return length
+            return max(length, int(original * factor))
         states_scaled_length = str(self.text.get("model_type")).startswith("gemma3")
-        return (
-            int(length * factor)
-            if kind in ("linear", "dynamic") and not states_scaled_length
-            else length
-        )
+        if kind in ("linear", "dynamic") and not states_scaled_length:
+            return int(length * factor)
+        return length
 
     @property
     def rope_scaling(self) -> dict[str, Any]:
@@ -186,14 +195,17 @@ class CheckpointConfig:
 
     @property
     def foreign_code(self) -> str | None:
-        """Code in another repository that the config names, ``owner/name--module.Class``; None if
-        it names none.
+        """Code in another repository, ``owner/name--module.Class``; None if the config names none.
 
         Loading fetches its current version, which may change.
         """
-        stated = part(self.raw, "auto_map").values()
-        named = [name for each in stated for name in (each if isinstance(each, list) else [each])]
-        return next((str(name) for name in named if "--" in str(name)), None)
+        for value in part(self.raw, "auto_map").values():
+            # A tokenizer has a list of two classes.
+            names = value if isinstance(value, list) else [value]
+            for name in names:
+                if "--" in str(name):
+                    return str(name)
+        return None
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
@@ -202,15 +214,15 @@ class CheckpointConfig:
         DeepSeek-V4 states the format of its experts outside, in ``expert_dtype`` ("fp4" by default,
         as in vLLM), which is added here.
         """
-        stated = [config.get(key) for key in QUANTIZATION for config in (self.text, self.raw)]
-        for found in (self.legacy_quantization, *stated):
-            if isinstance(found, dict) and found:
-                outside = str(self.text.get("model_type")).startswith("deepseek_v4")
-                return (
-                    {"expert_dtype": self.text.get("expert_dtype", "fp4"), **found}
-                    if outside
-                    else found
-                )
+        candidates = [self.legacy_quantization]
+        for key in QUANTIZATION:
+            candidates += [self.text.get(key), self.raw.get(key)]
+        for candidate in candidates:
+            if not isinstance(candidate, dict) or not candidate:
+                continue
+            if str(self.text.get("model_type")).startswith("deepseek_v4"):
+                return {"expert_dtype": self.text.get("expert_dtype", "fp4"), **candidate}
+            return candidate
         return {}
 
     @property
@@ -220,49 +232,60 @@ class CheckpointConfig:
         None if a key is missing, or if layers have latent attention, or a state instead of keys and
         values.
         """
-        hidden, heads = self.hidden_size, self._integer("num_attention_heads")
-        if any(map(self.text.get, OTHER_CACHES)) or not (self.hidden_layers and hidden and heads):
+        layers = self.hidden_layers
+        hidden = self.hidden_size
+        heads = self._integer("num_attention_heads")
+        if layers is None or hidden is None or heads is None:
             return None
-        size = self._integer("head_dim") or hidden // heads
-        return 2 * self.hidden_layers * (self._integer("num_key_value_heads") or heads) * size
+        if any(self.text.get(key) for key in OTHER_CACHES):
+            return None
+        head_size = self._integer("head_dim") or hidden // heads
+        kv_heads = self._integer("num_key_value_heads") or heads
+        return 2 * layers * kv_heads * head_size
 
     @property
     def serving(self) -> ServingFacts:
-        """Sizes that decide how much memory serving takes; ``layer_types`` has the layers with a
-        sliding window.
-        """
-        types, layers = self.text.get("layer_types"), self.hidden_layers or 1
-        numbers = 0 if any(map(self.text.get, UNEQUAL_CACHES)) else (self.kv_numbers or 0) // layers
-        windows = {
-            "full_attention": None,
-            "sliding_attention": self._integer("sliding_window"),
-            "chunked_attention": self._integer("attention_chunk_size"),
-        }
-        counts = Counter[int | None]({None: layers})
-        if isinstance(types, list):
-            counts = Counter(windows[kind] for kind in map(str, types[:layers]) if kind in windows)
-        slides = (
-            self._integer("sliding_window") and self.text.get("use_sliding_window") is not False
-        )
+        """Sizes that decide how much memory serving takes."""
+        n_layers = self.hidden_layers or 1
+        layer_numbers = 0  # of one layer and token; 0 if unknown
+        if not any(self.text.get(key) for key in UNEQUAL_CACHES):
+            layer_numbers = (self.kv_numbers or 0) // n_layers
+        layer_types = self.text.get("layer_types")
+        states_types = isinstance(layer_types, list)
+        window = self._integer("sliding_window")
+        uses_window = window is not None and self.text.get("use_sliding_window") is not False
+        layer_counts = Counter[int | None]()  # by the number of tokens that they keep
+        if states_types:
+            windows = {
+                "full_attention": None,
+                "sliding_attention": window,
+                "chunked_attention": self._integer("attention_chunk_size"),
+            }
+            # Other types, as "conv", have no KV cache.
+            for layer_type in map(str, layer_types[:n_layers]):
+                if layer_type in windows:
+                    layer_counts[windows[layer_type]] += 1
+        else:
+            layer_counts[None] = n_layers
+        if not layer_numbers:
+            layer_counts.clear()
         return ServingFacts(
             self.vocab_size,
-            tuple((numbers * count, window) for window, count in counts.items() if numbers),
-            kv_layers=sum(counts.values()) if numbers else 0,
-            kv_is_upper=bool(slides) and not isinstance(types, list),
+            tuple((layer_numbers * count, tokens) for tokens, count in layer_counts.items()),
+            kv_layers=sum(layer_counts.values()),
+            kv_is_upper=uses_window and not states_types,
             step_numbers=self._step_numbers,
         )
 
     @property
     def _step_numbers(self) -> int | None:
-        """``step_numbers`` of this model."""
         dense = self._integer("intermediate_size") or 0
         expert = self._integer("moe_intermediate_size") or dense
-        shared = self._integer("shared_expert_intermediate_size") or expert * (
-            self._integer("n_shared_experts") or 0
-        )
-        return step_numbers(
-            self.hidden_size, dense, self._integer("num_experts_per_tok"), expert, shared
-        )
+        shared = self._integer("shared_expert_intermediate_size")
+        if shared is None:
+            shared = expert * (self._integer("n_shared_experts") or 0)
+        experts_per_token = self._integer("num_experts_per_tok")
+        return step_numbers(self.hidden_size, dense, experts_per_token, expert, shared)
 
     @property
     def quant_method(self) -> str:
@@ -273,188 +296,257 @@ class CheckpointConfig:
     def bits(self) -> int | None:
         """Bits of a GPTQ or AWQ weight; None if layers may differ (GPTQModel, auto-round)."""
         bits = self.quantization.get("bits", self.quantization.get("w_bit"))
-        differ = any(
-            "bits" in changes for changes in objects_in(self.quantization.get("extra_config"))
-        )
-        return (
-            bits
-            if isinstance(bits, int) and not differ and not self.quantization.get("dynamic")
-            else None
-        )
+        if not isinstance(bits, int) or self.quantization.get("dynamic"):
+            return None
+        for changes in objects_in(self.quantization.get("extra_config")):
+            if "bits" in changes:
+                return None
+        return bits
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Rows and columns of FP8 blocks that share a scale; None if the config states no block
-        size, or several.
-        """
-        groups = objects_in(self.quantization.get("config_groups"))
-        stated = [part(group, "weights").get("block_structure") for group in groups]
-        sizes = {
-            (size[0], size[1])
-            for size in (self.quantization.get("weight_block_size"), *stated)
-            if isinstance(size, list)
-            and [type(length) for length in size] == [int, int]
-            and min(size) > 0
-        }
-        return sizes.pop() if len(sizes) == 1 else None
+        """Rows and columns of FP8 blocks that share a scale; None if not stated, or several."""
+        candidates = [self.quantization.get("weight_block_size")]
+        for group in objects_in(self.quantization.get("config_groups")):
+            candidates.append(part(group, "weights").get("block_structure"))
+        sizes = set()
+        for size in candidates:
+            if not isinstance(size, list) or [type(length) for length in size] != [int, int]:
+                continue
+            if min(size) > 0:
+                sizes.add((size[0], size[1]))
+        if len(sizes) != 1:
+            return None
+        return sizes.pop()
 
     @cached_property
     def sizes(self) -> dict[str, frozenset[int]]:
-        """Numbers of features that the head ("head") and linear layers ("layer") can have, for
-        formats that pad them.
+        """Numbers of features that the head ("head") and linear layers ("layer") can have.
 
-        Layers: by the keys of attention, MLA, delta nets and experts.
+        For formats that pad them.  Layers: by the keys of attention, MLA, delta nets and experts.
         """
-        known = Counter(
-            {key: value for key, value in self.text.items() if isinstance(value, int)}
-        )  # 0 if not stated
-        heads = known["num_attention_heads"]
-        own_heads = {
-            "num_key_value_heads": heads,
-            "head_dim": known["hidden_size"] // max(heads, 1),
-        }
-        known = Counter({**own_heads, **known})
-        layers = {
-            known[key]
-            for key in known
-            if key.endswith(("hidden_size", "intermediate_size", "lora_rank"))
-        }
-        layers |= {known[count] * known[size] for count, size in FEATURE_PAIRS}
-        keys = known["linear_num_key_heads"] * known["linear_key_head_dim"]
-        values = known["linear_num_value_heads"] * known["linear_value_head_dim"]
-        # Queries with a gate; out_proj, in_proj_qkv, in_proj_qkvz.
-        layers |= {2 * heads * known["head_dim"], values, 2 * keys + values, 2 * (keys + values)}
-        if nope := known["qk_nope_head_dim"]:
-            rope, value = known["qk_rope_head_dim"], known["v_head_dim"]
-            layers |= {known["kv_lora_rank"] + rope, heads * (nope + rope), heads * (nope + value)}
+        numbers = Counter[str]()  # 0 if not stated
+        for key, value in self.text.items():
+            if isinstance(value, int):
+                numbers[key] = value
+        heads = numbers["num_attention_heads"]
+        if "num_key_value_heads" not in numbers:
+            numbers["num_key_value_heads"] = heads
+        if "head_dim" not in numbers:
+            numbers["head_dim"] = numbers["hidden_size"] // max(heads, 1)
+        layers = set()
+        for key, number in numbers.items():
+            if key.endswith(("hidden_size", "intermediate_size", "lora_rank")):
+                layers.add(number)
+        for count, size in FEATURE_PAIRS:
+            layers.add(numbers[count] * numbers[size])
+        keys = numbers["linear_num_key_heads"] * numbers["linear_key_head_dim"]
+        values = numbers["linear_num_value_heads"] * numbers["linear_value_head_dim"]
+        layers.add(2 * heads * numbers["head_dim"])  # queries with a gate
+        # Of delta nets: out_proj, in_proj_qkv, in_proj_qkvz.
+        layers |= {values, 2 * keys + values, 2 * (keys + values)}
+        nope = numbers["qk_nope_head_dim"]
+        if nope:  # MLA
+            rope_size = numbers["qk_rope_head_dim"]
+            value_size = numbers["v_head_dim"]
+            layers.add(numbers["kv_lora_rank"] + rope_size)
+            layers |= {heads * (nope + rope_size), heads * (nope + value_size)}
         head = {self._integer("hidden_size") or 0, self._integer("vocab_size") or 0}
         return {"layer": frozenset(layers - {0}), "head": frozenset(head - {0})}
 
     def _integer(self, *keys: str) -> int | None:
         """The value of the first key that has a positive integer."""
-        values = map(self.text.get, keys)
-        return next(
-            (value for value in values if type(value) is int and value > 0), None
-        )  # True is an int in Python
+        for key in keys:
+            value = self.text.get(key)
+            if type(value) is int and value > 0:  # True is an int in Python
+                return value
+        return None
+
+
+def without_config(folder: Path) -> str:
+    """Return the message about a folder without config.json, which names models inside it."""
+    if is_file(folder):
+        return f"{printable(folder)}: is a file; name the folder that holds config.json and weights"
+    hint = "; model_dir must be a Hugging Face model folder"
+    inside = models_inside(folder)
+    if exists(folder / ADAPTER):
+        hint = "; it holds a LoRA adapter: merge that into its model, and name the merged folder"
+    elif inside:
+        hint = f"; the folder has models in it, name one of them: {', '.join(inside)}"
+    file = folder / "config.json"
+    return f"{printable(file)}: missing{hint}"
 
 
 def models_inside(folder: Path) -> list[str]:
     """Return the paths of models in a folder, at most ``MOST_NAMED``."""
-    found = []
+    paths = []
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.suffix == ".gguf" or exists(path / "config.json"):
-                found.append(printable(path))
-    if len(found) > MOST_NAMED:
-        return [*found[:MOST_NAMED], f"{len(found) - MOST_NAMED} more"]
-    return found
+                paths.append(printable(path))
+    if len(paths) > MOST_NAMED:
+        return [*paths[:MOST_NAMED], f"{len(paths) - MOST_NAMED} more"]
+    return paths
 
 
 def wrong_size(config: Any, *, strict: bool = False) -> str:
-    """The first key of a size that no model can have, at any depth, and its bounds; empty if there
-    is none.
+    """Return the first key of a size that no model can have, and its bounds; "" if there is none.
 
-    Without ``strict``, as for parts of other modalities, only numbers that are too large are wrong.
+    Keys are searched at any depth.  Without ``strict``, as for parts of other modalities, only
+    numbers that are too large are wrong.
     """
     if isinstance(config, list):
-        return next(filter(None, map(wrong_size, config)), "")
-    for key, value in config.items() if isinstance(config, dict) else ():
-        most: float = SIZES.get(key) or COUNTS.get(key) or math.inf
-        least = int(key in SIZES)
-        for each in (
-            value if isinstance(value, list) and key in COUNTS else [value] * (value is not None)
-        ):
-            is_large = type(each) in (int, float) and each > most
-            if is_large or (
-                strict and most < math.inf and not (type(each) is int and each >= least)
-            ):
-                given = shortened(printable(json.dumps(each)), 40)
-                return f"{key}: must be a whole number from {least} to {most:,} (got {given})"
-        if found := wrong_size(value) if key not in QUANTIZATION else "":
-            return f"{key}.{found}"
+        for entry in config:
+            fault = wrong_size(entry)
+            if fault:
+                return fault
+        return ""
+    if not isinstance(config, dict):
+        return ""
+    for key, value in config.items():
+        fault = wrong_number(key, value, strict=strict)
+        if fault:
+            return fault
+        if key in QUANTIZATION:
+            continue
+        fault = wrong_size(value)
+        if fault:
+            return f"{key}.{fault}"
     return ""
 
 
-def has_longrope(found: Any) -> bool:
-    """True if a part of a config has longrope scaling ("su" in older ones), whose factors depend on
-    the context.
+def wrong_number(key: str, value: Any, *, strict: bool) -> str:
+    """Return key and bounds if a value of a config is a size that no model can have; else ""."""
+    if key in REQUIRED_SIZES:
+        least = 1
+        most = REQUIRED_SIZES[key]
+    elif key in OPTIONAL_SIZES:
+        least = 0
+        most = OPTIONAL_SIZES[key]
+    else:
+        return ""
+    numbers = [value]
+    if value is None:
+        numbers = []
+    elif isinstance(value, list) and key in OPTIONAL_SIZES:
+        numbers = value
+    for number in numbers:
+        is_too_large = type(number) in (int, float) and number > most
+        is_too_small = type(number) is not int or number < least  # or is not a whole number
+        if is_too_large or (strict and is_too_small):
+            text = shortened(printable(json.dumps(number)), 40)
+            return f"{key}: must be a whole number from {least} to {most:,} (got {text})"
+    return ""
+
+
+def has_longrope(config: Any) -> bool:
+    """Return True if a part of a config has longrope scaling, whose factors depend on the context.
+
+    Older configs call it "su".
     """
-    if isinstance(found, dict):
-        return any(found.get(key) in BY_CONTEXT for key in ("rope_type", "type")) or has_longrope(
-            [*found.values()]
-        )
-    return isinstance(found, list) and any(map(has_longrope, found))
+    if isinstance(config, dict):
+        if config.get("rope_type") in BY_CONTEXT or config.get("type") in BY_CONTEXT:
+            return True
+        inner = list(config.values())
+    elif isinstance(config, list):
+        inner = config
+    else:
+        return False
+    return any(has_longrope(value) for value in inner)
 
 
 def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
-    """The rope scaling of a config, in JSON types; empty if there is none.
+    """Return the rope scaling of a config, in JSON types; empty if there is none.
 
     ``context``: the engine's number of tokens, which decides its rotary factors.
     """
-    stated = (
-        config.rope_scaling,
-        *objects_in(config.rope_scaling),
-    )  # one for all layers, or one for each kind
-    scaling = next(filter(scaling_type, stated), None)
-    if scaling is None:
-        return {}
-    key = "original_max_position_embeddings"
-    original = scaling.get(key, config.text.get(key))
-    if original is None and scaling_type(scaling) in ("yarn", "dynamic"):
-        original = config.stated_context
-    return scaling_json(scaling_type(scaling), scaling.get("factor"), original, context)
+    # The config has one scaling for all layers, or one for each kind of layer.
+    for scaling in (config.rope_scaling, *objects_in(config.rope_scaling)):
+        kind = scaling_type(scaling)
+        if not kind:
+            continue
+        original = scaling.get(ORIGINAL_CONTEXT, config.text.get(ORIGINAL_CONTEXT))
+        if original is None and kind in ("yarn", "dynamic"):
+            original = config.stated_context
+        return scaling_json(kind, scaling.get("factor"), original, context)
+    return {}
 
 
 def scaling_type(scaling: Mapping[str, Any]) -> str:
-    """The name of a rope scaling; empty if it scales nothing."""
+    """Return the name of a rope scaling; "" if it scales nothing."""
     name = str(scaling.get("rope_type", scaling.get("type", "")))
-    return "" if name in ("default", "none", "") else name
+    if name in ("default", "none"):
+        return ""
+    return name
 
 
 def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[str, Any]:
-    """``type``, ``factor``, ``original_context`` and, if factors depend on it, ``context``, as far
-    as known.
+    """Return ``type``, ``factor``, ``original_context`` and ``context``, as far as known.
+
+    ``context`` is absent if the factors do not depend on it.
     """
-    found = {
-        "type": name,
-        "factor": factor if isinstance(factor, int | float) else None,
-        "original_context": original if isinstance(original, int) else None,
-        "context": context if name in BY_CONTEXT else None,
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    scaling: dict[str, Any] = {"type": name}
+    if isinstance(factor, int | float):
+        scaling["factor"] = factor
+    if isinstance(original, int):
+        scaling["original_context"] = original
+    if name in BY_CONTEXT:
+        scaling["context"] = context
+    return scaling
 
 
-def beyond(scaling: dict[str, Any], tokens: int) -> str:
-    """A note on a scaling in windows of ``tokens`` tokens; empty if it has no effect."""
-    original, context = scaling.get("original_context"), scaling.get("context", 0)
+def rope_note(scaling: dict[str, Any], tokens: int) -> str:
+    """Return a note on a scaling in windows of ``tokens`` tokens; "" if it has no effect.
+
+    ``scaling``: as ``scaling_json`` returns it.
+    """
+    original = scaling.get("original_context")
+    context = scaling.get("context", 0)
     if original is None or max(tokens, context) <= original:
         return ""
-    factor = f", factor {scaling['factor']:g}" if "factor" in scaling else ""
-    name = f"{scaling['type']}{factor}"
+    name = scaling["type"]
+    if "factor" in scaling:
+        name = f"{name}, factor {scaling['factor']:g}"
     if context and tokens <= original:
-        return f"positions by {name} as in a context of {context:,} tokens; the original context is {original:,}"
-    return f"windows of {tokens:,} tokens reach beyond the original context of {original:,} (positions by {name})"
+        return (
+            f"positions by {name} as in a context of {context:,} tokens; "
+            f"the original context is {original:,}"
+        )
+    return (
+        f"windows of {tokens:,} tokens reach beyond the original context of {original:,} "
+        f"(positions by {name})"
+    )
 
 
 def unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0) -> int:
-    """The only one of ``sizes`` that pads to ``size``; 0 if several sizes do, ``otherwise`` if no
-    size does.
+    """Return the only one of ``sizes`` that pads to ``size``.
+
+    0 if several sizes do, ``otherwise`` if no size does.
     """
-    found = [known for known in sizes if -(-known // multiple) * multiple == size]
-    return found[0] if len(found) == 1 else 0 if found else otherwise
+    candidates = [known for known in sizes if -(-known // multiple) * multiple == size]
+    if not candidates:
+        return otherwise
+    if len(candidates) > 1:
+        return 0
+    return candidates[0]
 
 
 def step_numbers(
-    hidden: int | None, dense: int, chosen: int | None, expert: int, shared: int
+    hidden: int | None, dense: int, experts_per_token: int | None, expert: int, shared: int
 ) -> int | None:
-    """Return how many numbers of a token a decoder layer holds while its MLP computes; None if a
-    size is missing.
+    """Return how many numbers of a token a decoder layer holds while its MLP computes.
 
-    Of the size ``hidden``: the embedding, the layer's input, the residual and its normalized copy.
-    Of the MLP's size: gate, up and their product.  The MLP's size is ``dense``, or the size of a
-    mixture if that is larger: ``chosen`` experts of size ``expert``, and ``shared``, the size of
-    the experts that compute every token.  ``LlamaModel`` and ``LlamaMLP`` of Transformers compute
-    like this; their measured peak in 2,048 tokens is within 2 % of it.
+    None if a size is missing.  Of the size ``hidden``: the embedding, the layer's input, the
+    residual and its normalized copy.  Of the MLP's size: gate, up and their product.  The MLP's
+    size is ``dense``, or the size of a mixture if that is larger: ``experts_per_token`` experts of
+    size ``expert``, and ``shared``, the size of the experts that compute every token.
+    ``LlamaModel`` and ``LlamaMLP`` of Transformers compute like this; their measured peak in 2,048
+    tokens is within 2 % of it.
     """
-    wide = max(dense, chosen * expert + shared if chosen else 0)
-    return 4 * hidden + 3 * wide if hidden and wide else None
+    mixture = 0
+    if experts_per_token:
+        mixture = experts_per_token * expert + shared
+    wide = max(dense, mixture)
+    if not hidden or not wide:
+        return None
+    return 4 * hidden + 3 * wide

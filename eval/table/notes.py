@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 
-from ...backends.checkpoint.checkpoint_config import ROPE, beyond
+from ...backends.checkpoint.checkpoint_config import ROPE, rope_note
 from ...backends.common.message_text import amount
 from ...backends.layers import groups
 from ..ranking import candidates_for_best, near_lossless, too_short, why_unranked
@@ -187,7 +187,7 @@ def rotary_notes(run: RunResult) -> list[str]:
     for model in run.models:
         scaling = model.provenance.get(ROPE)
         if isinstance(scaling, dict):
-            notes.append((model.label, beyond(scaling, tokens)))
+            notes.append((model.label, rope_note(scaling, tokens)))
     return by_note(notes)
 
 
