@@ -1,5 +1,6 @@
-"""Safetensors files of a checkpoint: the files that engines load, headers, fingerprint.  No engine,
-no torch.
+"""Safetensors files of a checkpoint: the files that engines load, headers, fingerprint.
+
+No engine and no torch is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -35,10 +36,14 @@ STAMPED = (
     "*.pth",
 )
 """Patterns of all files in a folder that an engine may open, except the tokenizer's."""
+PICKLED = (".bin", ".pt", ".pth")
+SAMPLED_BLOCKS = 64
+BLOCK = 4096
+"""Number and bytes of the blocks of a file that its fingerprint reads."""
 
 
 class Tensor(NamedTuple):
-    """One entry of a safetensors header; ``start`` is the absolute offset of its bytes in ``file``."""
+    """One entry of a safetensors header; ``start``: the offset of its bytes in ``file``."""
 
     file: Path
     dtype: str
@@ -53,87 +58,98 @@ class Tensor(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model: the files in the index, else the files of the Hugging
-    Face format.
+    """Return the model's safetensors files: those of the index, else of the Hugging Face format.
 
     InputError for a damaged index, for a missing file of the index, and for a folder with two sets
     of weights or with an adapter, which engines handle differently.
     """
-    index, single = folder / INDEX, folder / SINGLE
     if exists(folder / ADAPTER):
         raise InputError(
-            f"{printable(folder / ADAPTER)}: an adapter, which some engines add to the model and others ignore; merge "
-            "it into the weights, or move it out of the folder"
+            f"{printable(folder / ADAPTER)}: an adapter, which some engines add to the model and "
+            "others ignore; merge it into the weights, or move it out of the folder"
         )
-    if exists(index):
-        weight_map = read_object(index, strict=False).get("weight_map")
-        named = weight_map.values() if isinstance(weight_map, dict) else [None]
-        if not all(
-            isinstance(name, str) and ".." not in Path(name).parts and name[:1] != "/"
-            for name in named
-        ):
-            what = "weight_map must be an object of names of files in the folder"
-            raise InputError(f"{printable(index)}: not a safetensors index: {what}")
-        names = sorted(set(named))
-        if exists(single) and SINGLE not in names:
-            raise InputError(
-                f"{printable(single)}: not one of the {len(names)} files that {INDEX} names: there are two sets of "
-                "weights, and engines differ in which one they load; move one of them out of the folder"
-            )
-        for name in names:
-            if not is_file(folder / name):
-                raise InputError(
-                    f"{folder / printable(name)}: named in {INDEX} but missing; download the model again"
-                )
-        return [folder / name for name in names]
+    if exists(folder / INDEX):
+        return indexed_files(folder)
+    single = folder / SINGLE
     if is_file(single):
         return [single]
     files = sorted(folder.glob("*.safetensors"))
     # Mistral's repositories have the same weights twice, as model*.safetensors and as
     # consolidated*.safetensors.
-    return [file for file in files if file.name.startswith("model")] or files
+    model_files = [file for file in files if file.name.startswith("model")]
+    return model_files or files
+
+
+def indexed_files(folder: Path) -> list[Path]:
+    """Return the files that a folder's index names; InputError as for ``weight_files``."""
+    index = folder / INDEX
+    weight_map = read_object(index, strict=False).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(map(is_name_inside, weight_map.values())):
+        raise InputError(
+            f"{printable(index)}: not a safetensors index: "
+            "weight_map must be an object of names of files in the folder"
+        )
+    names = sorted(set(weight_map.values()))
+    single = folder / SINGLE
+    if exists(single) and SINGLE not in names:
+        raise InputError(
+            f"{printable(single)}: not one of the {len(names)} files that {INDEX} names: there are "
+            "two sets of weights, and engines differ in which one they load; move one of them out "
+            "of the folder"
+        )
+    for name in names:
+        if not is_file(folder / name):
+            raise InputError(
+                f"{folder / printable(name)}: named in {INDEX} but missing; "
+                "download the model again"
+            )
+    return [folder / name for name in names]
+
+
+def is_name_inside(name: Any) -> bool:
+    """Return True for a path that stays in its folder."""
+    return isinstance(name, str) and ".." not in Path(name).parts and name[:1] != "/"
 
 
 def no_weights(folder: Path) -> str:
-    """Why a folder without safetensors files has no weights that can be loaded, and what to do."""
-    pickled = next(
-        (
-            file.name
-            for suffix in (".bin", ".pt", ".pth")
-            for file in sorted(folder.glob(f"*{suffix}"))
-        ),
-        "",
+    """Return why a folder without safetensors files has no weights to load, and what to do."""
+    pickled = []
+    for suffix in PICKLED:
+        pickled += sorted(folder.glob(f"*{suffix}"))
+    advice = "are its weights downloaded?"
+    if pickled:
+        advice = f"save the model with safetensors instead of {pickled[0].name}"
+    return (
+        f"{printable(folder)}: no .safetensors files; compare_q loads no pickled weights; "
+        f"{printable(advice)}"
     )
-    advice = (
-        f"save the model with safetensors instead of {pickled}"
-        if pickled
-        else "are its weights downloaded?"
-    )
-    return f"{printable(folder)}: no .safetensors files; compare_q loads no pickled weights; {printable(advice)}"
 
 
 def strays(folder: Path) -> list[Path]:
-    """The other safetensors files of the folder; an engine that loads every file would load another
-    model.
+    """Return the other safetensors files of a folder.
+
+    An engine that loads every file would load another model.
     """
-    known = set(weight_files(folder))
-    return [file for file in sorted(folder.glob("*.safetensors")) if file not in known]
+    loaded = set(weight_files(folder))
+    return [file for file in sorted(folder.glob("*.safetensors")) if file not in loaded]
 
 
 def sampled(file: Path) -> bytes:
-    """SHA-256 of 64 blocks of 4 KiB, spread over a file: replaced weights may have the same size
-    and header.
+    """Return the SHA-256 of blocks spread over a file.
+
+    Replaced weights may have the same size and header.
     """
-    size, block, digest = file.stat().st_size, 4096, hashlib.sha256()
+    last_start = max(file.stat().st_size - BLOCK, 0)
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        for part in range(64):
-            stream.seek(max(size - block, 0) * part // 63)
-            digest.update(stream.read(block))
+        for block in range(SAMPLED_BLOCKS):
+            stream.seek(last_start * block // (SAMPLED_BLOCKS - 1))
+            digest.update(stream.read(BLOCK))
     return digest.digest()
 
 
 def header_bytes(file: Path) -> bytes:
-    """The JSON header of a safetensors file, as stored."""
+    """Return the JSON header of a safetensors file, as stored; InputError."""
     try:
         with open_regular(file) as stream:
             start = stream.read(8)
@@ -147,76 +163,87 @@ def header_bytes(file: Path) -> bytes:
                     "its header is longer than the file, or than a header can be; download it again"
                 )
             return stream.read(length)
-    except (OSError, ValueError, struct.error) as error:
-        why = (
-            "it ends too early; download it again"
-            if isinstance(error, struct.error)
-            else json_files.reason(error)
-        )
-        raise InputError(f"{printable(file)}: not a readable safetensors file: {why}") from None
+    except struct.error:
+        why = "it ends too early; download it again"
+    except (OSError, ValueError) as error:
+        why = json_files.reason(error)
+    raise InputError(f"{printable(file)}: not a readable safetensors file: {why}")
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
-    """Tensor name -> header entry of one safetensors file; reads only the header."""
-    raw, where = header_bytes(file), f"{printable(file)}: not a readable safetensors file"
+    """Return tensor name -> header entry of one safetensors file; reads only the header."""
+    raw = header_bytes(file)
+    where = f"{printable(file)}: not a readable safetensors file"
     try:
         with safe_open(file, "numpy"):  # safe_open checks names, dtypes, shapes and offsets
             pass
     except (SafetensorError, OSError) as error:
         raise InputError(f"{where}: {one_line(error)}; download it again") from None
-    found, data = {}, 8 + len(raw)
+    tensors = {}
+    data_start = 8 + len(raw)
     for name, entry in parsed(raw, where).items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            found[name] = Tensor(
-                file, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin
-            )
-    return found
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        tensors[name] = Tensor(file, entry["dtype"], shape, data_start + begin, end - begin)
+    return tensors
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
-    """The headers of several files as one; InputError if two files have a tensor with the same
-    name.
+    """Return the headers of several files as one.
+
+    InputError if two files have a tensor with the same name.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
-        own = read_header(file)
-        if again := min(own.keys() & found.keys(), default=""):
+        header = read_header(file)
+        name = min(header.keys() & tensors.keys(), default="")
+        if name:
             raise InputError(
-                f"{printable(file)}: has the tensor {printable(again)}, as {printable(found[again].file.name)} has, "
-                "and engines differ in which one they load; move one of the files out of the folder"
+                f"{printable(file)}: has the tensor {printable(name)}, as "
+                f"{printable(tensors[name].file.name)} has, and engines differ in which one they "
+                "load; move one of the files out of the folder"
             )
-        found |= own
-    return found
+        tensors |= header
+    return tensors
 
 
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
-    """Hex digest that changes when configs, code, or the headers, sizes, times or sampled weights
-    of the files change.
+    """Return a hex digest that changes with configs, code, and the files of weights.
 
-    Other weights in the folder count, since engines differ in what they open.
-    generation_config.json counts, since engines read more than sampling defaults from it (for
-    example tokens that Gemma 4 must never score).  Tokenizer, README and other files do not count.
-    Without ``times`` a copy on another machine has the same digest.
+    Of weights, headers, sizes, times and samples count.  Other weights in the folder count, since
+    engines differ in what they open.  generation_config.json counts, since engines read more than
+    sampling defaults from it (for example tokens that Gemma 4 must never score).  Tokenizer, README
+    and other files do not count.  Without ``times`` a copy on another machine has the same digest.
     """
     digest = hashlib.sha256()
     weights = weight_files(folder)
-    found = {file for pattern in STAMPED for file in folder.glob(pattern) if not file.is_dir()} - {
-        *weights
-    }
-    read = {
-        file
-        for file in found
-        if file.suffix in (".json", ".py") and not file.name.startswith("tokenizer")
-    }
-    for file in sorted(read):
+    others = stamped_files(folder) - {*weights}
+    texts = {file for file in others if file.suffix in (".json", ".py")}
+    for file in sorted(texts):
+        if file.name.startswith("tokenizer"):
+            continue
         digest.update(os.fsencode(file.relative_to(folder)) + b"\0" + json_files.read_bytes(file))
-    others = sorted(file for file in found if file.suffix not in (".json", ".py"))
-    for file in [*weights, *override_tensors, *others]:
-        header, stat = b"" if file in others else header_bytes(file), file.stat()
+    other_weights = sorted(others - texts)
+    for file in [*weights, *override_tensors, *other_weights]:
+        # Other weights may be pickled, without a header.
+        header = b""
+        if file not in other_weights:
+            header = header_bytes(file)
+        stat = file.stat()
         when = times_of(stat) if times else ""
-        digest.update(
-            b"\0" + os.fsencode(file.relative_to(folder) if file in weights else file.name)
-        )
+        name = file.relative_to(folder) if file in weights else file.name
+        digest.update(b"\0" + os.fsencode(name))
         digest.update(f"\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))
     return digest.hexdigest()
+
+
+def stamped_files(folder: Path) -> set[Path]:
+    """Return the files of a folder that match ``STAMPED``."""
+    files = set()
+    for pattern in STAMPED:
+        for file in folder.glob(pattern):
+            if not file.is_dir():
+                files.add(file)
+    return files

@@ -35,8 +35,7 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Path) -> None:
-    """Transformers loads model.safetensors and applies an adapter; vLLM loads the index's files,
-    and no adapter.
+    """Transformers loads model.safetensors and an adapter; vLLM loads the index's files alone.
 
     A message names what was given instead of a model: an adapter, a file, a pointer of Git LFS,
     pickled weights.
@@ -72,7 +71,8 @@ def test_a_folder_of_which_engines_load_different_files_is_refused(tmp_path: Pat
 
 
 def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> None:
-    folder, entries = tmp_path / "a", {**ENDS, f"{Q}.weight": ("BF16", 8, 4)}
+    folder = tmp_path / "a"
+    entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4)}
     weights = write_checkpoint(folder, entries) / "model.safetensors"
     os.utime(weights, ns=(10**18, 10**18 + 1))
     first = checkpoint.stamp(folder)
@@ -80,7 +80,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
         (folder / name).write_text("{}")
     os.utime(folder / "config.json", (1, 1))
     assert checkpoint.stamp(folder) == first
-    seen = {first}
+    stamps = {first}
     for name in (
         "config.json",
         "generation_config.json",
@@ -94,33 +94,31 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"bits": 4}')
-        seen.add(checkpoint.stamp(folder))
+        stamps.add(checkpoint.stamp(folder))
     os.utime(weights, ns=(10**18, 10**18 + 2))
-    seen.add(checkpoint.stamp(folder))
-    weights.write_bytes(
-        safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)})
-    )  # same size and time
+    stamps.add(checkpoint.stamp(folder))
+    # Other weights of the same size and time.
+    weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))
     os.utime(weights, ns=(10**18, 10**18 + 2))
-    seen.add(checkpoint.stamp(folder))
-    assert len(seen) == 12
+    stamps.add(checkpoint.stamp(folder))
+    assert len(stamps) == 12
 
 
 @pytest.mark.parametrize(("n_bytes", "is_seen_in_a_copy"), [(1, False), (100_000, True)])
 def test_stamp_sees_weights_that_keep_header_size_and_time(
     tmp_path: Path, n_bytes: int, *, is_seen_in_a_copy: bool
 ) -> None:
-    """Even a changed byte between two samples is noticed, by the status-change time, which differs
-    for a copy.
+    """Even a changed byte between two samples is noticed, by the status-change time.
+
+    A copy has another status-change time.
     """
     folder = write_checkpoint(
         tmp_path, {"model.layers.0.mlp.up_proj.weight": ("BF16", 512, 1024), **ENDS}
     )
     file = folder / "model.safetensors"
-    first, content, time = (
-        checkpoint.stamp(folder),
-        checkpoint.stamp(folder, times=False),
-        file.stat().st_mtime_ns,
-    )
+    first = checkpoint.stamp(folder)
+    content = checkpoint.stamp(folder, times=False)
+    time = file.stat().st_mtime_ns
     with file.open("r+b") as stream:
         stream.seek(file.stat().st_size // 2)
         stream.write(b"\x01" * n_bytes)
