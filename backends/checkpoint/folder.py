@@ -1,5 +1,4 @@
-"""A model as a Hugging Face folder of safetensors, as most engines load: config, headers, bits per
-weight.
+"""A model as a Hugging Face folder of safetensors: config, headers, bits per weight.
 
 Only ``HuggingFaceFolder.fetch``, ``cached`` and ``would_fetch`` use the hub.  No engine and no
 torch is imported.
@@ -50,6 +49,7 @@ from .formats import Parts, UnsizedError, main_part, stored_weights
 from .safetensors_files import Tensor, read_headers, weight_files
 
 PADDED_TO = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Multiples to which the rows of heads and embeddings are padded."""
 Modules = dict[str, Parts]
 
 
@@ -68,9 +68,10 @@ class Checkpoint:
     @cached_property
     def files(self) -> list[Path]:
         """The safetensors files that engines load."""
-        if not (found := weight_files(self.folder)):
+        files = weight_files(self.folder)
+        if not files:
             raise InputError(safetensors_files.no_weights(self.folder))
-        return found
+        return files
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -85,20 +86,27 @@ class Checkpoint:
     @cached_property
     def matrices(self) -> dict[str, Parts]:
         """The modules whose weights have two dimensions or more."""
-        return {module: parts for module, parts in self.modules.items() if main_part(parts)}
+        matrices = {}
+        for module, parts in self.modules.items():
+            if main_part(parts) is not None:
+                matrices[module] = parts
+        return matrices
 
     @cached_property
     def quantized(self) -> dict[str, Parts]:
         """The modules whose weights are stored in less than 16 bits."""
-        return {
-            module: parts for module, parts in self.matrices.items() if formats.is_quantized(parts)
-        }
+        quantized = {}
+        for module, parts in self.matrices.items():
+            if formats.is_quantized(parts):
+                quantized[module] = parts
+        return quantized
 
     @property
     def is_tied(self) -> bool:
         """True if the head is the embedding."""
-        stated = self.config.text.get("tie_word_embeddings") is True
-        return stated and not any(self.role(module) == "head" for module in self.modules)
+        if self.config.text.get("tie_word_embeddings") is not True:
+            return False
+        return not any(self.role(module) == "head" for module in self.modules)
 
     def role(self, module: str) -> Role:
         """The role of a module: "layer", "head", "embedding", or "" if its bits do not count."""
@@ -107,62 +115,71 @@ class Checkpoint:
     def described(self, module: str) -> str:
         """The format of a module with a main part: "int4 g128", or "unknown (why)"."""
         parts = self.modules[module]
-        main = main_part(parts) or ""
-        return (
-            formats.layout_of(parts, self.config).words
-            or f"unknown (format {main} of dtype {parts[main].dtype})"
-        )
+        main = main_part(parts)
+        assert main is not None
+        words = formats.layout_of(parts, self.config).words
+        if words:
+            return words
+        return f"unknown (format {main} of dtype {parts[main].dtype})"
 
     def placed(self) -> list[Placed]:
         """The stored tensors, and where their bytes are."""
         return [
-            Placed(name, each.file, each.start, each.nbytes, each.shape)
-            for name, each in self.tensors.items()
+            Placed(name, tensor.file, tensor.start, tensor.nbytes, tensor.shape)
+            for name, tensor in self.tensors.items()
         ]
 
     def json(self, name: str) -> dict[str, Any]:
         """One of its JSON files; empty if there is none."""
         file = self.folder / name
-        return read_object(file, strict=False) if exists(file) else {}
+        if not exists(file):
+            return {}
+        return read_object(file, strict=False)
 
     def where(self, name: str) -> str:
         """File and name of a tensor or a module, for messages."""
-        tensor = self.tensors.get(name) or next(iter(self.modules[name].values()))
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            tensor = next(iter(self.modules[name].values()))
         return f"{tensor.file.name}: {name}"
 
 
 def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
-    """Stored size of the checkpoint in ``folder``; unknown formats give ``None`` and a note."""
+    """Return the stored size of the checkpoint; unknown formats give ``None`` and a note."""
     checkpoint = Checkpoint(folder, tuple(override_tensors))
-    modules, config = checkpoint.modules, checkpoint.config
-    by_role: dict[Role, Modules] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
-    for name, parts in modules.items():
-        if not is_beside_a_whole_layer(name, checkpoint):
-            by_role[checkpoint.role(name)][name] = parts
-    if name := unexplained(by_role, config):
+    config = checkpoint.config
+    by_role = modules_by_role(checkpoint)
+    name = unexplained(by_role, config)
+    if name:
         return Storage(note=f"{name}: {formats.UNEXPLAINED}")
-    sizes = {
-        name: sum(tensor.nbytes for tensor in parts.values()) for name, parts in modules.items()
-    }
-    for name in outside_text_model(sizes, config.hidden_layers):
+    n_bytes = {}
+    for name, parts in checkpoint.modules.items():
+        n_bytes[name] = sum(tensor.nbytes for tensor in parts.values())
+    for name in outside_text_model(n_bytes, config.hidden_layers):
         by_role[checkpoint.role(name)].pop(name, None)
     try:
-        layer, head = (
-            total(by_role["layer"], config, "layer"),
-            total(by_role["head"], config, "head"),
-        )
-        head = total(by_role["embedding"], config, "embedding") if head == (0, 0) else head
+        layer_bits, layer_weights = total(by_role["layer"], config, "layer")
+        head_bits, head_weights = total(by_role["head"], config, "head")
+        if not head_bits and not head_weights:  # a tied head
+            head_bits, head_weights = total(by_role["embedding"], config, "embedding")
     except UnsizedError as error:
         return Storage(note=str(error))
-    if not layer[1] or not head[1]:
+    if not layer_weights or not head_weights:
         return Storage(note=f"{folder}: no weight matrices found in its safetensors headers")
-    return Storage(layer[0] / layer[1], head[0] / head[1], layer[0] + head[0])
+    return Storage(layer_bits / layer_weights, head_bits / head_weights, layer_bits + head_bits)
 
 
-def is_beside_a_whole_layer(module: str, checkpoint: Checkpoint) -> bool:
-    """True for left-over numbers of a quantizer whose layer is stored in a known format without
-    them.
-    """
+def modules_by_role(checkpoint: Checkpoint) -> dict[Role, Modules]:
+    """Return role -> modules, without what quantizers left next to layers of a known format."""
+    by_role: dict[Role, Modules] = {"layer": {}, "head": {}, "embedding": {}, "": {}}
+    for name, parts in checkpoint.modules.items():
+        if not is_quantizer_of_known_layer(name, checkpoint):
+            by_role[checkpoint.role(name)][name] = parts
+    return by_role
+
+
+def is_quantizer_of_known_layer(module: str, checkpoint: Checkpoint) -> bool:
+    """Return True for left-over numbers of a quantizer that its layer's format does not need."""
     layer = checkpoint.modules.get(module.rpartition(".")[0], {})
     if not is_left_by_quantizer(module) or main_part(layer) is None:
         return False
@@ -170,33 +187,46 @@ def is_beside_a_whole_layer(module: str, checkpoint: Checkpoint) -> bool:
 
 
 def total(modules: Modules, config: CheckpointConfig, role: Role) -> tuple[int, int]:
-    """(bits, weights) of all ``modules``, which have one role; UnsizedError for the first of
-    unknown size.
+    """Return (bits, weights) of all ``modules``, which have one role.
+
+    UnsizedError for the first module of unknown size.
     """
-    sizes = [stored_weights(name, parts, role, config) for name, parts in modules.items()]
-    return sum(bits for bits, _ in sizes), sum(weights for _, weights in sizes)
+    total_bits = 0
+    total_weights = 0
+    for name, parts in modules.items():
+        bits, weights = stored_weights(name, parts, role, config)
+        total_bits += bits
+        total_weights += weights
+    return total_bits, total_weights
 
 
 def unexplained(by_role: Mapping[Role, Modules], config: CheckpointConfig) -> str:
-    """The first matrix outside all layers that has the size of head or embedding, but not the name."""
-    rows, columns = config.vocab_size or 0, config.hidden_size or 0
-    sizes = {-(-rows // multiple) * multiple * columns for multiple in PADDED_TO}
+    """Return the first matrix outside all layers that has the size of a head, but not the name."""
+    rows = config.vocab_size or 0
+    columns = config.hidden_size or 0
+    sizes = set()
+    for multiple in PADDED_TO:
+        padded_rows = -(-rows // multiple) * multiple
+        sizes.add(padded_rows * columns)
     for role in ("head", "embedding"):
         for name, parts in by_role[role].items():
             with suppress(UnsizedError):
                 sizes.add(stored_weights(name, parts, role, config)[1])
+    sizes.discard(0)
     for name, parts in by_role["layer"].items():
+        if IN_LAYER.search(name):
+            continue
         with suppress(UnsizedError):
-            if not IN_LAYER.search(name) and stored_weights(name, parts, "head", config)[
-                1
-            ] in sizes - {0}:
+            _, weights = stored_weights(name, parts, "head", config)
+            if weights in sizes:
                 return name
     return ""
 
 
 class HuggingFaceFolder(ModelFiles):
-    """A model in a folder, on disk or on the hub.  Engines whose options change the stored model
-    derive a class.
+    """A model in a folder, on disk or on the hub.
+
+    Engines whose options change the stored model derive a class.
     """
 
     @property
@@ -232,16 +262,20 @@ class HuggingFaceFolder(ModelFiles):
         return hub.would_fetch(self.planned.model_dir, self.planned.revision)
 
     def facts(self) -> ModelFacts:
-        config, options = self.config, self.planned.options
+        config = self.config
+        options = self.planned.options
         if not weight_files(self.folder):
             raise InputError(f"model_dir: {safetensors_files.no_weights(self.folder)}")
-        if options.get("trust_remote_code") and (code := config.foreign_code):
+        code = config.foreign_code
+        if options.get("trust_remote_code") and code:
             raise InputError(
-                f"model_dir: {self.folder}: auto_map names code of another repository, {printable(code)}, which may "
-                "change; copy its .py files into the folder and leave its name out"
+                f"model_dir: {self.folder}: auto_map names code of another repository, "
+                f"{printable(code)}, which may change; copy its .py files into the folder and "
+                "leave its name out"
             )
-        asked = str(options.get("dtype", "auto"))
-        dtype = config.dtype if asked == "auto" else asked
+        dtype: str | None = str(options.get("dtype", "auto"))
+        if dtype == "auto":
+            dtype = config.dtype
         return ModelFacts(config.vocab_size, config.context, self.folder, dtype=dtype)
 
     def stamp(self) -> str:
@@ -265,4 +299,6 @@ class HuggingFaceFolder(ModelFiles):
         return storage_of(self.folder, self.planned.override_tensors)
 
     def serving(self) -> ServingFacts:
-        return ServingFacts() if self.other_config else self.config.serving
+        if self.other_config:
+            return ServingFacts()
+        return self.config.serving
