@@ -18,10 +18,12 @@ from .checkpoint_config import CheckpointConfig
 from .formats import (
     EIGHT_BITS,
     POWERS,
+    SCALES,
     Parts,
     as_float32,
     main_part,
     scale_grid,
+    scale_of,
     stored,
     tile,
 )
@@ -29,9 +31,6 @@ from .safetensors_files import Tensor
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """The number that each code of four bits has in FP4."""
-SCALES = ("weight_scale", "weight_scale_inv", "scale")
-"""Names of scales; codes are multiplied by them.  ``weight_scale_inv``, DeepSeek's name, is not an
-inverse."""
 GLOBAL = "weight_global_scale"
 """compressed-tensors' scale of a whole NVFP4 matrix; the other scales are divided by it."""
 GLOBAL_FACTOR = "weight_scale_2"
@@ -47,23 +46,29 @@ class UnreadError(Exception):
 
 
 def is_stack(parts: Parts) -> bool:
-    """True if a module holds the matrices of several experts as one tensor."""
+    """Return True if a module holds the matrices of several experts as one tensor."""
     main = main_part(parts)
-    return main is not None and len(parts[main].shape) == (4 if is_gpt_oss(parts) else 3)
+    if main is None:
+        return False
+    n_dimensions = 4 if is_gpt_oss(parts) else 3
+    return len(parts[main].shape) == n_dimensions
 
 
 def is_gpt_oss(parts: Parts) -> bool:
-    """True for gpt-oss' blocks [experts, out, in / 32, 16 bytes]."""
+    """Return True for gpt-oss' blocks [experts, out, in / 32, 16 bytes]."""
     packed = parts.get("weight_packed")
     return packed is not None and packed.dtype == "U8" and len(packed.shape) == 4
 
 
 def row_count(parts: Parts) -> int:
-    """Number of rows (outputs) of a matrix, or of one expert's matrix."""
+    """Return the number of rows (outputs) of a matrix, or of one expert's matrix; UnreadError."""
     main = main_part(parts)
     if main not in ("weight", "weight_packed"):
         raise UnreadError(f"its format ({main}) is not read")
-    return parts[main].shape[1 if is_stack(parts) else 0]
+    shape = parts[main].shape
+    if is_stack(parts):
+        return shape[1]
+    return shape[0]
 
 
 def rows_of(
@@ -73,8 +78,7 @@ def rows_of(
     rows: NDArray[np.intp],
     expert: int | None = None,
 ) -> Floats:
-    """Return rows of a module's matrix as float32 [rows, columns]; UnreadError if its format is not
-    read.
+    """Return rows of a module's matrix as float32 [rows, columns]; UnreadError.
 
     ``bits``: the bits of packed integers that the config declares; None if unknown.  ``expert``:
     the index of the expert if the module is a stack.
@@ -95,19 +99,18 @@ def rows_of(
 
 
 def of_expert(tensor: Tensor, expert: int) -> Tensor:
-    """Return one expert's part of a stacked tensor; a tensor that all experts share is returned
-    whole.
-    """
-    count = tensor.shape[0] if tensor.shape else 1
-    if len(tensor.shape) < 2 and count <= 1:
+    """Return one expert's part of a stacked tensor; all of a tensor that the experts share."""
+    n_experts = tensor.shape[0] if tensor.shape else 1
+    if len(tensor.shape) < 2 and n_experts <= 1:
         return tensor
-    size = tensor.nbytes // count
+    size = tensor.nbytes // n_experts
     return tensor._replace(shape=tensor.shape[1:], start=tensor.start + expert * size, nbytes=size)
 
 
 def is_fp4(parts: Parts) -> bool:
-    """True if each byte holds two numbers of FP4: then every 16 or 32 numbers have a scale of 8
-    bits.
+    """Return True if each byte holds two numbers of FP4.
+
+    Every 16 or 32 numbers have a scale of 8 bits then.
     """
     scale = scale_of(parts)
     if "weight_packed" in parts:
@@ -119,100 +122,111 @@ def is_fp4(parts: Parts) -> bool:
     return is_nvfp4 or (scale.dtype in POWERS and weight.shape[-1] == 16 * scale.shape[-1])
 
 
-def scale_of(parts: Parts) -> Tensor | None:
-    """Return the scales of a module's codes; None if the module has no scales."""
-    return next((parts[name] for name in SCALES if name in parts), None)
-
-
 def packed_integers(parts: Parts, bits: int | None, rows: NDArray[np.intp]) -> Floats:
-    """Return rows of compressed-tensors' integers: 32 // bits per word of 32 bits, stored plus half
-    their range.
+    """Return rows of compressed-tensors' integers.
+
+    Each word of 32 bits holds 32 // bits of them, stored plus half their range.
     """
-    packed, scale = parts["weight_packed"], parts["weight_scale"]
-    *_, count, columns = (int(size) for size in stored(parts["weight_shape"]).reshape(-1))
-    if bits is None or not 0 < bits <= 8 or -(-columns // (32 // bits)) != packed.shape[-1]:
+    packed = parts["weight_packed"]
+    scale = parts["weight_scale"]
+    *_, n_rows, n_columns = (int(size) for size in stored(parts["weight_shape"]).reshape(-1))
+    if bits is None or not 0 < bits <= 8 or -(-n_columns // (32 // bits)) != packed.shape[-1]:
         raise UnreadError(f"its words do not hold the {bits} bits that config.json declares")
-    codes = unpacked(stored(packed)[rows], bits)[:, :columns].astype(np.float32)
-    zeros = parts.get("weight_zero_point")
-    per_group = columns_of_scales(scale, (count, columns))
-    if (indices := parts.get("weight_g_idx")) is not None and (own := stored(indices)).max() >= 0:
-        per_group = np.asarray(own, np.intp)
-    groups = scale_grid(scale, count)
-    if zeros is not None:
-        offsets = zero_points(zeros, bits, count, groups)
-        codes = codes - offsets[rows][:, per_group]
-    grid = numbers(scale).reshape(groups)
-    in_grid = rows if groups[0] == count else rows // tile(count, groups[0])
-    return codes * grid[in_grid][:, per_group]
+    codes = unpacked(stored(packed)[rows], bits)[:, :n_columns].astype(np.float32)
+    groups = columns_of_scales(scale, (n_rows, n_columns))  # of each column
+    if "weight_g_idx" in parts:
+        stored_groups = stored(parts["weight_g_idx"])
+        # A tensor of -1 means that the groups are in the order of the columns.
+        if stored_groups.max() >= 0:
+            groups = np.asarray(stored_groups, np.intp)
+    grid = scale_grid(scale, n_rows)
+    if "weight_zero_point" in parts:
+        offsets = zero_points(parts["weight_zero_point"], bits, n_rows, grid)
+        codes = codes - offsets[rows][:, groups]
+    scales = numbers(scale).reshape(grid)
+    grid_rows = rows
+    if grid[0] != n_rows:
+        grid_rows = rows // tile(n_rows, grid[0])
+    return codes * scales[grid_rows][:, groups]
 
 
-def zero_points(zeros: Tensor, bits: int, count: int, groups: tuple[int, int]) -> Floats:
-    """Return the zero points [rows, groups] of packed integers; words of 32 bits hold them along
-    the rows.
+def zero_points(zeros: Tensor, bits: int, n_rows: int, grid: tuple[int, int]) -> Floats:
+    """Return the zero points [rows, groups] of packed integers.
+
+    ``grid``: (rows, columns) of the scales.
     """
     if zeros.dtype != "I32":
-        return np.broadcast_to(numbers(zeros).reshape(groups), (count, groups[1]))
-    return unpacked(stored(zeros).T, bits)[:, :count].T.astype(np.float32)
+        return np.broadcast_to(numbers(zeros).reshape(grid), (n_rows, grid[1]))
+    # Words hold the zero points of following rows.
+    return unpacked(stored(zeros).T, bits)[:, :n_rows].T.astype(np.float32)
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return the integers of words [n, words] as [n, words * (32 // bits)], the lowest bits of a
-    word first.
+    """Return the integers of words [n, words] as [n, words * (32 // bits)].
+
+    The first integer of a word is in its lowest bits.
     """
     shifts = bits * np.arange(32 // bits)
-    values = (np.asarray(words, np.int64)[:, :, None] >> shifts) & ((1 << bits) - 1)
-    return values.reshape(len(words), -1) - (1 << (bits - 1))
+    mask = (1 << bits) - 1
+    codes = (np.asarray(words, np.int64)[:, :, None] >> shifts) & mask
+    half_range = 1 << (bits - 1)
+    return codes.reshape(len(words), -1) - half_range
 
 
 def fp4(parts: Parts, config: CheckpointConfig, rows: NDArray[np.intp]) -> Floats:
-    """NVFP4 and MXFP4: two numbers per byte, the lower four bits first."""
-    packed, scale = parts.get("weight_packed", parts.get("weight")), scale_of(parts)
+    """Return rows of NVFP4 and MXFP4: two numbers per byte, the lower four bits first."""
+    packed = parts.get("weight_packed", parts.get("weight"))
+    scale = scale_of(parts)
     assert packed is not None
     assert scale is not None
     raw = stored(packed).view(np.uint8)
     raw = raw.reshape(len(raw), -1)[rows]
     codes = E2M1[np.stack((raw & 15, raw >> 4), -1).reshape(len(rows), -1)]
     shape = (packed.shape[0], codes.shape[1])
-    found = codes * scales_of_rows(scale, shape, rows, config)
+    weights = codes * scales_of_rows(scale, shape, rows, config)
     if GLOBAL in parts:
-        found = found / numbers(parts[GLOBAL]).reshape(-1)[0]
+        weights = weights / numbers(parts[GLOBAL]).reshape(-1)[0]
     elif GLOBAL_FACTOR in parts:
-        found = found * numbers(parts[GLOBAL_FACTOR]).reshape(-1)[0]
+        weights = weights * numbers(parts[GLOBAL_FACTOR]).reshape(-1)[0]
     elif scale.dtype not in POWERS:
         raise UnreadError("it has no global scale")
-    return np.asarray(found, np.float32)
+    return np.asarray(weights, np.float32)
 
 
 def eight_bits(parts: Parts, config: CheckpointConfig, rows: NDArray[np.intp]) -> Floats:
-    """FP8 and int8 with scales for a matrix, its rows, groups of a row, or blocks."""
-    weight, scale = parts.get("weight"), scale_of(parts)
+    """Return rows of FP8 or int8 with scales for a matrix, its rows, groups of a row, or blocks."""
+    weight = parts.get("weight")
+    scale = scale_of(parts)
     if weight is None or weight.dtype not in EIGHT_BITS or scale is None or len(weight.shape) != 2:
         raise UnreadError("its format is not read")
     codes = as_float32(stored(weight)[rows], weight.dtype)
     shape = (weight.shape[0], weight.shape[1])
-    if (zeros := parts.get("weight_zero_point")) is not None:
-        codes = codes - scales_of_rows(zeros, shape, rows, config)
+    if "weight_zero_point" in parts:
+        codes = codes - scales_of_rows(parts["weight_zero_point"], shape, rows, config)
     return np.asarray(codes * scales_of_rows(scale, shape, rows, config), np.float32)
 
 
 def scales_of_rows(
     scale: Tensor, shape: tuple[int, int], rows: NDArray[np.intp], config: CheckpointConfig
 ) -> Floats:
-    """Return the scales (or zero points) of some rows [rows, columns] of a matrix with this shape."""
+    """Return the scales (or zero points) [rows, columns] of some rows of a matrix of this shape."""
     grid = scale_grid(scale, shape[0])
     block = config.block or (0, 0)
-    tall = tile(shape[0], grid[0], block[0])
-    return numbers(scale).reshape(grid)[rows // tall][:, columns_of_scales(scale, shape, block[1])]
+    grid_rows = rows // tile(shape[0], grid[0], block[0])
+    return numbers(scale).reshape(grid)[grid_rows][:, columns_of_scales(scale, shape, block[1])]
 
 
-def columns_of_scales(scale: Tensor, shape: tuple[int, int], given: int = 0) -> NDArray[np.intp]:
-    """Return for each column of a matrix the column of its scale."""
-    count = scale_grid(scale, shape[0])[1]
-    return np.arange(shape[1]) // tile(shape[1], count, given)
+def columns_of_scales(scale: Tensor, shape: tuple[int, int], width: int = 0) -> NDArray[np.intp]:
+    """Return for each column of a matrix the column of its scale.
+
+    ``width``: the number of columns that share a scale, by the config; 0 if not stated.
+    """
+    _, n_scales = scale_grid(scale, shape[0])
+    return np.arange(shape[1]) // tile(shape[1], n_scales, width)
 
 
 def numbers(tensor: Tensor) -> Floats:
-    """A whole tensor as float32; unsigned bytes are powers of two."""
+    """Return a whole tensor as float32; unsigned bytes are powers of two."""
     raw = stored(tensor)
     if tensor.dtype == "U8":
         return np.ldexp(np.float32(1), raw.astype(np.int32) - SMALLEST_POWER).astype(np.float32)
@@ -221,8 +235,8 @@ def numbers(tensor: Tensor) -> Floats:
 
 def scalars(parts: Parts) -> Mapping[str, float]:
     """Return the scales of a module that are one number, by their names."""
-    found = {}
+    single = {}
     for name in (*SCALES, GLOBAL, GLOBAL_FACTOR):
         if name in parts and math.prod(parts[name].shape) == 1:
-            found[name] = float(numbers(parts[name]).reshape(-1)[0])
-    return found
+            single[name] = float(numbers(parts[name]).reshape(-1)[0])
+    return single

@@ -31,10 +31,12 @@ ENDS: Entries = {"model.embed_tokens.weight": ("F32", 10, 4), "lm_head.weight": 
 
 
 def safetensors_bytes(entries: Entries, values: dict[str, bytes] | None = None) -> bytes:
-    """Return the bytes of a safetensors file with any dtype of the format; tensors not in
-    ``values`` are zeros.
+    """Return the bytes of a safetensors file with any dtype of the format.
+
+    Tensors that are not in ``values`` are zeros.
     """
-    described, body = {}, b""
+    described = {}
+    body = b""
     for name, (dtype, *shape) in entries.items():
         data = (values or {}).get(name, bytes(math.prod(shape) * BITS[dtype] // 8))
         described[name] = {
@@ -62,8 +64,9 @@ def write_checkpoint(
     config: dict[str, Any] | None = None,
     values: dict[str, bytes] | None = None,
 ) -> Path:
-    """Write a folder with config.json and one safetensors file; tensors that are not in ``values``
-    are zeros.
+    """Write a folder with config.json and one safetensors file.
+
+    Tensors that are not in ``values`` are zeros.
     """
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config or {}))

@@ -22,10 +22,10 @@ NF4_STATE = b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape
 
 @dataclass(frozen=True)
 class Case:
-    """One matrix: its tensors by part, the bits and weights that count, and the entries of the
-    configs.
+    """One matrix: its tensors by part, and the bits and weights that count.
 
-    ``values``: the bytes of tensors that are not zeros.
+    ``quantization``, ``config``: entries of the configs.  ``values``: the bytes of tensors that are
+    not zeros.
     """
 
     parts: Entries
@@ -214,5 +214,5 @@ HEADS = {
 
 
 def entries_of(case: Case, module: str) -> Entries:
-    """The tensors of a case, as the tensors of ``module``."""
+    """Return the tensors of a case, as the tensors of ``module``."""
     return {f"{module}.{part}": entry for part, entry in case.parts.items()}

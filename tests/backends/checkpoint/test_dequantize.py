@@ -41,7 +41,8 @@ def matrix(rows: int, columns: int) -> torch.Tensor:
 
 def int8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """One scale and one zero point of int8 for each row."""
-    low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    low = weight.amin(1, keepdim=True)
+    high = weight.amax(1, keepdim=True)
     scale = (high - low) / 255
     zero = (-128 - low / scale).round().clamp(-128, 127)
     codes = (weight / scale + zero).round().clamp(-128, 127)
@@ -96,13 +97,14 @@ def test_rows_are_the_stored_numbers(
     tensors, exact = quantizer(matrix(64, 96))
     parts = saved(tmp_path, tensors)
     assert row_count(parts) == 64
-    found = rows_of(parts, CONFIG, bits, EVERY_OTHER)
-    np.testing.assert_allclose(found, exact[::2].numpy(), rtol=1e-6, atol=1e-7)
+    rows = rows_of(parts, CONFIG, bits, EVERY_OTHER)
+    np.testing.assert_allclose(rows, exact[::2].numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_powers_of_two_by_hand(tmp_path: Path) -> None:
-    """MXFP4: nibbles 1 to 7 are 0.5, 1, 1.5, 2, 3, 4, 6, and 8 more is negative; a scale of 128 is
-    a factor of 2.
+    """MXFP4: nibbles 1 to 7 are 0.5, 1, 1.5, 2, 3, 4, 6, and 8 more is negative.
+
+    A scale of 128 is a factor of 2.
     """
     nibbles = torch.arange(16, dtype=torch.uint8).repeat(2)
     tensors = {
@@ -115,16 +117,14 @@ def test_powers_of_two_by_hand(tmp_path: Path) -> None:
 
 
 def test_blocks_that_do_not_divide_a_matrix(tmp_path: Path) -> None:
-    """Five rows and seven columns in blocks of 4 x 4, as the config says: the last blocks are
-    smaller.
-    """
+    """Five rows and seven columns in blocks of 4 x 4 by the config: the last blocks are smaller."""
     tensors = {
         "weight": torch.ones(5, 7, dtype=torch.int8),
         "weight_scale": torch.tensor([[1.0, 2], [3, 4]]),
     }
     config = CheckpointConfig({"quantization_config": {"weight_block_size": [4, 4]}})
-    found = rows_of(saved(tmp_path, tensors), config, None, np.array([0, 4]))
-    assert found.tolist() == [[1, 1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 4, 4, 4]]
+    rows = rows_of(saved(tmp_path, tensors), config, None, np.array([0, 4]))
+    assert rows.tolist() == [[1, 1, 1, 1, 2, 2, 2], [3, 3, 3, 3, 4, 4, 4]]
 
 
 def test_one_expert_of_a_stack(tmp_path: Path) -> None:

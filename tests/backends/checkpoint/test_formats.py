@@ -1,6 +1,7 @@
-"""Stored bits and weights, by hand, of one matrix in every format, of downloads, of unknown
-formats, and of files from real writers; and which tensors of a checkpoint count for its layers and
-its head.
+"""Stored bits and weights, computed by hand.
+
+Of one matrix in every format, of downloads, of unknown formats, and of files from real writers;
+and which tensors of a checkpoint count for its layers and its head.
 """
 
 from __future__ import annotations
@@ -27,23 +28,21 @@ from tests.support.stored_formats import CASES, EXL3, HEADS, SIZES, Case, entrie
 def stored(folder: Path, case: Case, entries: Entries, module: str) -> Storage:
     """The storage of a model with these tensors."""
     values = {f"{module}.{part}": value for part, value in case.values.items()}
-    config = {
-        **case.config,
-        **({"quantization_config": case.quantization} if case.quantization else {}),
-    }
+    config = dict(case.config)
+    if case.quantization:
+        config["quantization_config"] = case.quantization
     return storage_of(write_checkpoint(folder, entries, config, values))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_layer(tmp_path: Path, name: str) -> None:
-    """The layer with a bf16 head (640 bits), a tied float32 embedding (1,280), or another layer in
-    bf16 (512 / 32).
+    """The layer with other tensors.
+
+    A bf16 head (640 bits), a tied float32 embedding (1,280), or another layer in bf16 (512 / 32).
     """
     case = CASES[name]
-    layer, tied = (
-        entries_of(case, Q),
-        {"model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]},
-    )
+    layer = entries_of(case, Q)
+    tied = {"model.embed_tokens.weight": ENDS["model.embed_tokens.weight"]}
     bpw = case.bits / case.weights
     assert stored(tmp_path, case, {**ENDS, **layer}, Q) == Storage(bpw, 16.0, case.bits + 640)
     assert stored(tmp_path, case, {**tied, **layer}, Q) == Storage(bpw, 32.0, case.bits + 1280)
@@ -56,8 +55,9 @@ def test_layer(tmp_path: Path, name: str) -> None:
     "name", [name for name in CASES if name not in ("exl3 2.5 bits", "exl3 signs", "exl3 unpadded")]
 )
 def test_head(tmp_path: Path, name: str) -> None:
-    """A quantized head, and a head tied to a quantized embedding; the layer has 512 bits for 32
-    weights.
+    """A quantized head, and a head tied to a quantized embedding.
+
+    The layer has 512 bits for 32 weights.
     """
     case = HEADS.get(name, CASES[name])
     layer = {
@@ -74,12 +74,10 @@ def test_head(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
-    """Another one-dimensional tensor of the weight's module may be part of the weight, so that the
-    size is unknown.
-    """
+    """Another vector of the weight's module may be part of the weight: the size is unknown."""
     entries = {**ENDS, **entries_of(CASES[name], Q), f"{Q}.zeta": ("F16", 4)}
-    found = stored(tmp_path, CASES[name], entries, Q)
-    assert found == Storage(note=f"{Q}.zeta: stored in a format that compare_q cannot size")
+    storage = stored(tmp_path, CASES[name], entries, Q)
+    assert storage == Storage(note=f"{Q}.zeta: stored in a format that compare_q cannot size")
 
 
 @pytest.mark.parametrize(
@@ -125,23 +123,22 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
 def test_exl3_sizes(
     tmp_path: Path, config: dict[str, Any], rows: int, columns: int, weights: int | None
 ) -> None:
-    """A trellis has only the padded size; the true size is one in the config that is padded to it,
-    if any.
-    """
+    """A trellis has only the padded size; the true one is a size in the config that pads to it."""
     layer = {
         "trellis": ("I16", rows // 16, columns // 16, 16),
         "suh": ("F16", rows),
         "svh": ("F16", columns),
     }
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in layer.items()}}
-    found = storage_of(write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3}))
+    folder = write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3})
+    storage = storage_of(folder)
     bits = rows * columns + 16 * (rows + columns)
     if weights is None:
-        assert found == Storage(
+        assert storage == Storage(
             note=f"{Q}.trellis: padded, and config.json does not say from which size"
         )
     else:
-        assert found == Storage(bits / weights, 16.0, bits + 640)
+        assert storage == Storage(bits / weights, 16.0, bits + 640)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +186,8 @@ def test_exl3_sizes(
 )
 def test_unknown_formats_are_not_guessed(tmp_path: Path, parts: Entries, named: str) -> None:
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in parts.items()}}
-    found = storage_of(write_checkpoint(tmp_path, entries, SIZES))
-    assert found == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
+    storage = storage_of(write_checkpoint(tmp_path, entries, SIZES))
+    assert storage == Storage(note=f"{Q}.{named}: stored in a format that compare_q cannot size")
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
@@ -199,33 +196,34 @@ def test_sizes_schemes_and_kv_cache(name: str) -> None:
     download = DOWNLOADS[name]
     storage, config = look(download)
     assert storage == Storage(download.bits / download.weights, 16.0, download.bits + 640)
-    stated = declared(config.quantization)
-    assert tuple(stated.of(layer) for layer in download.layers) == download.schemes
+    schemes = declared(config.quantization)
+    assert tuple(schemes.of(layer) for layer in download.layers) == download.schemes
     assert kv_cache(config.quantization) == download.kv
 
 
 def test_page_has_this_table() -> None:
     """If this test fails, ``python -m tests.support.format_table`` writes the table."""
-    found = TABLE.search(PAGE.read_text("utf-8"))
-    assert found is not None
-    assert found[0] == table()
+    match = TABLE.search(PAGE.read_text("utf-8"))
+    assert match is not None
+    assert match[0] == table()
 
 
 def test_real_bitsandbytes_header(tmp_path: Path) -> None:
-    """Two matrices of a model that bitsandbytes 0.50.2 quantized (nf4, nested scales), with the
-    header of its file.
+    """Two matrices of a model that bitsandbytes 0.50.2 quantized, with the header of its file.
 
-    64 x 64: 16,384 bits, 64 scales of 8, codes 16 * 32 and 256 * 32, one scale of 32: 25,632.  64 x
-    128: 32,768 + 128
-    * 8 + 8,736 = 42,528.  Head 320 x 64 of 16 bits.
+    nf4, with nested scales.  64 x 64: 16,384 bits, 64 scales of 8, codes 16 * 32 and 256 * 32, one
+    scale of 32: 25,632.  64 x 128: 32,768 + 128 * 8 + 8,736 = 42,528.  Head 320 x 64 of 16 bits.
     """
-    listed = json.loads((DATA / "bitsandbytes_nf4.json").read_text())
-    entries = {
-        name: entry[:2] if ".quant_state." in name else entry for name, entry in listed.items()
-    }
-    values = {name: entry[2].encode() for name, entry in listed.items() if ".quant_state." in name}
-    found = storage_of(write_checkpoint(tmp_path, entries, {}, values))
-    assert found == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
+    entries = {}
+    values = {}
+    for name, entry in json.loads((DATA / "bitsandbytes_nf4.json").read_text()).items():
+        if ".quant_state." in name:
+            entries[name] = entry[:2]
+            values[name] = entry[2].encode()
+        else:
+            entries[name] = entry
+    storage = storage_of(write_checkpoint(tmp_path, entries, {}, values))
+    assert storage == Storage((25632 + 42528) / (4096 + 8192), 16.0, 25632 + 42528 + 327680)
 
 
 # Each of the toy's 2 layers has 4 matrices 64 x 64, 2 of 128 x 64, 1 of 64 x 128: 81,920 weights,
@@ -245,8 +243,9 @@ WRITERS = {
 @pytest.mark.engine
 @pytest.mark.parametrize("preset", WRITERS)
 def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) -> None:
-    """Files that compressed-tensors wrote: groups of 32 (NVFP4: 16), one global scale per matrix, a
-    head in 16 bits.
+    """Files that compressed-tensors wrote.
+
+    Groups of 32 (NVFP4: 16), one global scale per matrix, a head in 16 bits.
     """
     bits = WRITERS[preset]
     assert storage_of(quantized(preset)) == Storage(bits / 81_920, 16.0, bits + 20_480 * 16)
@@ -291,9 +290,7 @@ def test_real_compressed_tensors(quantized: Callable[..., Path], preset: str) ->
     ],
 )
 def test_left_out(tmp_path: Path, name: str) -> None:
-    """Norms, biases, scales of activations and caches, routers, towers, classifiers, draft modules,
-    and positions.
-    """
+    """Norms, biases, scales of activations and caches, routers, towers, drafts, positions, ..."""
     name, *shape = name.split()
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4), name: ("F32", *map(int, shape))}
     assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(16.0, 16.0, 512 + 640)
@@ -331,19 +328,18 @@ def test_left_out(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) -> None:
-    """An int8 layer of 32 weights with a scale of 32 bits (9 bits per weight), and a bf16 head of
-    40 weights; the same with a tied embedding in F32.
+    """A layer of 9 bits per weight, and a bf16 head of 40 weights or a tied embedding in F32.
+
+    The layer has 32 int8 weights with a scale of 32 bits.
     """
     quantized = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries = {**quantized, f"{embedding}.weight": ("F32", 10, 4)}
     assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 32.0, 288 + 1280)
     entries[f"{head}.weight"] = ("BF16", 10, 4)
     assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(9.0, 16.0, 288 + 640)
-    roles = {
-        role: [each for each in (embedding, layer, head) if role_of(each, None) == role]
-        for role in ("embedding", "layer", "head")
-    }
-    assert roles == {"embedding": [embedding], "layer": [layer], "head": [head]}
+    assert role_of(embedding, None) == "embedding"
+    assert role_of(layer, None) == "layer"
+    assert role_of(head, None) == "head"
 
 
 @pytest.mark.parametrize(
@@ -402,8 +398,9 @@ def test_names_of_ends(tmp_path: Path, embedding: str, layer: str, head: str) ->
 def test_what_lies_outside_the_text_model(
     tmp_path: Path, embedding: str, layer: str, outside: str
 ) -> None:
-    """An int8 layer of 32 weights with a scale of 32 bits (9 bits per weight), and a bf16 head of
-    40 weights.
+    """A layer of 9 bits per weight, and a bf16 head of 40 weights.
+
+    The layer has 32 int8 weights with a scale of 32 bits.
     """
     entries: Entries = {f"{layer}.weight": ("I8", 8, 4), f"{layer}.weight_scale": ("F32", 1)}
     entries |= {f"{embedding}.weight": ("F32", 10, 4), "lm_head.weight": ("BF16", 10, 4)}
@@ -418,8 +415,9 @@ def test_what_lies_outside_the_text_model(
 
 @pytest.mark.parametrize("part", ["shared_head.head", "eh_proj", "mlp.up_proj", "lm_head"])
 def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
-    """DeepSeek and GLM number multi-token-prediction modules after the last layer; the config
-    counts only layers.
+    """DeepSeek and GLM number multi-token-prediction modules after the last layer.
+
+    The config counts only layers.
     """
     config = {"num_hidden_layers": 9, "text_config": {"num_hidden_layers": 11}}
     layers = "model.language_model.layers"
@@ -488,10 +486,10 @@ def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> N
     """The checkpoint also has a bf16 layer of 32 weights (512 bits) and a head (640 bits)."""
     experts = {f"{LAYER}.mlp.experts.{name}": entry for name, entry in tensors.items()}
     router = {f"{LAYER}.mlp.router.weight": ("BF16", 2, 4)}
-    found = storage_of(
-        write_checkpoint(tmp_path, {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)})
+    entries = {**ENDS, **experts, **router, f"{Q}.weight": ("BF16", 8, 4)}
+    assert storage_of(write_checkpoint(tmp_path, entries)) == Storage(
+        (bits + 512) / (weights + 32), 16.0, bits + 512 + 640
     )
-    assert found == Storage((bits + 512) / (weights + 32), 16.0, bits + 512 + 640)
 
 
 @pytest.mark.parametrize(
@@ -517,6 +515,6 @@ def test_words_for_the_scales_of_a_matrix(
 def test_a_matrix_that_may_be_a_head_leaves_the_size_unknown(tmp_path: Path) -> None:
     entries = {f"{Q}.weight": ("BF16", 8, 4), "model.words.weight": ("BF16", 10, 4)}
     folder = write_checkpoint(tmp_path / "model", entries, {"vocab_size": 10, "hidden_size": 4})
-    found = storage_of(folder)
-    assert (found.bpw_layer, found.bpw_head) == (None, None)
-    assert found.note.startswith("model.words: ")
+    storage = storage_of(folder)
+    assert (storage.bpw_layer, storage.bpw_head) == (None, None)
+    assert storage.note.startswith("model.words: ")
