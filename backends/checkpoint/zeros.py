@@ -1,7 +1,7 @@
-"""Find weights that are zeros, left by holes in a file or by failed quantization: whole tensors and
-runs of rows.
+"""Find weights that are zeros, left by holes in a file or by failed quantization.
 
-A row of a matrix that repeats one number counts as well: 4-bit formats may store 8 for zero.
+Whole tensors count, and runs of rows.  A row of a matrix that repeats one number counts as well:
+4-bit formats may store 8 for zero.
 
 Zeros can be intended: padding, pruned rows, tensors that begin training as zeros.  Intended zeros
 are in every layer, and damage is in a few layers.  Zeros in a matrix therefore count as wrong if
@@ -23,30 +23,48 @@ from numpy.typing import NDArray
 
 from ..base import Placed
 from ..hub import SILENT, Watch
-from ..layers.module_names import NUMBER
+from ..layers.module_names import kind_of
 
-SAMPLES, SAMPLE, READS = 17, 512, 1 << 14
-"""Largest number of samples per tensor, bytes per sample, and approximate number of samples in
-total.
-
-If a sample repeats a number, all rows of the tensor are read.  For models with many tensors, such
-as mixtures of experts, fewer samples per tensor are read, but at least 3.
+SAMPLES = 17
+"""Largest number of samples per tensor.  If one repeats a number, all rows of the tensor are read.
 """
-FIRST_BYTES, STEP = 32, 1 << 24
-"""Bytes of each row that are read first; bytes per read of rows that begin with zeros."""
+FEWEST_SAMPLES = 3
+SAMPLE = 512
+"""Bytes of a sample."""
+READS = 1 << 14
+"""Approximate number of samples in total.
+
+For models with many tensors, such as mixtures of experts, fewer samples per tensor are read.
+"""
+FIRST_BYTES = 32
+"""Bytes of each row that are read first."""
+STEP = 1 << 24
+"""Bytes per read of rows that begin with zeros."""
 WORD = 4
 """Bytes whose repetition shows one number, of 4, 8, 16 or 32 bits."""
 SHORTEST = 4
-"""Smallest number of rows in a run that counts: two or three dead rows may be next to each other.
-"""
+"""Smallest number of rows in a run that counts: two or three dead rows may be neighbours."""
 PADDING = 0.05
-"""Largest share of zero rows that counts as padding, in a matrix that is the only one of its kind
-(the embedding)."""
+"""Largest share of zero rows that counts as padding, in a matrix that is the only one of its kind.
+
+The embedding is such a matrix.
+"""
 LEFT_OUT = re.compile(
     r"bias|zero|_?idx|perm|lora|shape|mask|(^|\.)[kvq]_scale|input_(global_)?scale"
 )
 """Pattern in the names of tensors that may be all zeros, or that the doctor checks elsewhere."""
 SCALE = re.compile(r"scale|absmax|\.SCB$")
+
+
+class Run(NamedTuple):
+    """The longest run of rows that repeat one number; ``length`` 0 if there is none."""
+
+    first: int
+    length: int
+    repeats: bool  # the number is not zero
+
+
+NO_RUN = Run(0, 0, repeats=False)
 
 
 class Zeros(NamedTuple):
@@ -65,86 +83,114 @@ class Zeros(NamedTuple):
     repeats: bool
 
     def __str__(self) -> str:
-        what, last = (
-            "one repeated number" if self.repeats else "zeros",
-            self.first + self.length - 1,
-        )
-        return (
-            f"all {what}"
-            if self.length == self.rows
-            else f"rows {self.first:,} to {last:,} of {self.rows:,} are {what}"
-        )
+        what = "one repeated number" if self.repeats else "zeros"
+        if self.length == self.rows:
+            return f"all {what}"
+        last = self.first + self.length - 1
+        return f"rows {self.first:,} to {last:,} of {self.rows:,} are {what}"
 
 
 def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
-    """Find matrices and scales with zeros, from samples or (``whole``) all rows; ``watch`` gets
-    numbers of bytes.
+    """Find matrices and scales with zeros, from samples or (``whole``) all rows.
+
+    ``watch`` gets numbers of bytes.
     """
-    kinds: dict[str, list[tuple[Placed, int, tuple[int, int, bool]]]] = {}
+    kinds: dict[str, list[tuple[Placed, Run]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
-    n_samples = min(max(READS // max(len(tensors), 1), 3), SAMPLES)
-    with ExitStack() as stack:  # memory maps would read ahead around each sample
-        opened = {
-            file: stack.enter_context(file.open("rb", buffering=0))
-            for file in {each.file for each in tensors}
-        }
+    n_samples = READS // max(len(tensors), 1)
+    n_samples = min(max(n_samples, FEWEST_SAMPLES), SAMPLES)
+    with ExitStack() as stack:
+        # Memory maps would read ahead around each sample.
+        descriptors: dict[Path, int] = {}
+        for file in {tensor.file for tensor in tensors}:
+            descriptors[file] = stack.enter_context(file.open("rb", buffering=0)).fileno()
         for tensor in tensors:
             watch.advance(tensor.nbytes)
-            name, file, start, nbytes, shape = tensor
-            if not nbytes or LEFT_OUT.search(name) or (len(shape) < 2 and not SCALE.search(name)):
+            is_scale = SCALE.search(tensor.name) is not None
+            if not tensor.nbytes or LEFT_OUT.search(tensor.name):
                 continue
-            places = np.linspace(start, start + max(nbytes - SAMPLE, 0), n_samples, dtype=int)
-            samples = (os.pread(opened[file].fileno(), SAMPLE, at) for at in places)
-            rows, run = math.prod(shape[:-1]), (0, 0, False)
-            if (
-                whole
-                or nbytes < SAMPLES * SAMPLE
-                or any(each[WORD:] == each[:-WORD] for each in samples)
-            ):
-                shaped = (rows, nbytes // rows) if nbytes % rows == 0 else (1, nbytes)
-                run = longest_run(
-                    np.memmap(file, np.uint8, "r", start, shaped),
-                    zeros_only=bool(SCALE.search(name)),
-                )
-            kinds.setdefault(NUMBER.sub("*", name), []).append((tensor, rows, run))
-    found = []
+            if len(tensor.shape) < 2 and not is_scale:
+                continue
+            run = NO_RUN
+            reads_all = whole or tensor.nbytes < SAMPLES * SAMPLE
+            if reads_all or has_repeating_sample(descriptors[tensor.file], tensor, n_samples):
+                run = longest_run(matrix_of(tensor), zeros_only=is_scale)
+            kinds.setdefault(kind_of(tensor.name), []).append((tensor, run))
+    zeros = []
     for members in kinds.values():
-        with_zeros = sum(count > 0 for _, _, (_, count, _) in members)
-        for tensor, rows, (first, count, repeats) in members:
-            usual = 2 * with_zeros > len(members) if len(members) > 1 else count <= PADDING * rows
-            wrong = not usual or (count == rows and bool(SCALE.search(tensor.name)))
-            found += (
-                [Zeros(tensor.name, tensor.file, first, count, rows, wrong, repeats)]
-                if count
-                else []
-            )
-    return found
+        zeros += zeros_of_kind(members)
+    return zeros
 
 
-def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> tuple[int, int, bool]:
-    """(first row, number of rows, True if not zeros) of the longest run of rows that repeat a
-    number of ``WORD`` bytes.
+def has_repeating_sample(descriptor: int, tensor: Placed, n_samples: int) -> bool:
+    """Return True if one of some samples of a tensor repeats one number."""
+    last = tensor.start + max(tensor.nbytes - SAMPLE, 0)
+    for start in np.linspace(tensor.start, last, n_samples, dtype=int):
+        sample = os.pread(descriptor, SAMPLE, start)
+        if sample[WORD:] == sample[:-WORD]:
+            return True
+    return False
 
-    (0, 0, False) if it is short, or most such rows are outside it.  ``matrix``: bytes [rows, bytes
-    of a row].  ``zeros_only``: the number is zero, as in rows that are too short to repeat one.
-    """
-    zeros_only |= matrix.shape[1] < FIRST_BYTES
 
-    def repeating(part: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        return np.asarray(
-            ~part.any(1) if zeros_only else (part[:, WORD:] == part[:, :-WORD]).all(1)
+def matrix_of(tensor: Placed) -> NDArray[np.uint8]:
+    """Return a tensor as bytes [rows, bytes of a row], mapped into memory."""
+    n_rows = math.prod(tensor.shape[:-1])
+    shape = (1, tensor.nbytes)
+    if tensor.nbytes % n_rows == 0:
+        shape = (n_rows, tensor.nbytes // n_rows)
+    return np.memmap(tensor.file, np.uint8, "r", tensor.start, shape)
+
+
+def zeros_of_kind(members: Sequence[tuple[Placed, Run]]) -> list[Zeros]:
+    """Return the zeros in tensors whose names differ only in numbers."""
+    n_with_zeros = sum(run.length > 0 for _, run in members)
+    zeros = []
+    for tensor, run in members:
+        if not run.length:
+            continue
+        n_rows = math.prod(tensor.shape[:-1])
+        if len(members) > 1:
+            may_be_intended = 2 * n_with_zeros > len(members)
+        else:
+            may_be_intended = run.length <= PADDING * n_rows
+        is_scale_of_zeros = run.length == n_rows and SCALE.search(tensor.name) is not None
+        wrong = not may_be_intended or is_scale_of_zeros
+        zeros.append(
+            Zeros(tensor.name, tensor.file, run.first, run.length, n_rows, wrong, run.repeats)
         )
+    return zeros
 
-    rows, step = np.flatnonzero(repeating(matrix[:, :FIRST_BYTES])), max(STEP // matrix.shape[1], 1)
-    parts = [rows[at : at + step] for at in range(0, len(rows), step)]
-    zeros = np.concatenate([part[repeating(matrix[part])] for part in parts] or [rows])
-    edges = np.flatnonzero(
-        np.diff(zeros, prepend=-2, append=len(matrix) + 1) > 1
-    )  # where runs begin, and the end
+
+def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
+    """Return the longest run of rows that repeat a number of ``WORD`` bytes.
+
+    ``NO_RUN`` if it is short, or most such rows are outside it.  ``matrix``: bytes [rows, bytes of
+    a row].  ``zeros_only``: the number is zero, as in rows that are too short to repeat one.
+    """
+    if matrix.shape[1] < FIRST_BYTES:
+        zeros_only = True
+    # Most rows differ in their first bytes, and the rest of them is not read.
+    candidates = np.flatnonzero(repeat_one_number(matrix[:, :FIRST_BYTES], zeros_only=zeros_only))
+    step = max(STEP // matrix.shape[1], 1)
+    repeating = [candidates[:0]]
+    for start in range(0, len(candidates), step):
+        some = candidates[start : start + step]
+        repeating.append(some[repeat_one_number(matrix[some], zeros_only=zeros_only)])
+    rows = np.concatenate(repeating)
+    if not len(rows):
+        return NO_RUN
+    # Places in ``rows`` where runs begin, and the end.
+    edges = np.flatnonzero(np.diff(rows, prepend=-2, append=len(matrix) + 1) > 1)
     lengths = np.diff(edges)
-    if not len(zeros) or (
-        max(lengths) < min(SHORTEST, len(matrix)) or 2 * max(lengths) < len(zeros)
-    ):
-        return 0, 0, False
-    first = int(zeros[edges[lengths.argmax()]])
-    return first, int(lengths.max()), bool(matrix[first].any())
+    longest = max(lengths)
+    if longest < min(SHORTEST, len(matrix)) or 2 * longest < len(rows):
+        return NO_RUN
+    first = int(rows[edges[lengths.argmax()]])
+    return Run(first, int(longest), repeats=bool(matrix[first].any()))
+
+
+def repeat_one_number(rows: NDArray[np.uint8], *, zeros_only: bool) -> NDArray[np.bool_]:
+    """Return for each row whether it repeats one number of ``WORD`` bytes."""
+    if zeros_only:
+        return np.asarray(~rows.any(1))
+    return np.asarray((rows[:, WORD:] == rows[:, :-WORD]).all(1))
