@@ -1,5 +1,6 @@
-"""Compare two models' computations, apart from weights: rope, norms, attention, experts,
-activation, tied head.
+"""Compare two models' computations, apart from weights.
+
+These are rope, norms, attention, experts, activation and a tied head.
 
 A quantization changes none of these.  If a quantized copy computes differently from its reference,
 the KL divergence includes this difference, and is not only the loss of the quantization.  The
@@ -140,7 +141,7 @@ HINTS = (
 )
 """Keys that determine other values if the config does not state those."""
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len")
-SIZES: Mapping[str, tuple[str, ...]] = {
+MODEL_SIZES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
 }
@@ -167,17 +168,19 @@ NOT_SCALING = {
 }
 """Keys next to the parameters of a rope scaling; sections of ``mrope`` change nothing in text."""
 UNSCALED = ("", "mrope")
-UNKNOWN = "unknown"
+UNKNOWN_SCALING = "unknown"
 """Type of a rope scaling whose form in a header is uncertain."""
 FROM_TENSOR = "rope_freqs"
-"""Name of a value that only headers have: a tensor holds factors, from a rope scaling or for
-another reason."""
+"""Name of a value that only headers have: a tensor holds factors.
+
+They are from a rope scaling, or have another reason.
+"""
 HEADER_SCALINGS = ("linear", "yarn", "llama3", "longrope")
 ROW_STEP = 64
 """Step between the rows of head and embedding that are compared."""
-TOLERANCE = 1e-6
+EQUAL_NUMBERS = 1e-6
 """Largest relative difference between numbers that count as equal; GGUF stores float32."""
-SHOWN = 4
+MOST_DIFFERENCES = 4
 """Largest number of differences in one line."""
 DEFAULT_BASE = 10_000.0
 """llama.cpp's rope base for a header that does not state one."""
@@ -197,8 +200,10 @@ HEADER_KEYS: Mapping[str, str] = {
     "{}.use_parallel_residual": "use_parallel_residual",
     "{}.rope.freq_base_swa": "sliding_attention.rope_theta",
 }
-"""Key of a GGUF header -> name of the value that the converters write there unchanged, for every
-architecture."""
+"""Key of a GGUF header -> name of the value that the converters write there unchanged.
+
+For every architecture.
+"""
 FAMILY_KEYS: Mapping[str, Mapping[str, str]] = {
     "command-r": {"{}.logit_scale": "logit_scale"},
     "cohere2": {"{}.logit_scale": "logit_scale"},
@@ -225,19 +230,37 @@ def of_config(text: Mapping[str, Any], *, hints: bool = True) -> Facts:
     ``hints``: also the keys that decide about values which are not stated.
     """
     facts = Facts()
-    for name, keys in (*ALIASES.items(), *SIZES.items(), *((key, (key,)) for key in PLAIN)):
-        stated = [text[key] for key in keys if key in text]
-        if stated:
-            facts[name] = next((value for value in stated if value is not None), None)
-    if isinstance(facts.get("hidden_act"), str):
-        facts["hidden_act"] = SAME_ACTIVATION.get(facts["hidden_act"], facts["hidden_act"])
-    context = next((text[key] for key in CONTEXTS if is_number(text.get(key))), None)
+    keys_of = {**ALIASES, **MODEL_SIZES}
+    for name, keys in keys_of.items():
+        if any(key in text for key in keys):
+            facts[name] = first_value(text, keys)
+    for key in PLAIN:
+        if key in text:
+            facts[key] = text[key]
+    activation = facts.get("hidden_act")
+    if isinstance(activation, str):
+        facts["hidden_act"] = SAME_ACTIVATION.get(activation, activation)
+    context = None
+    for key in CONTEXTS:
+        if is_number(text.get(key)):
+            context = text[key]
+            break
     if "sliding_window" in facts and not slides(facts["sliding_window"], context, text):
         facts["sliding_window"] = None
     facts |= of_rope(text, context)
     if hints:
-        facts |= {key: text[key] for key in HINTS if key in text}
+        for key in HINTS:
+            if key in text:
+                facts[key] = text[key]
     return facts
+
+
+def first_value(text: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Return the value of the first key that is not null; None if there is none."""
+    for key in keys:
+        if text.get(key) is not None:
+            return text[key]
+    return None
 
 
 def slides(window: Any, context: Any, text: Mapping[str, Any]) -> bool:
@@ -253,39 +276,44 @@ def of_rope(text: Mapping[str, Any], context: Any) -> Facts:
     Transformers 5 keeps all of them in ``rope_parameters``, older versions have ``rope_theta``,
     ``rope_scaling`` and ``partial_rotary_factor``.
     """
-    outside = Facts()
-    for name, keys in (("rope_theta", ROPE_BASES), ("partial_rotary_factor", PARTIAL)):
-        stated = [text[key] for key in keys if text.get(key) is not None]
-        if stated:
-            outside[name] = stated[0]
+    outside = base_and_rotary_factor(text)
     if text.get("rope_local_base_freq") is not None:
         outside["sliding_attention.rope_theta"] = text["rope_local_base_freq"]
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(parameters, Mapping):
         return outside
-    nested = {kind: own for kind, own in parameters.items() if isinstance(own, Mapping)}
-    if not nested:
+    by_kind = {}
+    for kind, of_kind in parameters.items():
+        if isinstance(of_kind, Mapping):
+            by_kind[kind] = of_kind
+    if not by_kind:
         return {**outside, **of_scaling(parameters, context, text)}
     facts = Facts()
-    for kind, own in nested.items():
-        facts |= {
-            f"{kind}.{name}": value
-            for name, value in {**outside, **of_scaling(own, context, text)}.items()
-        }
+    for kind, of_kind in by_kind.items():
+        for name, value in {**outside, **of_scaling(of_kind, context, text)}.items():
+            facts[f"{kind}.{name}"] = value
+    return facts
+
+
+def base_and_rotary_factor(parameters: Mapping[str, Any]) -> Facts:
+    """Return base and rotary factor, as far as stated."""
+    facts = Facts()
+    for name, keys in (("rope_theta", ROPE_BASES), ("partial_rotary_factor", PARTIAL)):
+        value = first_value(parameters, keys)
+        if value is not None:
+            facts[name] = value
     return facts
 
 
 def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, Any]) -> Facts:
-    """Return the values of one object of rope parameters: base, rotary factor, type and parameters
-    of the scaling.
+    """Return the values of one object of rope parameters.
+
+    These are base, rotary factor, type and parameters of the scaling.
     """
-    facts = Facts()
-    for name, keys in (("rope_theta", ROPE_BASES), ("partial_rotary_factor", PARTIAL)):
-        stated = [parameters[key] for key in keys if parameters.get(key) is not None]
-        if stated:
-            facts[name] = stated[0]
+    facts = base_and_rotary_factor(parameters)
     kind = scaling_type(parameters)
-    kind = "longrope" if kind == "su" else kind
+    if kind == "su":
+        kind = "longrope"
     if kind in UNSCALED:
         return facts
     facts["rope_type"] = kind
@@ -296,8 +324,9 @@ def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, A
     if kind == "linear":
         facts.pop(original, None)
     elif original not in facts:
-        stated_outside = text.get("original_max_position_embeddings")
-        facts[original] = context if stated_outside is None else stated_outside
+        facts[original] = text.get("original_max_position_embeddings")
+        if facts[original] is None:
+            facts[original] = context
     return facts
 
 
@@ -314,12 +343,11 @@ def filled_facts(folder: Path) -> Facts:
     """Return the values of a folder's config with Transformers' defaults, or {"error": why not}."""
     import transformers
 
+    # Transformers' classes raise anything on a config that they do not expect.
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         text = config.get_text_config(decoder=True).to_dict()
-    except (
-        Exception
-    ) as error:  # Transformers' classes raise anything on a config that they do not expect
+    except Exception as error:
         return {"error": one_line(error, 160)}
     return of_config(text, hints=False)
 
@@ -328,8 +356,9 @@ def filled_facts(folder: Path) -> Facts:
 
 
 def of_gguf(model: GgufModel) -> Facts:
-    """Return the values that llama.cpp reads from a header, or its defaults, except values of
-    uncertain meaning.
+    """Return the values that llama.cpp reads from a header, or its defaults.
+
+    Values of uncertain meaning are absent.
     """
     architecture = str(model.fields.get("general.architecture"))
     facts = dict(HEADER_DEFAULTS.get(architecture, {}))
@@ -346,7 +375,9 @@ def of_gguf(model: GgufModel) -> Facts:
         facts["rope_theta"] = DEFAULT_BASE
     window = header_value(model, "{}.attention.sliding_window")
     context = header_value(model, "{}.context_length")
-    if is_number(window) and slides(window, context if is_number(context) else None, {}):
+    if not is_number(context):
+        context = None
+    if slides(window, context, {}):
         facts["sliding_window"] = window
     return {**facts, **header_sizes(model), **heads_of(model), **header_scaling(model)}
 
@@ -366,15 +397,18 @@ def header_sizes(model: GgufModel) -> Facts:
     drafts = header_value(model, "{}.nextn_predict_layers")
     hidden = header_value(model, "{}.embedding_length")
     if is_number(blocks):
-        facts["num_hidden_layers"] = blocks - (drafts if is_number(drafts) else 0)
+        facts["num_hidden_layers"] = blocks
+        if is_number(drafts):  # blocks of multi-token prediction are counted
+            facts["num_hidden_layers"] = blocks - drafts
     if is_number(hidden):
         facts["hidden_size"] = hidden
     return facts
 
 
 def heads_of(model: GgufModel) -> Facts:
-    """Return numbers and sizes of attention heads; no values if layers differ, or if attention is
-    latent.
+    """Return numbers and sizes of attention heads.
+
+    No values if layers differ, or if attention is latent.
     """
     heads = header_value(model, "{}.attention.head_count")
     unequal = header_value(model, "{}.attention.key_length_swa") is not None
@@ -382,9 +416,11 @@ def heads_of(model: GgufModel) -> Facts:
     if not is_number(heads) or not heads or unequal or latent:
         return {}
     facts: Facts = {"num_attention_heads": heads}
-    for_values = header_value(model, "{}.attention.head_count_kv")
-    if for_values is None or is_number(for_values):
-        facts["num_key_value_heads"] = heads if for_values is None else for_values
+    kv_heads = header_value(model, "{}.attention.head_count_kv")
+    if kv_heads is None:
+        kv_heads = heads
+    if is_number(kv_heads):
+        facts["num_key_value_heads"] = kv_heads
     hidden = header_value(model, "{}.embedding_length")
     size = header_value(model, "{}.attention.key_length")
     if size is None and is_number(hidden):
@@ -420,30 +456,40 @@ def header_scaling(model: GgufModel) -> Facts:
 
 
 def as_header(facts: Facts, *, defaults: bool) -> Facts:
-    """Return a config's values under the names of ``of_gguf``, as a header of its conversion has
-    them.
+    """Return a config's values under the names of ``of_gguf``, as its conversion states them.
 
     ``defaults``: fill in the usual defaults of heads.  The values of rope are omitted if the form
     of the scaling in headers is uncertain.
     """
-    layers = "full_attention."  # the header's base and scaling are those of layers without a window
-    found = {name: value for name, value in facts.items() if not name.startswith(layers)}
-    found |= {
-        name.removeprefix(layers): value for name, value in facts.items() if name.startswith(layers)
-    }
-    if found.get("sliding_window") is None:
-        found.pop("sliding_window", None)  # llama.cpp's code decides for some architectures
-    if found.get("rope_type") not in (None, *HEADER_SCALINGS):
-        found = {name: value for name, value in found.items() if "rope" not in name}
-        found["rope_type"] = UNKNOWN
-    sizes = head_sizes(found, defaults=defaults)
-    found = {name: value for name, value in found.items() if name not in sizes}
-    return {**found, **{name: value for name, value in sizes.items() if value is not None}}
+    # The header's base and scaling are those of layers without a window.  They replace values
+    # without a prefix, and so come last.
+    prefix = "full_attention."
+    renamed = Facts()
+    of_full_attention = Facts()
+    for name, value in facts.items():
+        if name.startswith(prefix):
+            of_full_attention[name.removeprefix(prefix)] = value
+        else:
+            renamed[name] = value
+    renamed |= of_full_attention
+    if renamed.get("sliding_window") is None:
+        renamed.pop("sliding_window", None)  # llama.cpp's code decides for some architectures
+    if renamed.get("rope_type") not in (None, *HEADER_SCALINGS):
+        renamed = {name: value for name, value in renamed.items() if "rope" not in name}
+        renamed["rope_type"] = UNKNOWN_SCALING
+    sizes = head_sizes(renamed, defaults=defaults)
+    for name in sizes:
+        renamed.pop(name, None)
+    for name, value in sizes.items():
+        if value is not None:
+            renamed[name] = value
+    return renamed
 
 
 def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
-    """Return a config's numbers and sizes of heads as a header states them; None for values of
-    uncertain form.
+    """Return a config's numbers and sizes of heads as a header states them.
+
+    None for values of uncertain form.
     """
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "rotary dimensions")
     sizes = {name: facts.get(name) for name in names}
@@ -453,7 +499,8 @@ def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
     partial = facts.get("partial_rotary_factor")
     if defaults:
         heads = sizes["num_attention_heads"]
-        partial = 1 if partial is None else partial
+        if partial is None:
+            partial = 1
         if "num_key_value_heads" in facts and sizes["num_key_value_heads"] is None:
             sizes["num_key_value_heads"] = heads
         if sizes["head_dim"] is None and is_number(facts.get("hidden_size")):
@@ -477,10 +524,18 @@ def is_number(value: Any) -> bool:
 def is_same(one: Any, other: Any) -> bool:
     """Return True if two values of configs mean the same."""
     if is_number(one) and is_number(other):
-        return math.isclose(one, other, rel_tol=TOLERANCE)
+        return math.isclose(one, other, rel_tol=EQUAL_NUMBERS)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
+        return len(one) == len(other) and first_difference(one, other) is None
     return bool(one == other)
+
+
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Return the index of the first entries of two lists that differ; None if all are the same."""
+    for index, (value, other_value) in enumerate(zip(one, other, strict=True)):
+        if not is_same(value, other_value):
+            return index
+    return None
 
 
 def in_words(value: Any) -> str:
@@ -490,24 +545,22 @@ def in_words(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if is_number(value):
-        is_whole = math.isfinite(value) and value == int(value)
-        return f"{int(value):,}" if is_whole else f"{value:.6g}"
+        if math.isfinite(value) and value == int(value):
+            return f"{int(value):,}"
+        return f"{value:.6g}"
     return shortened(printable(str(value)), 40)
 
 
 def difference(name: str, mine: Any, reference: Any) -> str:
-    """Return ``rope_theta 10,000 for 100,000``; of two lists of the same length the first entries
-    that differ.
+    """Return ``rope_theta 10,000 for 100,000``, for values that differ.
+
+    Of two lists of the same length, the first entries that differ.
     """
-    if (
-        isinstance(mine, list | tuple)
-        and isinstance(reference, list | tuple)
-        and len(mine) == len(reference)
-    ):
-        at = next(
-            at for at, pair in enumerate(zip(mine, reference, strict=True)) if not is_same(*pair)
-        )
-        return f"{name}[{at}] {in_words(mine[at])} for {in_words(reference[at])}"
+    are_lists = isinstance(mine, list | tuple) and isinstance(reference, list | tuple)
+    if are_lists and len(mine) == len(reference):
+        index = first_difference(mine, reference)
+        assert index is not None
+        return f"{name}[{index}] {in_words(mine[index])} for {in_words(reference[index])}"
     return f"{name} {in_words(mine)} for {in_words(reference)}"
 
 
@@ -515,20 +568,21 @@ def scaling_in_words(facts: Facts, prefix: str) -> str:
     """Return the type and the factor of a rope scaling: ``yarn (factor 4)``, or ``none``."""
     kind = in_words(facts.get(f"{prefix}rope_type"))
     factor = facts.get(f"{prefix}rope factor")
-    return kind if factor is None else f"{kind} (factor {in_words(factor)})"
+    if factor is None:
+        return kind
+    return f"{kind} (factor {in_words(factor)})"
 
 
 def is_another_size(mine: Facts, reference: Facts) -> bool:
     """Return True if a size shows that two models were not made from the same checkpoint."""
-    return any(
-        name in mine and name in reference and not is_same(mine[name], reference[name])
-        for name in SIZES
-    )
+    for name in MODEL_SIZES:
+        if name in mine and name in reference and not is_same(mine[name], reference[name]):
+            return True
+    return False
 
 
 def differing(mine: Facts, reference: Facts) -> Iterator[str]:
-    """Yield the differences between values that both models have; nothing if they have different
-    sizes.
+    """Yield the differences between values that both have; nothing if their sizes differ.
 
     A missing type of rope scaling means that nothing is scaled.  If the types differ, their
     parameters are not compared.
@@ -536,27 +590,31 @@ def differing(mine: Facts, reference: Facts) -> Iterator[str]:
     if is_another_size(mine, reference):
         return
     for name in {**reference, **mine}:
-        before, dot, last = name.rpartition(".")
-        type_name = f"{before}{dot}rope_type"
-        types = (mine.get(type_name), reference.get(type_name))
-        if UNKNOWN in types and "rope" in name:
+        kind, dot, last = name.rpartition(".")
+        prefix = f"{kind}{dot}"
+        types = (mine.get(f"{prefix}rope_type"), reference.get(f"{prefix}rope_type"))
+        same_type = types[0] == types[1]
+        if UNKNOWN_SCALING in types and "rope" in name:
             continue
         if last == "rope_type":
             may_be_none = None in types and (FROM_TENSOR in mine or FROM_TENSOR in reference)
-            if types[0] != types[1] and not may_be_none:
-                prefix = f"{before}{dot}"
-                yield f"{prefix}rope scaling {scaling_in_words(mine, prefix)} for {scaling_in_words(reference, prefix)}"
-        elif name in mine and name in reference and not is_same(mine[name], reference[name]):
-            is_parameter = last.startswith("rope ")
-            if not is_parameter or types[0] == types[1]:
-                yield difference(name, mine[name], reference[name])
+            if not same_type and not may_be_none:
+                ours = scaling_in_words(mine, prefix)
+                theirs = scaling_in_words(reference, prefix)
+                yield f"{prefix}rope scaling {ours} for {theirs}"
+            continue
+        if name not in mine or name not in reference or is_same(mine[name], reference[name]):
+            continue
+        is_parameter = last.startswith("rope ")
+        if same_type or not is_parameter:
+            yield difference(name, mine[name], reference[name])
 
 
-def stated(path: Path) -> Facts:
+def stated_facts(path: Path) -> Facts:
     """Return the values that a folder's config or a GGUF header states; InputError."""
-    return (
-        of_gguf(read_model(path)) if is_gguf(path) else of_config(CheckpointConfig.read(path).text)
-    )
+    if is_gguf(path):
+        return of_gguf(read_model(path))
+    return of_config(CheckpointConfig.read(path).text)
 
 
 def may_differ(mine: Path, reference: Path) -> bool:
@@ -565,48 +623,56 @@ def may_differ(mine: Path, reference: Path) -> bool:
     If False, the models compute the same: a value that both omit has the same default in both.
     InputError if a file is damaged.
     """
-    ours = stated(mine)
-    theirs = stated(reference)
+    ours = stated_facts(mine)
+    theirs = stated_facts(reference)
     if is_gguf(mine) and not is_gguf(reference):
         theirs = as_header(theirs, defaults=True)
-        unknown = {name for name in ours if name not in theirs}
+        unknown = ours.keys() - theirs.keys()
     elif is_gguf(reference) and not is_gguf(mine):
         ours = as_header(ours, defaults=True)
-        unknown = {name for name in theirs if name not in ours}
+        unknown = theirs.keys() - ours.keys()
     else:
         unknown = ours.keys() ^ theirs.keys()
-    return bool(unknown - {"rope_type", FROM_TENSOR}) or any(True for _ in differing(ours, theirs))
+    if unknown - {"rope_type", FROM_TENSOR}:
+        return True
+    return next(differing(ours, theirs), None) is not None
 
 
-def differences(mine: Path, reference: Path, known: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Return the values of a model that differ from its reference's, as ``rope_theta 10,000 for
-    100,000``; InputError.
+def differences(
+    mine: Path, reference: Path, filled_by_path: Mapping[Path, Mapping[str, Any]]
+) -> list[str]:
+    """Return the values of a model that differ from its reference's; InputError.
 
-    ``known``: the ``filled_facts`` of the folders among them.  Without Transformers' defaults, only
-    values that both files state are compared.
+    As ``rope_theta 10,000 for 100,000``.  ``filled_by_path``: the ``filled_facts`` of the folders
+    among them.  Without Transformers' defaults, only values that both files state are compared.
     """
     folders = [path for path in (mine, reference) if not is_gguf(path)]
-    complete = all(known.get(path) and "error" not in known[path] for path in folders)
+    complete = True
+    for path in folders:
+        values = filled_by_path.get(path)
+        if not values or "error" in values:
+            complete = False
     both = []
     for path in (mine, reference):
         if is_gguf(path):
             facts = of_gguf(read_model(path))
         elif complete:
-            facts = dict(known[path])
+            facts = dict(filled_by_path[path])
         else:
             facts = of_config(CheckpointConfig.read(path).text, hints=False)
         if len(folders) == 1 and not is_gguf(path):
             facts = as_header(facts, defaults=complete)
         both.append(facts)
-    found = list(differing(*both))
+    texts = list(differing(*both))
     if not is_another_size(*both) and head_is_embedding(mine) and not head_is_embedding(reference):
-        found.append("tie_word_embeddings true for false")
-    return found
+        texts.append("tie_word_embeddings true for false")
+    return texts
 
 
 def head_is_embedding(path: Path) -> bool:
-    """Return True if the embedding is also the head: no head is stored, or a copy of the embedding.
-    InputError.
+    """Return True if the embedding is also the head; InputError.
+
+    No head is stored then, or a copy of the embedding.
     """
     if is_gguf(path):
         return read_model(path).head == "embedding"
@@ -624,17 +690,21 @@ def head_is_embedding(path: Path) -> bool:
     embedding = ends["embedding"][0]
     if head.dtype != embedding.dtype or head.shape != embedding.shape or head.dtype not in NUMBERS:
         return False
-    of_head = stored_numbers(head)
-    of_embedding = stored_numbers(embedding)
+    head_rows = stored_numbers(head)
+    embedding_rows = stored_numbers(embedding)
     # Read one row after the other: usually the first rows differ, and the rest of the files is not
     # read.
-    return all(
-        np.array_equal(of_head[row], of_embedding[row]) for row in range(0, head.shape[0], ROW_STEP)
-    )
+    for row in range(0, head.shape[0], ROW_STEP):
+        if not np.array_equal(head_rows[row], embedding_rows[row]):
+            return False
+    return True
 
 
-def sentence(mine: Path, found: Sequence[str]) -> str:
-    """Return the line that lists the values that differ from the reference's."""
+def sentence(mine: Path, texts: Sequence[str]) -> str:
+    """Return the line with the ``differences`` of a model from its reference."""
     what = "header" if is_gguf(mine) else "config"
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{what} differs from the reference's: {', '.join(found[:SHOWN])}{more}"
+    more = ""
+    if len(texts) > MOST_DIFFERENCES:
+        more = f" and {len(texts) - MOST_DIFFERENCES} more"
+    first = ", ".join(texts[:MOST_DIFFERENCES])
+    return f"{what} differs from the reference's: {first}{more}"

@@ -1,5 +1,6 @@
-"""Values of configs and GGUF headers that differ from the reference's, and ways to write the same
-model that do not.
+"""Values of configs and GGUF headers that differ from the reference's.
+
+Other ways to write the same model do not count.
 """
 
 from __future__ import annotations
@@ -71,12 +72,15 @@ def folder(path: Path, config: dict[str, Any]) -> Path:
     return write_checkpoint(path, ENDS, config)
 
 
-def found(mine: Path, reference: Path) -> list[str]:
-    """The differences, as a run finds them: Transformers is asked only if the files may differ."""
+def run_differences(mine: Path, reference: Path) -> list[str]:
+    """Return the differences as a run does: Transformers reads files only if they may differ."""
     if not may_differ(mine, reference):
         return []
-    known = {path: filled_facts(path) for path in (mine, reference) if path.is_dir()}
-    return differences(mine, reference, known)
+    filled = {}
+    for path in (mine, reference):
+        if path.is_dir():
+            filled[path] = filled_facts(path)
+    return differences(mine, reference, filled)
 
 
 def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def test_one_changed_value(
     if change == {"rms_norm_eps": None}:
         copy = without(copy, "rms_norm_eps")
     mine = folder(tmp_path / "copy", copy)
-    assert found(mine, folder(tmp_path / "reference", config)) == expected
+    assert run_differences(mine, folder(tmp_path / "reference", config)) == expected
 
 
 OLD = {
@@ -196,20 +200,20 @@ def test_one_model_in_two_ways(
 ) -> None:
     mine = folder(tmp_path / "copy", copy)
     reference = folder(tmp_path / "reference", config)
-    assert (found(mine, reference), found(reference, mine)) == ([], [])
+    assert (run_differences(mine, reference), run_differences(reference, mine)) == ([], [])
 
 
 def test_the_language_model_of_a_multimodal_one(tmp_path: Path) -> None:
     text = {**without(LLAMA, "model_type", "architectures"), "model_type": "llama"}
-    whole = {
+    multimodal = {
         "model_type": "llava",
         "architectures": ["LlavaForConditionalGeneration"],
         "text_config": text,
     }
     mine = folder(tmp_path / "copy", {**LLAMA, "rms_norm_eps": 1e-6})
-    reference = folder(tmp_path / "reference", whole)
-    assert found(mine, reference) == ["rms_norm_eps 1e-06 for 1e-05"]
-    assert found(folder(tmp_path / "same", LLAMA), reference) == []
+    reference = folder(tmp_path / "reference", multimodal)
+    assert run_differences(mine, reference) == ["rms_norm_eps 1e-06 for 1e-05"]
+    assert run_differences(folder(tmp_path / "same", LLAMA), reference) == []
 
 
 def test_architectures_that_transformers_lacks_are_compared_by_what_both_state(
@@ -217,7 +221,9 @@ def test_architectures_that_transformers_lacks_are_compared_by_what_both_state(
 ) -> None:
     config = {**LLAMA, "model_type": "nobody_knows"}
     mine = folder(tmp_path / "copy", {**without(config, "head_dim"), "hidden_act": "gelu"})
-    assert found(mine, folder(tmp_path / "reference", config)) == ["hidden_act gelu for silu"]
+    assert run_differences(mine, folder(tmp_path / "reference", config)) == [
+        "hidden_act gelu for silu"
+    ]
 
 
 def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
@@ -225,14 +231,14 @@ def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
     reference = folder(tmp_path / "reference", LLAMA)
     without_head = {name: entry for name, entry in ENDS.items() if "lm_head" not in name}
     mine = write_checkpoint(tmp_path / "copy", without_head, {**LLAMA, "tie_word_embeddings": True})
-    known = {path: filled_facts(path) for path in (mine, reference)}
-    assert differences(mine, reference, known) == ["tie_word_embeddings true for false"]
-    assert differences(reference, mine, known) == []  # a copy may store its head separately
+    filled = {path: filled_facts(path) for path in (mine, reference)}
+    assert differences(mine, reference, filled) == ["tie_word_embeddings true for false"]
+    assert differences(reference, mine, filled) == []  # a copy may store its head separately
 
 
 def header(file: Path, architecture: str = "llama", factors: str = "", **fields: Any) -> Path:
     """Write a GGUF of LLAMA's values; ``fields`` replace them, None leaves one out."""
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "block_count": 2,
         "embedding_length": 64,
         "context_length": 8192,
@@ -243,17 +249,15 @@ def header(file: Path, architecture: str = "llama", factors: str = "", **fields:
         "rope.dimension_count": 8,
     }
     writer = gguf.GGUFWriter(file, architecture)
-    for name, value in {
-        **known,
-        **{key.replace("__", "."): value for key, value in fields.items()},
-    }.items():
-        if value is not None:
-            kind = (
-                gguf.GGUFValueType.FLOAT32
-                if isinstance(value, float)
-                else gguf.GGUFValueType.get_type(value)
-            )
-            writer.add_key_value(f"{architecture}.{name}", value, kind)
+    for name, value in fields.items():
+        values[name.replace("__", ".")] = value
+    for name, value in values.items():
+        if value is None:
+            continue
+        kind = gguf.GGUFValueType.get_type(value)
+        if isinstance(value, float):
+            kind = gguf.GGUFValueType.FLOAT32
+        writer.add_key_value(f"{architecture}.{name}", value, kind)
     for name in ("token_embd.weight", "output.weight"):
         writer.add_tensor(name, np.zeros((10, 64), np.float16))
     if factors:
@@ -267,22 +271,12 @@ def header(file: Path, architecture: str = "llama", factors: str = "", **fields:
     [
         (LLAMA, {}, []),
         (OLD, {"attention__head_count_kv": [4, 4]}, []),
-        (
-            LLAMA,
-            {"rope__freq_base": None},
-            ["rope_theta 10,000 for 500,000"],
-        ),  # llama.cpp's default
-        (
-            without(LLAMA, "rope_parameters"),
-            {"rope__freq_base": None},
-            [],
-        ),  # Transformers' default is the same
+        # llama.cpp's default, which is the same as that of Transformers
+        (LLAMA, {"rope__freq_base": None}, ["rope_theta 10,000 for 500,000"]),
+        (without(LLAMA, "rope_parameters"), {"rope__freq_base": None}, []),
         (LLAMA, {"attention__layer_norm_rms_epsilon": 1e-6}, ["rms_norm_eps 1e-06 for 1e-05"]),
-        (
-            LLAMA,
-            {"attention__head_count_kv": None},
-            ["num_key_value_heads 8 for 4"],
-        ),  # as many as heads
+        # as many as heads
+        (LLAMA, {"attention__head_count_kv": None}, ["num_key_value_heads 8 for 4"]),
         (LLAMA, {"rope__dimension_count": 4}, ["rotary dimensions 4 for 8"]),
         (LLAMA, {"rope__dimension_count": None, "attention__key_length": 8}, []),
         (
@@ -330,26 +324,21 @@ def header(file: Path, architecture: str = "llama", factors: str = "", **fields:
             {"architecture": "qwen3moe", "expert_used_count": 1},
             ["num_experts_per_tok 1 for 2"],
         ),
-        (
-            LLAMA,
-            {"embedding_length": 128, "attention__layer_norm_rms_epsilon": 1e-6},
-            [],
-        ),  # another model
+        # another model
+        (LLAMA, {"embedding_length": 128, "attention__layer_norm_rms_epsilon": 1e-6}, []),
     ],
 )
 def test_headers(
     tmp_path: Path, config: dict[str, Any], fields: dict[str, Any], expected: list[str]
 ) -> None:
-    """A header is compared with the config; as the reference, it shows the same differences the
-    other way round.
-    """
+    """A header is compared with the config; as the reference, it shows the same differences."""
     file = header(tmp_path / "model.gguf", **fields)
     reference = folder(tmp_path / "reference", config)
-    assert found(file, reference) == expected
-    assert bool(found(reference, file)) is bool(expected)
+    assert run_differences(file, reference) == expected
+    assert bool(run_differences(reference, file)) is bool(expected)
 
 
 def test_two_headers(tmp_path: Path) -> None:
-    assert found(header(tmp_path / "a.gguf"), header(tmp_path / "b.gguf", rope__freq_base=1e6)) == [
-        "rope_theta 500,000 for 1,000,000"
-    ]
+    assert run_differences(
+        header(tmp_path / "a.gguf"), header(tmp_path / "b.gguf", rope__freq_base=1e6)
+    ) == ["rope_theta 500,000 for 1,000,000"]
