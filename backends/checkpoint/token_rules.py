@@ -24,8 +24,7 @@ ORDINARY = (
     "two  spaces and a tab\there,\n\n\tand some after   ",
     "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
 )
-"""Contractions, digits, white space, code: every correct conversion tokenizes these samples
-equally."""
+"""Contractions, digits, white space, code: correct conversions tokenize these samples equally."""
 SCRIPTS = (
     "Größe, naïve café, cafe\u0301, ﬁne, Ａｂｃ１２, x², ½",
     "Быстрая лиса; Γειά σου; שלום עולם; مرحبا بالعالم ١٢٣",
@@ -33,18 +32,21 @@ SCRIPTS = (
     "汉字和「かな」カタカナ、한국어 문장。",
     "👩‍👩‍👧 🇩🇪 🙂; zero\u200bwidth, no\u00a0break",
 )
-"""Unicode's normal forms and many scripts; libraries differ in the classes of characters that they
-know."""
+"""Unicode's normal forms and many scripts.
+
+Libraries differ in the classes of characters that they know.
+"""
 PREFIXES = ("\u2581", "\u0120")
-"""The character that begins a token with a leading space, in SentencePiece's and in byte-level
-vocabularies."""
+"""The character of a leading space in tokens, in SentencePiece's and in byte-level vocabularies."""
 SPACED = chr(ord(" ") + 256)
 """The character that llama.cpp's converter writes for a space inside a part of a merge."""
 MADE = "sample_tokens"
 """Key in a row's provenance: the samples as tokenized by the engine's own tokenizer."""
 CLASSES_WITH_BOS = ("Llama", "CodeLlama", "Gemma", "Cohere")
-"""Beginnings of names of Transformers' classes that may add BOS even if config and tokenizer.json
-do not request it."""
+"""Beginnings of names of Transformers' classes that may add BOS.
+
+They do so even if config and tokenizer.json do not request it.
+"""
 SERVED = "a server of this file gives the model other tokens"
 
 
@@ -56,13 +58,12 @@ class Rules:
     adds_bos: frozenset[bool] = frozenset()  # as the files state it; two values if they disagree
     prefixes: bool | None = None  # a space is added before the text
     pre: str | None = None  # name of the pre-tokenizer in a header; "" if the header states no name
-    ids: Mapping[str, str] = field(
-        default_factory=dict
-    )  # digest of a sample -> digest of its ids without BOS
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Digest of a sample -> digest of its ids without BOS."""
 
 
 class Fault(NamedTuple):
-    """A difference between two tokenizers; ``is_sure``: some text certainly becomes other tokens."""
+    """A difference between two tokenizers; ``is_sure``: some text surely becomes other tokens."""
 
     what: str
     is_sure: bool = True
@@ -79,23 +80,28 @@ def digest(value: Any) -> str:
 
 
 def digests(ids: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Return digest of a sample -> digest of its ids; ``ids``: one list per sample of ``samples``,
-    or empty.
+    """Return digest of a sample -> digest of its ids.
+
+    ``ids``: one list per sample of ``samples``, or empty.
     """
-    return {
-        digest(text): digest(list(of_text)) for text, of_text in zip(samples(), ids, strict=False)
-    }
+    by_sample = {}
+    for text, text_ids in zip(samples(), ids, strict=False):
+        by_sample[digest(text)] = digest(list(text_ids))
+    return by_sample
 
 
 def of_tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> Rules:
-    """Return the rules of a tokenizer of the library ``tokenizers``; ``config``: its
-    tokenizer_config.json.
+    """Return the rules of a tokenizer of the library ``tokenizers``.
+
+    ``config``: its tokenizer_config.json.
     """
     model = json.loads(tokenizer.to_str())["model"]
-    merges = [pair if isinstance(pair, str) else joined(pair) for pair in model.get("merges") or ()]
+    merges = []
+    for pair in model.get("merges") or ():
+        merges.append(pair if isinstance(pair, str) else joined(pair))
     bare = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode("a")
-    adds_bos = {whole.ids[: len(bare.ids)] != bare.ids}
+    with_special = tokenizer.encode("a")
+    adds_bos = {with_special.ids[: len(bare.ids)] != bare.ids}
     if isinstance(config.get("add_bos_token"), bool):
         adds_bos.add(config["add_bos_token"])
     elif str(config.get("tokenizer_class")).startswith(CLASSES_WITH_BOS):
@@ -111,75 +117,88 @@ def joined(pair: Sequence[str]) -> str:
 
 
 def of_header(
-    fields: Mapping[str, Any], merges: Sequence[str], made: Mapping[str, Any] | None
+    fields: Mapping[str, Any], merges: Sequence[str], engine_tokens: Mapping[str, Any] | None
 ) -> Rules:
     """Return the rules in the fields of a header.
 
-    ``made``: the ``samples`` as llama.cpp tokenizes them with the file's vocabulary (digests of
-    ``ids``, and ``adds_bos``); None if unknown.
+    ``engine_tokens``: the ``samples`` as llama.cpp tokenizes them with the file's vocabulary
+    (digests of ``ids``, and ``adds_bos``); None if unknown.
     """
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token")
+    stated_bos = fields.get("tokenizer.ggml.add_bos_token")
+    ids: Mapping[str, str] = {}
+    if engine_tokens is not None:
+        stated_bos = engine_tokens["adds_bos"]
+        ids = engine_tokens["ids"]
+    adds_bos = frozenset[bool]()
+    if isinstance(stated_bos, bool):
+        adds_bos = frozenset({stated_bos})
     prefixes = fields.get("tokenizer.ggml.add_space_prefix")
     if prefixes is None and fields.get("tokenizer.ggml.model") == "llama":
         prefixes = True  # llama.cpp's default for SentencePiece
-    if made is not None:
-        adds_bos = made["adds_bos"]
-    return Rules(
-        merges,
-        frozenset({adds_bos} if isinstance(adds_bos, bool) else ()),
-        prefixes if isinstance(prefixes, bool) else None,
-        str(fields.get("tokenizer.ggml.pre") or ""),
-        made["ids"] if made is not None else {},
-    )
+    if not isinstance(prefixes, bool):
+        prefixes = None
+    pre = str(fields.get("tokenizer.ggml.pre") or "")
+    return Rules(merges, adds_bos, prefixes, pre, ids)
 
 
 def faults(mine: Rules, reference: Rules) -> Iterator[Fault]:
-    """Yield the differences between the rules of a model and of its reference, if one of them is a
-    GGUF.
-    """
-    of_merges = fault_of_merges(mine, reference)
-    cut = cut_differently(mine, reference)
+    """Yield the differences between the rules of a model and its reference, if one is a GGUF."""
     compared = bool(mine.ids.keys() & reference.ids.keys())
-    if of_merges is not None and (of_merges.is_sure or not compared):
-        yield of_merges
-    elif cut is not None:
-        is_ordinary = cut in [unicodedata.normalize("NFKC", text) for text in ORDINARY]
-        named = "" if mine.pre is None else f"its pre-tokenizer is {pre_in_words(mine.pre)}, and "
-        yield Fault(
-            f"{named}it cuts text into other tokens than the reference, such as {cut!r}",
-            is_ordinary,
-        )
-    elif (
-        not compared
-        and mine.pre is not None
-        and reference.pre is not None
-        and mine.pre != reference.pre
-    ):
-        names = f"{pre_in_words(mine.pre)}, and the reference's is {pre_in_words(reference.pre)}"
-        yield Fault(f"its pre-tokenizer is {names}")
+    fault = fault_of_tokens(mine, reference, compared=compared)
+    if fault is not None:
+        yield fault
     if mine.adds_bos and reference.adds_bos and mine.adds_bos.isdisjoint(reference.adds_bos):
-        adds = "adds" if True in mine.adds_bos else "does not add"
-        does = "does not" if True in mine.adds_bos else "does"
+        adds = "adds"
+        does = "does not"
+        if True not in mine.adds_bos:
+            adds = "does not add"
+            does = "does"
         yield Fault(f"it {adds} a BOS token before the text, and the reference {does}")
-    if (
-        not compared
-        and None not in (mine.prefixes, reference.prefixes)
-        and mine.prefixes != reference.prefixes
-    ):
-        adds = "adds" if mine.prefixes else "does not add"
-        does = "does not" if mine.prefixes else "does"
+    states_prefixes = mine.prefixes is not None and reference.prefixes is not None
+    if not compared and states_prefixes and mine.prefixes != reference.prefixes:
+        adds = "adds"
+        does = "does not"
+        if not mine.prefixes:
+            adds = "does not add"
+            does = "does"
         yield Fault(f"it {adds} a space before the text, and the reference {does}")
 
 
-def pre_in_words(name: str) -> str:
+def fault_of_tokens(mine: Rules, reference: Rules, *, compared: bool) -> Fault | None:
+    """Return why text becomes other tokens, or may; None if nothing shows that.
+
+    Merges that surely differ are the most precise reason.  ``compared``: the tokens of some samples
+    are known of both; then they decide, and not what may differ.
+    """
+    merges_fault = fault_of_merges(mine, reference)
+    if merges_fault is not None and (merges_fault.is_sure or not compared):
+        return merges_fault
+    text = cut_differently(mine, reference)
+    if text is not None:
+        is_ordinary = text in [unicodedata.normalize("NFKC", sample) for sample in ORDINARY]
+        pre = ""
+        if mine.pre is not None:
+            pre = f"its pre-tokenizer is {pre_in_words(mine.pre)}, and "
+        return Fault(
+            f"{pre}it cuts text into other tokens than the reference, such as {text!r}",
+            is_ordinary,
+        )
+    states_pre = mine.pre is not None and reference.pre is not None
+    if not compared and states_pre and mine.pre != reference.pre:
+        names = f"{pre_in_words(mine.pre)}, and the reference's is {pre_in_words(reference.pre)}"
+        return Fault(f"its pre-tokenizer is {names}")
+    return None
+
+
+def pre_in_words(name: str | None) -> str:
     """Return the name of a pre-tokenizer for messages."""
-    return repr(printable(name)) if name else "not named"
+    if not name:
+        return "not named"
+    return repr(printable(name))
 
 
 def cut_differently(mine: Rules, reference: Rules) -> str | None:
-    """Return the first sample that becomes other tokens; None if all samples agree, or if the
-    tokens are not known.
-    """
+    """Return the first sample that becomes other tokens; None if none does, or if unknown."""
     for text in samples():
         key = digest(text)
         if key in mine.ids and key in reference.ids and mine.ids[key] != reference.ids[key]:
@@ -198,18 +217,21 @@ def fault_of_merges(mine: Rules, reference: Rules) -> Fault | None:
     theirs = list(reference.merges)
     if not ours or not theirs or ours == theirs:
         return None
-    made = {merge.replace(" ", "", 1) for merge in ours}
-    wanted = {merge.replace(" ", "", 1) for merge in theirs}
-    if lacking := wanted - made:
-        first = next(merge for merge in theirs if merge.replace(" ", "", 1) in lacking)
-        return Fault(
-            f"it lacks {amount(len(lacking), 'merge')} of the reference, such as {printable(first)!r}"
-        )
-    if more := made - wanted:
-        first = next(merge for merge in ours if merge.replace(" ", "", 1) in more)
-        return Fault(
-            f"it has {amount(len(more), 'merge')} that the reference lacks, such as {printable(first)!r}"
-        )
+    our_tokens = {merged(merge) for merge in ours}
+    their_tokens = {merged(merge) for merge in theirs}
+    for merge in theirs:
+        if merged(merge) not in our_tokens:
+            count = amount(len(their_tokens - our_tokens), "merge")
+            return Fault(f"it lacks {count} of the reference, such as {printable(merge)!r}")
+    for merge in ours:
+        if merged(merge) not in their_tokens:
+            count = amount(len(our_tokens - their_tokens), "merge")
+            return Fault(f"it has {count} that the reference lacks, such as {printable(merge)!r}")
     return Fault(
         "its merges are in another order than the reference's, or of other parts", is_sure=False
     )
+
+
+def merged(merge: str) -> str:
+    """Return the token that a merge makes."""
+    return merge.replace(" ", "", 1)

@@ -1,5 +1,4 @@
-"""Read a model's tokenizer, special tokens and chat template, which the doctor compares with the
-reference's.
+"""Read a model's tokenizer, special tokens and chat template, which the doctor compares.
 
 Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of ``SAMPLES``
 are compared, not the rules.  A special token is read as text (tokenizer_config.json) and as ids
@@ -23,7 +22,9 @@ from .folder import Checkpoint
 from .gguf import TOKENS, GgufModel
 from .token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
 
-FILE, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 IDS = ("bos_token_id", "eos_token_id")
 SAMPLES = (*ORDINARY, *SCRIPTS)
@@ -33,8 +34,10 @@ No sample begins with a space: Transformers 5 saves Llama 2 with rules that diff
 texts.
 """
 TEMPLATE = "chat_template.jinja"
-PIECES, PIECE = 32, 4096
-"""``follow_file`` compares about ``PIECES`` pieces of the texts, each of ``PIECE`` characters."""
+PIECES = 32
+"""Approximate number of pieces of texts that ``follow_file`` compares."""
+PIECE = 4096
+"""Largest number of characters of a piece."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +54,24 @@ class Tokens:
 
 
 def of_folder(folder: Path) -> Tokens:
-    """The tokens of a Hugging Face folder; InputError for a damaged file."""
+    """Return the tokens of a Hugging Face folder; InputError for a damaged file."""
     checkpoint = Checkpoint(folder)
     config = checkpoint.json(CONFIG)
-    stated = {name: config[name] for name in SPECIAL if config.get(name) is not None}
-    # A special token may be an object that contains the text.
-    special = {
-        name: token.get("content") if isinstance(token, Mapping) else token
-        for name, token in stated.items()
-    }
-    for name in ("config.json", GENERATION):
-        ids = checkpoint.json(name)
-        special |= {f"{name}: {key}": ids[key] for key in IDS if ids.get(key) is not None}
+    special = special_tokens(checkpoint, config)
     template = config.get("chat_template")
     if exists(folder / TEMPLATE):
         template = read_bytes(folder / TEMPLATE).decode(errors="replace")
     elif isinstance(template, list):  # several, by name
         template = json.dumps(template, sort_keys=True)
-    found = Tokens(FILE, special=special, template=stripped(template))
+    tokens = Tokens(FILE, special=special, template=stripped(template))
     if not exists(folder / FILE):
-        return found
+        return tokens
     tokenizer = of_file(folder)
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
     merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
     encoded = [tokenizer.encode(text).ids for text in SAMPLES]
     return replace(
-        found,
+        tokens,
         vocabulary=vocabulary,
         merges=merges,
         encoded=encoded,
@@ -84,10 +79,25 @@ def of_folder(folder: Path) -> Tokens:
     )
 
 
+def special_tokens(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a folder's special tokens, as text and as ids; ``config``: tokenizer_config.json."""
+    special = {}
+    for name in SPECIAL:
+        token = config.get(name)
+        if isinstance(token, Mapping):  # an object that contains the text
+            special[name] = token.get("content")
+        elif token is not None:
+            special[name] = token
+    for file in ("config.json", GENERATION):
+        ids = checkpoint.json(file)
+        for key in IDS:
+            if ids.get(key) is not None:
+                special[f"{file}: {key}"] = ids[key]
+    return special
+
+
 def of_file(folder: Path) -> Any:
-    """Return the tokenizer of tokenizer.json as the library ``tokenizers`` reads it; InputError if
-    it cannot.
-    """
+    """Return the tokenizer of tokenizer.json as the library ``tokenizers`` reads it; InputError."""
     from tokenizers import Tokenizer
 
     try:
@@ -100,31 +110,33 @@ def of_file(folder: Path) -> Any:
 
 
 def stripped(template: Any) -> str | None:
-    """A chat template without white space around it; None if it is not a text."""
-    return template.strip() if isinstance(template, str) else None
+    """Return a chat template without white space around it; None if it is not a text."""
+    if not isinstance(template, str):
+        return None
+    return template.strip()
 
 
-def of_gguf(model: GgufModel, made: Mapping[str, Any] | None = None) -> Tokens:
-    """The tokens of a GGUF model: special ones, and ordinary ones if its strings are those of a
-    tokenizer.json.
+def of_gguf(model: GgufModel, engine_tokens: Mapping[str, Any] | None = None) -> Tokens:
+    """Return the tokens of a GGUF model.
 
-    ``made``: what llama.cpp makes of the samples of ``token_rules``; None if it is not installed.
+    Ordinary tokens are absent if its strings are not those of a tokenizer.json.  ``engine_tokens``:
+    what llama.cpp makes of the samples of ``token_rules``; None if it is not installed.
     """
-    tokens, special = model.field(TOKENS, list) or [], {}
+    strings = model.field(TOKENS, list) or []
+    special = {}
     for key in IDS:
         number = model.field(f"tokenizer.ggml.{key}", int)
-        if number is not None and number < len(tokens):
-            special[key.removesuffix("_id")] = tokens[number].decode(errors="replace")
+        if number is not None and number < len(strings):
+            special[key.removesuffix("_id")] = strings[number].decode(errors="replace")
     template = stripped(model.fields.get("tokenizer.chat_template"))
-    rules = of_header(model.fields, model.merges(), made)
+    rules = of_header(model.fields, model.merges(), engine_tokens)
     return Tokens(
         "tokenizer.ggml", model.vocabulary(), special=special, template=template, rules=rules
     )
 
 
 def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str, ...]:
-    """Give a tokenizer of Transformers the rules of its tokenizer.json if its own rules make
-    different tokens of texts.
+    """Give a tokenizer of Transformers the rules of its file if its own make other tokens of texts.
 
     Transformers chooses a class by the configs, and some classes replace rules of the file.  For
     example, Llama's class with a byte-level file loses all spaces.  Special tokens, BOS and the
@@ -132,74 +144,84 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
     because classes treat a leading space differently on purpose.  Returns notes if the tokens
     differ, and if decoding the tokens does not restore the text.
     """
-    some = [text for text in texts if text.strip()]
-    some = some[:: len(some) // PIECES + 1]
-    step = sum(map(len, some)) // PIECES + 1
-    pieces = [
-        text[at : at + PIECE].strip()
-        for text in some
-        for at in range(0, len(text), max(step, PIECE))
-    ]
-    notes, file, own = list[str](), None, [list[int]() for _ in pieces]
-    with suppress(
-        Exception
-    ):  # the class cannot read this vocabulary; tokenizers raises no narrower class
-        own = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
+    pieces = pieces_of(texts)
+    notes = []
+    ids: list[list[int]] = [[] for _ in pieces]
+    # The class may not be able to read this vocabulary; tokenizers raises no narrower class.
+    with suppress(Exception):
+        ids = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
+    normalizer = None
     if tokenizer.is_fast and exists(folder / FILE):
         file = of_file(folder)
         file.add_tokens(list(tokenizer.added_tokens_decoder.values()))
-        filed = [file.encode(piece, add_special_tokens=False).ids for piece in pieces]
-        if filed != own:
+        file_ids = [file.encode(piece, add_special_tokens=False).ids for piece in pieces]
+        if file_ids != ids:
             for part in ("normalizer", "pre_tokenizer", "model", "decoder"):
                 setattr(tokenizer.backend_tokenizer, part, getattr(file, part))
-            counts = [sum(map(len, each)) for each in (own, filed)]
+            class_count = sum(map(len, ids))
+            file_count = sum(map(len, file_ids))
             notes.append(
-                f"tokens are those of {FILE}: Transformers' {type(tokenizer).__name__} reads it differently, "
-                f"{counts[0]:,} tokens instead of {counts[1]:,} in a sample; software that loads the "
-                "tokenizer by its class gives the model other tokens"
+                f"tokens are those of {FILE}: Transformers' {type(tokenizer).__name__} reads it "
+                f"differently, {class_count:,} tokens instead of {file_count:,} in a sample; "
+                "software that loads the tokenizer by its class gives the model other tokens"
             )
-            own = filed
-    changes = file.normalizer.normalize_str if file is not None and file.normalizer else str
-    if any(
-        loses_text(tokenizer, ids, changes(piece)) for ids, piece in zip(own, pieces, strict=True)
-    ):
-        notes.append(
-            "the tokenizer's tokens do not give the text back: it loses spaces or characters"
-        )
+            ids = file_ids
+        normalizer = file.normalizer
+    for piece, piece_ids in zip(pieces, ids, strict=True):
+        text = piece
+        if normalizer:
+            text = normalizer.normalize_str(piece)
+        if loses_text(tokenizer, piece_ids, text):
+            notes.append(
+                "the tokenizer's tokens do not give the text back: it loses spaces or characters"
+            )
+            break
     return tuple(notes)
 
 
+def pieces_of(texts: Sequence[str]) -> list[str]:
+    """Return about ``PIECES`` pieces of texts, spread over them, without white space around."""
+    some = [text for text in texts if text.strip()]
+    some = some[:: len(some) // PIECES + 1]
+    step = sum(map(len, some)) // PIECES + 1
+    pieces = []
+    for text in some:
+        for start in range(0, len(text), max(step, PIECE)):
+            pieces.append(text[start : start + PIECE].strip())
+    return pieces
+
+
 def class_notes(folder: Path) -> tuple[str, ...]:
-    """Return the notes of ``follow_file`` on ``SAMPLES``; empty if Transformers does not load the
-    tokenizer.
-    """
+    """Return the notes of ``follow_file`` on ``SAMPLES``; none if the tokenizer does not load."""
     from transformers import AutoTokenizer
 
-    with suppress(Exception):  # Transformers and its classes raise their own errors
-        return follow_file(
-            AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder, SAMPLES
-        )
+    # Transformers and its classes raise their own errors.
+    with suppress(Exception):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return follow_file(tokenizer, folder, SAMPLES)
     return ()
 
 
 def loses_text(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
-    """Return True if decoded tokens lack spaces or characters of a normalized text; False if it has
-    unknown tokens.
+    """Return True if decoded tokens lack spaces or characters of a normalized text.
+
+    False if there are unknown tokens, or if the tokenizer has no decoder.
     """
-    if tokenizer.unk_token_id in ids or (
-        tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None
-    ):
+    if tokenizer.unk_token_id in ids:
+        return False
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
         return False
     decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    before, after = words_in(text), words_in(decoded)
+    before = words_in(text)
+    after = words_in(decoded)
     return "".join(before) != "".join(after) or len(after) < len(before)
 
 
 def words_in(text: str) -> list[str]:
-    """Return the words of a text without what normal forms change: case, compatible and invisible
-    characters.
-    """
+    """Return the words of a text without what normal forms change: case and some characters."""
     plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ")
-    return "".join(
-        each for each in plain if each.isspace() or unicodedata.category(each)[0] != "C"
-    ).split()
+    visible = []
+    for character in plain:
+        if character.isspace() or not unicodedata.category(character).startswith("C"):
+            visible.append(character)
+    return "".join(visible).split()

@@ -1,5 +1,6 @@
-"""Rules by which a GGUF cuts text into tokens: merges, pre-tokenizer, BOS and prefix, against a
-tokenizer.json.
+"""Rules by which a GGUF cuts text into tokens, compared with a tokenizer.json.
+
+These are merges, pre-tokenizer, BOS and prefix.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 
 def tokenizer(folder: Path, *, bos: bool = False) -> Path:
-    made = Tokenizer(models.BPE({token: number for number, token in enumerate(VOCABULARY)}, MERGES))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    ids = {token: number for number, token in enumerate(VOCABULARY)}
+    bpe = Tokenizer(models.BPE(ids, MERGES))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if bos:
-        made.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
-    made.save(str(folder / "tokenizer.json"))
+        bpe.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    bpe.save(str(folder / "tokenizer.json"))
     return folder
 
 
 def header(file: Path, **fields: Any) -> Path:
-    """Write the vocabulary of ``reference`` as a GGUF; ``fields`` replace parts of it, None leaves
-    one out.
+    """Write the vocabulary of ``reference`` as a GGUF.
+
+    ``fields`` replace parts of it; None leaves one out.
     """
-    known = {
+    values = {
         "pre": "gpt-2",
         "merges": PLAIN,
         "add_bos_token": False,
@@ -65,18 +68,17 @@ def header(file: Path, **fields: Any) -> Path:
         "add_space_prefix": writer.add_add_space_prefix,
     }
     for name, add in adding.items():
-        if known[name] is not None:
-            add(known[name])
+        if values[name] is not None:
+            add(values[name])
     finish_gguf(writer, tensors=False)
     return file
 
 
-def found(file: Path, reference: Tokens, made: Any = None) -> list[tuple[str, str]]:
-    """(severity, text) of the doctor's findings on a GGUF."""
-    return [
-        (each.severity, each.what)
-        for each in differing_tokens(of_gguf(read_model(file), made), reference)
-    ]
+def findings_on(file: Path, reference: Tokens, engine_tokens: Any = None) -> list[tuple[str, str]]:
+    """Return (severity, text) of the doctor's findings on a GGUF."""
+    tokens = of_gguf(read_model(file), engine_tokens)
+    findings = differing_tokens(tokens, reference)
+    return [(finding.severity, finding.what) for finding in findings]
 
 
 CASES = [
@@ -104,19 +106,23 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "severity", "said"), CASES)
+@pytest.mark.parametrize(("fields", "severity", "expected"), CASES)
 def test_rules_in_a_header(
-    tmp_path: Path, reference: Tokens, fields: dict[str, Any], severity: str | None, said: str
+    tmp_path: Path, reference: Tokens, fields: dict[str, Any], severity: str | None, expected: str
 ) -> None:
-    findings = found(header(tmp_path / "model.gguf", **fields), reference)
-    assert [each for each, _ in findings] == ([severity] if severity else [])
-    assert all(said in text for _, text in findings)
+    findings = findings_on(header(tmp_path / "model.gguf", **fields), reference)
+    if severity is None:
+        assert findings == []
+        return
+    ((actual, text),) = findings
+    assert actual == severity
+    assert expected in text
 
 
 def test_a_reference_with_bos(tmp_path: Path) -> None:
     adding = of_folder(tokenizer(tmp_path, bos=True))
-    assert found(header(tmp_path / "a.gguf", add_bos_token=True), adding) == []
-    ((severity, text),) = found(header(tmp_path / "b.gguf"), adding)
+    assert findings_on(header(tmp_path / "a.gguf", add_bos_token=True), adding) == []
+    ((severity, text),) = findings_on(header(tmp_path / "b.gguf"), adding)
     assert severity == "wrong"
     assert "does not add a BOS token" in text
 
@@ -129,40 +135,43 @@ def test_a_config_that_names_a_class_with_bos_is_not_sure(
         '{"tokenizer_class": "LlamaTokenizerFast"}'
     )
     file = header(tmp_path / "model.gguf", add_bos_token=True)
-    assert found(file, of_folder(tmp_path)) == []
+    assert findings_on(file, of_folder(tmp_path)) == []
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}'
     )
-    assert found(file, of_folder(tmp_path)) == []  # its own config and tokenizer.json disagree
+    assert (
+        findings_on(file, of_folder(tmp_path)) == []
+    )  # its own config and tokenizer.json disagree
 
 
 def test_pre_tokenizers_of_two_headers(tmp_path: Path) -> None:
     one = header(tmp_path / "one.gguf", pre=None)
     other = of_gguf(read_model(header(tmp_path / "other.gguf")))
-    ((severity, text),) = found(one, other)
+    ((severity, text),) = findings_on(one, other)
     assert severity == "wrong"
     assert "its pre-tokenizer is not named, and the reference's is 'gpt-2'" in text
 
 
 def test_tokens_of_samples(tmp_path: Path, reference: Tokens) -> None:
-    """An ordinary text with other tokens is wrong; libraries know rare characters differently well."""
-    made = {"ids": dict(reference.rules.ids), "adds_bos": False}
+    """An ordinary text with other tokens is wrong; libraries differ in rare characters."""
+    ids = dict(reference.rules.ids)
+    tokens = {"ids": ids, "adds_bos": False}
     file = header(tmp_path / "model.gguf", merges=[*PLAIN[1:], PLAIN[0]])
-    assert found(file, reference, made) == []  # other merges that make the same tokens
-    for at, severity in ((0, "wrong"), (-1, "warning")):
-        others = {**made["ids"], [*made["ids"]][at]: "0"}
-        assert [each for each, _ in found(file, reference, {**made, "ids": others})] == [severity]
+    assert findings_on(file, reference, tokens) == []  # other merges that make the same tokens
+    for index, severity in ((0, "wrong"), (-1, "warning")):
+        sample = list(ids)[index]
+        tokens["ids"] = {**ids, sample: "0"}
+        ((actual, _),) = findings_on(file, reference, tokens)
+        assert actual == severity
 
 
 @runs_llama_cpp
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({}, ""),
-        (
-            {"add_bos_token": None, "add_space_prefix": True},
-            "",
-        ),  # llama.cpp's defaults; it adds no space in BPE
+        # llama.cpp's defaults; it adds no space in BPE.
+        ({"add_bos_token": None, "add_space_prefix": True}, ""),
         ({"pre": "default"}, "its pre-tokenizer is 'default', and it cuts text into other tokens"),
         ({"pre": "qwen2"}, "its pre-tokenizer is 'qwen2', and it cuts text into other tokens"),
         ({"add_bos_token": True}, "adds a BOS token"),
@@ -170,11 +179,15 @@ def test_tokens_of_samples(tmp_path: Path, reference: Tokens) -> None:
     ],
 )
 def test_tokens_that_llama_cpp_makes(
-    tmp_path: Path, reference: Tokens, fields: dict[str, Any], said: str
+    tmp_path: Path, reference: Tokens, fields: dict[str, Any], expected: str
 ) -> None:
     file = header(tmp_path / "model.gguf", **fields)
-    made = LlamacppEngine.tokens(file, samples())
-    assert made is not None
-    findings = found(file, reference, {**made, "ids": digests(made["ids"])})
-    assert [severity for severity, _ in findings] == (["wrong"] if said else [])
-    assert all(said in text for _, text in findings)
+    tokens = LlamacppEngine.tokens(file, samples())
+    assert tokens is not None
+    findings = findings_on(file, reference, {**tokens, "ids": digests(tokens["ids"])})
+    if not expected:
+        assert findings == []
+        return
+    ((severity, text),) = findings
+    assert severity == "wrong"
+    assert expected in text
