@@ -1,5 +1,4 @@
-"""Hostile input for the tests in tests/fuzz: documents that hypothesis damages, and the allowed
-behaviour of a reader.
+"""Hostile input for the tests in tests/fuzz, and the allowed behaviour of a reader.
 
 ``FUZZ_EXAMPLES`` is the number of cases of each test; without it, each test has a few cases, always
 the same.
@@ -26,7 +25,8 @@ CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 FEW = 50
 PATIENCE = 60
 """Seconds after which a reader counts as hanging."""
-DIGITS, DEEP = "5,000 digits", "3,000 brackets"
+DIGITS = "5,000 digits"
+DEEP = "3,000 brackets"
 """Placeholders for values that Python's json cannot write."""
 VALUES: tuple[Any, ...] = (
     None,
@@ -100,39 +100,42 @@ def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
 
 
 randoms = st.randoms(use_true_random=True)
-"""Seeds of Python's generator; hypothesis prefers small numbers, and would only damage the
-beginning of a document."""
+"""Seeds of Python's generator.
+
+hypothesis prefers small numbers, and would only damage the beginning of a document.
+"""
 
 
 def damaged(document: Any, random: Random) -> bytes:
-    """Return JSON of a document with one to three changed places, sometimes also with damaged
-    bytes.
-    """
-    found = json.loads(json.dumps(document))
+    """Return JSON of a document with one to three changed places, sometimes with damaged bytes."""
+    copied = json.loads(json.dumps(document))
     for _ in range(random.randint(1, 3)):
-        found = changed(found, random)
-    text = json.dumps(found, ensure_ascii=random.random() < 0.7)
-    text = text.replace(json.dumps(DIGITS), "9" * 5000).replace(
-        json.dumps(DEEP), "[" * 3000 + "]" * 3000
-    )
+        copied = changed(copied, random)
+    text = json.dumps(copied, ensure_ascii=random.random() < 0.7)
+    text = text.replace(json.dumps(DIGITS), "9" * 5000)
+    text = text.replace(json.dumps(DEEP), "[" * 3000 + "]" * 3000)
     content = text.encode(errors="surrogatepass")
-    return damaged_bytes(content, random) if random.random() < 0.05 else content
+    if random.random() < 0.05:
+        return damaged_bytes(content, random)
+    return content
 
 
 def changed(document: Any, random: Random) -> Any:
-    """Return a document with one changed place: its value is replaced, deleted, repeated, or copied
-    from elsewhere.
+    """Return a document with one changed place.
+
+    Its value is replaced, deleted, repeated, or copied from another place.
     """
     places = places_in(document)
     value = copy.deepcopy(random.choice(VALUES))
     if not places or random.random() < 0.01:
         return value
-    (holder, step), (inner, other) = random.choice(places), random.choice(places)
+    holder, step = random.choice(places)
+    other_holder, other_step = random.choice(places)
     kind = random.randint(0, 9)
     if kind == 0:
         del holder[step]
     elif kind == 1:
-        holder[step] = copy.deepcopy(inner[other])
+        holder[step] = copy.deepcopy(other_holder[other_step])
     elif kind == 2 and isinstance(holder, dict):
         holder[random.choice(NAMES)] = value
     elif kind == 2:
@@ -145,41 +148,41 @@ def changed(document: Any, random: Random) -> Any:
 def places_in(document: Any) -> list[tuple[Any, Any]]:
     """Return (object or list, key or index) of every value in a document, from the outside in."""
     holders = [document] if isinstance(document, dict | list) else []
-    found = []
+    places = []
     for holder in holders:  # the list grows in the loop
         steps = list(holder) if isinstance(holder, dict) else range(len(holder))
-        found += [(holder, step) for step in steps]
-        holders += [holder[step] for step in steps if isinstance(holder[step], dict | list)]
-    return found
+        for step in steps:
+            places.append((holder, step))
+            if isinstance(holder[step], dict | list):
+                holders.append(holder[step])
+    return places
 
 
 def damaged_bytes(content: bytes, random: Random) -> bytes:
     """Return the bytes with some of them changed, missing or inserted."""
-    found = bytearray(content)
+    data = bytearray(content)
     for _ in range(random.randint(1, 4)):
-        at, kind = random.randint(0, len(found)), random.randint(0, 4)
+        at = random.randint(0, len(data))
+        kind = random.randint(0, 4)
         if kind == 0:
-            del found[at:]
+            del data[at:]
         elif kind == 1:
-            del found[at : at + random.randint(1, 16)]
+            del data[at : at + random.randint(1, 16)]
         elif kind == 2:
-            found[at:at] = random.choice(INSERTED)
+            data[at:at] = random.choice(INSERTED)
         elif kind == 3:
-            size, value = (
-                random.choice([1, 2, 4, 8]),
-                random.choice([*NUMBERS, random.randint(0, 300)]),
-            )
-            found[at : at + size] = (value % 256**size).to_bytes(size, "little")
-        elif at < len(found):
-            found[at] ^= 1 << random.randint(0, 7)
-    return bytes(found)
+            size = random.choice([1, 2, 4, 8])
+            value = random.choice([*NUMBERS, random.randint(0, 300)])
+            data[at : at + size] = (value % 256**size).to_bytes(size, "little")
+        elif at < len(data):
+            data[at] ^= 1 << random.randint(0, 7)
+    return bytes(data)
 
 
 def answer_of(reader: Callable[[], Any]) -> Any:
-    """Return a reader's result, or None if it refuses with one printable line.  Any other exception
-    is a failure.
+    """Return a reader's result, or None if it refuses with one printable line.
 
-    TimeoutError if the reader hangs.
+    Any other exception is a failure.  TimeoutError if the reader hangs.
     """
 
     def hangs(*_: Any) -> None:
@@ -203,9 +206,9 @@ def bounded_answer_of(reader: Callable[[], Any], size: int) -> Any:
     """``answer_of`` for a reader that may allocate 50 times ``size`` bytes plus 5 MB."""
     tracemalloc.start()
     try:
-        found = answer_of(reader)
+        answer = answer_of(reader)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak <= 50 * size + 5_000_000, f"{peak:,} bytes for {size:,}"
-    return found
+    return answer
