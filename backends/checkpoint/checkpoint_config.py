@@ -125,8 +125,8 @@ class CheckpointConfig:
         legacy = folder / LEGACY_FILE
         if lacks_schemes and exists(legacy):
             # The file does not name its method.
-            stated = {"quant_method": "modelopt", **read_object(legacy, strict=False)}
-            return cls(config.raw, stated)
+            quantization = {"quant_method": "modelopt", **read_object(legacy, strict=False)}
+            return cls(config.raw, quantization)
         return config
 
     @cached_property
@@ -152,8 +152,8 @@ class CheckpointConfig:
     @property
     def dtype(self) -> str | None:
         """The dtype of unquantized weights; None if not stated."""
-        stated = self.text.get("dtype", self.text.get("torch_dtype"))
-        return stated if isinstance(stated, str) else None
+        dtype = self.text.get("dtype", self.text.get("torch_dtype"))
+        return dtype if isinstance(dtype, str) else None
 
     @property
     def hidden_layers(self) -> int | None:
@@ -523,7 +523,11 @@ def unpadded(size: int, multiple: int, sizes: frozenset[int], otherwise: int = 0
 
     0 if several sizes do, ``otherwise`` if no size does.
     """
-    candidates = [known for known in sizes if -(-known // multiple) * multiple == size]
+    candidates = []
+    for candidate in sizes:
+        padded = -(-candidate // multiple) * multiple
+        if padded == size:
+            candidates.append(candidate)
     if not candidates:
         return otherwise
     if len(candidates) > 1:
