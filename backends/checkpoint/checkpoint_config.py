@@ -124,7 +124,7 @@ class CheckpointConfig:
             lacks_schemes = not quantization.get("quantized_layers")
         legacy = folder / LEGACY_FILE
         if lacks_schemes and exists(legacy):
-            # The file does not name its method.
+            # ModelOpt's file does not name its method.
             quantization = {"quant_method": "modelopt", **read_object(legacy, strict=False)}
             return cls(config.raw, quantization)
         return config
@@ -175,6 +175,7 @@ class CheckpointConfig:
         length = self.stated_context
         kind = scaling_type(self.rope_scaling)
         factor: Any = self.rope_scaling.get("factor")
+        # A factor of 1e300 would be an infinite context.
         if length is None or type(factor) not in (int, float) or not 0 < factor < 1e9:
             return length
         if kind == "yarn":
@@ -425,6 +426,7 @@ def wrong_number(key: str, value: Any, *, strict: bool) -> str:
         most = OPTIONAL_SIZES[key]
     else:
         return ""
+    # A list has one number for each layer.
     numbers = [value]
     if value is None:
         numbers = []
@@ -466,6 +468,7 @@ def rope(config: CheckpointConfig, context: int) -> dict[str, Any]:
         if not kind:
             continue
         original = scaling.get(ORIGINAL_CONTEXT, config.text.get(ORIGINAL_CONTEXT))
+        # Without one, Transformers computes these two from the stated context.
         if original is None and kind in ("yarn", "dynamic"):
             original = config.stated_context
         return scaling_json(kind, scaling.get("factor"), original, context)

@@ -225,7 +225,8 @@ def differences(
     that are stored as one (``split_targets``).
     """
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    n_stored = Counter(renamed.values())  # a stack of experts has many
+    # How many stored tensors make one of the model: for a stack of experts, one per expert.
+    n_stored = Counter(renamed.values())
     loaded = {stored[name].module for name, target in renamed.items() if target in expected}
     misfits = misfits_of(model, stored, renamed, expected, loaded)
     absent = absent_tensors(model, expected, {*n_stored, *tied(model), *split_names})

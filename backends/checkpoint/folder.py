@@ -160,7 +160,8 @@ def storage_of(folder: Path, override_tensors: Sequence[Path] = ()) -> Storage:
     try:
         layer_bits, layer_weights = total(by_role["layer"], config, "layer")
         head_bits, head_weights = total(by_role["head"], config, "head")
-        if not head_bits and not head_weights:  # a tied head
+        # A tied head is not stored; it has the bits of the embedding.
+        if not head_bits and not head_weights:
             head_bits, head_weights = total(by_role["embedding"], config, "embedding")
     except UnsizedError as error:
         return Storage(note=str(error))

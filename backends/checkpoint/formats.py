@@ -212,6 +212,7 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)
     is_float = weight.dtype in FLOATS
+    # Floats need no scale, so that this is an unknown format.
     if is_float and "scale" in parts:
         return NOT_KNOWN
     if not is_float and not weight.dtype.startswith("F8_E"):
@@ -347,6 +348,7 @@ def _qweight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
         possible_bits.add(packed.shape[0] * 32 / indices.numel)
     if len(possible_bits) > 1:
         return NOT_KNOWN
+    # The shapes decide: a config may have other bits for some layers.
     bits: float | None = config.bits
     if possible_bits:
         bits = possible_bits.pop()

@@ -321,6 +321,7 @@ def of_scaling(parameters: Mapping[str, Any], context: Any, text: Mapping[str, A
         if key not in NOT_SCALING and value is not None and value != ROPE_DEFAULTS.get(key):
             facts[f"rope {key}"] = value
     original = "rope original_max_position_embeddings"
+    # A linear scaling divides all positions by its factor alone.
     if kind == "linear":
         facts.pop(original, None)
     elif original not in facts:
@@ -443,7 +444,7 @@ def header_scaling(model: GgufModel) -> Facts:
         return {"rope_type": "llama3", FROM_TENSOR: True}
     kind = header_value(model, "{}.rope.scaling.type")
     factor = header_value(model, "{}.rope.scaling.factor")
-    if factor is None:
+    if factor is None:  # older files have this key
         factor = header_value(model, "{}.rope.scale_linear")
         kind = kind or "linear"
     if kind in (None, "none") or not is_number(factor) or factor in (0, 1):
@@ -597,6 +598,7 @@ def differing(mine: Facts, reference: Facts) -> Iterator[str]:
         if UNKNOWN_SCALING in types and "rope" in name:
             continue
         if last == "rope_type":
+            # A tensor of factors may have another reason than a scaling.
             may_be_none = None in types and (FROM_TENSOR in mine or FROM_TENSOR in reference)
             if not same_type and not may_be_none:
                 ours = scaling_in_words(mine, prefix)

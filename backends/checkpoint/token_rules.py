@@ -105,6 +105,7 @@ def of_tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> Rules:
     if isinstance(config.get("add_bos_token"), bool):
         adds_bos.add(config["add_bos_token"])
     elif str(config.get("tokenizer_class")).startswith(CLASSES_WITH_BOS):
+        # Not known: the class decides, not the file.
         adds_bos = {True, False}
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in samples()]
     prefixes = bool(bare.tokens) and bare.tokens[0].startswith(PREFIXES)

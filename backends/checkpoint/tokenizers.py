@@ -153,6 +153,7 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
     normalizer = None
     if tokenizer.is_fast and exists(folder / FILE):
         file = of_file(folder)
+        # Special tokens stay as loaded, also those that the file lacks.
         file.add_tokens(list(tokenizer.added_tokens_decoder.values()))
         file_ids = [file.encode(piece, add_special_tokens=False).ids for piece in pieces]
         if file_ids != ids:
