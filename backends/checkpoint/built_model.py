@@ -18,7 +18,8 @@ def meta_model(checkpoint: Checkpoint) -> Any:
 
     config = transformers.AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     # ``stored_tensors`` has the names of an unquantized checkpoint.
-    for part_of_config in (config, getattr(config, "text_config", None)):
+    nested: list[Any] = [config, getattr(config, "text_config", None)]
+    for part_of_config in nested:
         if getattr(part_of_config, "quantization_config", None) is not None:
             del part_of_config.quantization_config
     class_name = next(iter(config.architectures or ()), "")

@@ -215,7 +215,7 @@ class CheckpointConfig:
         DeepSeek-V4 states the format of its experts outside, in ``expert_dtype`` ("fp4" by default,
         as in vLLM), which is added here.
         """
-        candidates = [self.legacy_quantization]
+        candidates: list[Any] = [self.legacy_quantization]
         for key in QUANTIZATION:
             candidates += [self.text.get(key), self.raw.get(key)]
         for candidate in candidates:
@@ -251,7 +251,7 @@ class CheckpointConfig:
         layer_numbers = 0  # of one layer and token; 0 if unknown
         if not any(self.text.get(key) for key in UNEQUAL_CACHES):
             layer_numbers = (self.kv_numbers or 0) // n_layers
-        layer_types = self.text.get("layer_types")
+        layer_types: Any = self.text.get("layer_types")
         states_types = isinstance(layer_types, list)
         window = self._integer("sliding_window")
         uses_window = window is not None and self.text.get("use_sliding_window") is not False
