@@ -46,18 +46,24 @@ NUMBERS = {
     12: "d",
 }
 """GGUF's number of a field's type -> ``struct``'s code."""
-STRING, ARRAY = 8, 9
-TOKENS, TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+STRING = 8
+ARRAY = 9
+TOKENS = "tokenizer.ggml.tokens"
+TOKEN_TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-NORMAL, BYTE = 1, 6
-"""Token types with the strings of the HF vocabulary; converters change the spaces of user-defined
-ones."""
+ORDINARY = (1, 6)
+"""Types of normal tokens and bytes, whose strings are those of the HF vocabulary.
+
+Converters change the spaces of user-defined tokens.
+"""
 AS_IN_HF = {"gpt2", "llama"}
-"""Tokenizers with the token strings of the HF vocabulary (byte-level BPE, SentencePiece; not
-WordPiece)."""
+"""Tokenizers with the token strings of the HF vocabulary.
+
+They are byte-level BPE and SentencePiece; WordPiece has other strings.
+"""
 TYPES = {
     0: ("f32", 1, 4),
     1: ("f16", 1, 2),
@@ -95,7 +101,8 @@ TYPES = {
     41: ("q1_0", 128, 18),
 }
 """ggml's number of a type -> its name, and the elements and bytes of a block."""
-LONG_FACTORS, ORIGINAL = "rope_factors_long", "{}.rope.scaling.original_context_length"
+LONG_FACTORS = "rope_factors_long"
+ORIGINAL = "{}.rope.scaling.original_context_length"
 T = TypeVar("T")
 TOWERS = ("v.", "a.", "mm.", "resampler.")
 ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
@@ -120,17 +127,17 @@ class GgufTensor(NamedTuple):
 class GgufHeader(NamedTuple):
     """The header of one file."""
 
-    fields: dict[
-        str, Any
-    ]  # by name; the tokens are kept as bytes, other arrays of strings are None
+    # by name; the tokens are bytes, other arrays of strings are None
+    fields: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
     digest: str  # SHA-256 of its bytes
 
 
 @cache
 def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
-    """The header of ``file``; InputError if it is damaged.  It is read again if size or time
-    change.
+    """Return the header of ``file``; InputError if it is damaged.
+
+    ``size`` and ``mtime_ns`` are part of the cache's key: a changed file is read again.
     """
     try:
         with (
@@ -149,152 +156,167 @@ def read_header(file: Path, size: int, mtime_ns: int) -> GgufHeader:
 
 
 def merges_in(file: Path) -> list[str]:
-    """The merges of a file's tokenizer, which ``read_header`` skips; empty if the file has no
-    merges; InputError.
+    """Return the merges of a file's tokenizer, which ``read_header`` skips.
+
+    Empty if the file has no merges; InputError if it is damaged.
     """
-    header_of(file)  # InputError for a damaged file
+    # The reader raises other errors for a damaged file; this raises InputError.
+    header_of(file)
     with (
         open_regular(file) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        found = _Reader(data, (MERGES,)).header().fields.get(MERGES)
-    return [merge.decode(errors="replace") for merge in found] if isinstance(found, list) else []
+        merges = _Reader(data, (MERGES,)).header().fields.get(MERGES)
+    if not isinstance(merges, list):
+        return []
+    return [merge.decode(errors="replace") for merge in merges]
 
 
 def header_of(file: Path) -> GgufHeader:
-    """The header of a file as it is now; InputError if it is damaged."""
+    """Return the header of a file in its present state; InputError if it is damaged."""
     stat = file.stat()
     return read_header(file, stat.st_size, stat.st_mtime_ns)
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """Return a field of a header; None if it is missing, has another type, or is a float beyond 10
-    ** 9 or NaN.
+    """Return a field of a header; ``{}`` in ``name`` is replaced by the architecture.
 
-    ``{}`` in ``name`` is replaced by the architecture.
+    None if the field is missing, has another type, or is a float beyond 10 ** 9 or NaN.
     """
     value = fields.get(name.format(fields.get("general.architecture", "")))
-    return (
-        value
-        if type(value) is kind and not (isinstance(value, float) and not abs(value) < 1e9)
-        else None
-    )
+    if type(value) is not kind:
+        return None
+    # False for NaN, too.
+    if isinstance(value, float) and not abs(value) < 1e9:
+        return None
+    return value
 
 
 class _Reader:
     """Reads a header once; struct.error or ValueError if it is damaged.
 
-    ``kept``: the arrays of strings whose values are read.  ``at``: bytes read so far.
+    ``arrays``: names of the arrays of strings whose values are read.  ``position``: number of bytes
+    read so far.
     """
 
-    def __init__(self, data: mmap.mmap, kept: Collection[str] = (TOKENS,)) -> None:
-        self.data, self.kept, self.at = data, kept, 0
+    def __init__(self, data: mmap.mmap, arrays: Collection[str] = (TOKENS,)) -> None:
+        self.data = data
+        self.arrays = arrays
+        self.position = 0
 
     def header(self) -> GgufHeader:
-        """The whole header."""
+        """Read the whole header."""
         magic, version, n_tensors, n_fields = self.numbers("4sIQQ")
         if magic != b"GGUF" or version not in (2, 3):
             raise ValueError("no GGUF of version 2 or 3")
         fields = {}
         for _ in range(n_fields):
             name = self.string().decode()
-            fields[name] = self.value(self.numbers("I")[0], keep=name in self.kept)
-        placed = []
-        for _ in range(n_tensors):
-            name, (dimensions,) = self.string().decode(), self.numbers("I")
-            *shape, type_number, offset = self.numbers(f"{dimensions}QIQ")
-            type_name, elements, size = TYPES.get(type_number, (f"ggml type {type_number}", 1, 0))
-            nbytes = math.prod(shape) // elements * size if size else None
-            placed.append((GgufTensor(name, tuple(shape), type_name, nbytes), offset))
+            field_type = self.numbers("I")[0]
+            fields[name] = self.value(field_type, keep=name in self.arrays)
+        tensors = [self.tensor() for _ in range(n_tensors)]
+        # The tensors begin at the next multiple of the alignment.
         alignment = max(field(fields, "general.alignment", int) or 32, 1)
-        start = -(-self.at // alignment) * alignment
-        for tensor, offset in placed:
-            if start + offset + (tensor.nbytes or 0) > len(self.data):
+        start = -(-self.position // alignment) * alignment
+        placed = [tensor._replace(start=start + tensor.start) for tensor in tensors]
+        for tensor in placed:
+            if tensor.start + (tensor.nbytes or 0) > len(self.data):
                 raise ValueError(f"cut off before the end of {tensor.name}")
-        digest = hashlib.sha256(self.data[: self.at]).hexdigest()
-        return GgufHeader(
-            fields,
-            tuple(tensor._replace(start=start + offset) for tensor, offset in placed),
-            digest,
-        )
+        digest = hashlib.sha256(self.data[: self.position]).hexdigest()
+        return GgufHeader(fields, tuple(placed), digest)
 
-    def passed(self, size: int) -> int:
-        """Return the start of the next ``size`` bytes, and count them as read; ValueError if the
-        header is too long.
+    def tensor(self) -> GgufTensor:
+        """Read the next tensor; its ``start`` is counted from the end of the header."""
+        name = self.string().decode()
+        (n_dimensions,) = self.numbers("I")
+        *shape, type_number, offset = self.numbers(f"{n_dimensions}QIQ")
+        if type_number not in TYPES:
+            return GgufTensor(name, tuple(shape), f"ggml type {type_number}", None, offset)
+        type_name, block_elements, block_bytes = TYPES[type_number]
+        nbytes = math.prod(shape) // block_elements * block_bytes
+        return GgufTensor(name, tuple(shape), type_name, nbytes, offset)
+
+    def advance(self, size: int) -> int:
+        """Return the start of the next ``size`` bytes, and count them as read.
+
+        ValueError if the header is too long.
         """
-        self.at += size
-        if self.at > LARGEST:
+        self.position += size
+        if self.position > LARGEST:
             raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
-        return self.at - size
+        return self.position - size
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
-        """The next numbers, little-endian and without padding; ``codes`` as in ``struct``."""
-        return struct.unpack_from(f"<{codes}", self.data, self.passed(struct.calcsize(f"<{codes}")))
+        """Read the next numbers, little-endian and without padding; ``codes`` as in ``struct``."""
+        layout = f"<{codes}"
+        return struct.unpack_from(layout, self.data, self.advance(struct.calcsize(layout)))
 
     def string(self) -> bytes:
-        """The next string."""
-        begin = self.passed(self.numbers("Q")[0])
-        return self.data[begin : self.at]
+        """Read the next string."""
+        begin = self.advance(self.numbers("Q")[0])
+        return self.data[begin : self.position]
 
     def value(self, field_type: int, *, keep: bool) -> Any:
-        """A field's value; without ``keep`` None for an array of strings (mostly merges)."""
-        inner, count = self.numbers("IQ") if field_type == ARRAY else (field_type, 1)
-        if inner in NUMBERS:
-            values = self.numbers(f"{count}{NUMBERS[inner]}")
-            return values if field_type == ARRAY else values[0]
-        if inner != STRING:  # llama.cpp has no arrays of arrays either
-            raise ValueError(f"a field of unknown type {inner}")
-        self.at = self.passed(8 * count)  # no string is shorter
+        """Read a field's value; without ``keep`` None for an array of strings (mostly merges)."""
+        element_type = field_type
+        count = 1
+        if field_type == ARRAY:
+            element_type, count = self.numbers("IQ")
+        if element_type in NUMBERS:
+            values = self.numbers(f"{count}{NUMBERS[element_type]}")
+            if field_type == ARRAY:
+                return values
+            return values[0]
+        # llama.cpp has no arrays of arrays either.
+        if element_type != STRING:
+            raise ValueError(f"a field of unknown type {element_type}")
+        # No string is shorter than its length, of 8 bytes: a wrong count raises here, before the
+        # strings are read.
+        self.position = self.advance(8 * count)
         if field_type == STRING:
             return self.string().decode(errors="replace")
         if keep:
             return [self.string() for _ in range(count)]
         for _ in range(count):
-            self.at += 8 + struct.unpack_from("<Q", self.data, self.at)[0]
+            self.position += 8 + struct.unpack_from("<Q", self.data, self.position)[0]
         return None
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model: ``fields`` of the first shard, ``tensors`` of all shards in order, a hex ``digest``
-    of all headers.
-    """
+    """A model with all its shards."""
 
     files: tuple[Path, ...]
-    fields: dict[str, Any]
-    tensors: tuple[GgufTensor, ...]
-    digest: str
+    fields: dict[str, Any]  # of the first shard
+    tensors: tuple[GgufTensor, ...]  # of all shards in order
+    digest: str  # of all headers, hex
 
     @property
     def head(self) -> str:
         """The role of the tensors that make the logits: "head", or "embedding" if it is tied."""
-        return (
-            "head" if any(self.role(tensor) == "head" for tensor in self.tensors) else "embedding"
-        )
+        if any(self.role(tensor) == "head" for tensor in self.tensors):
+            return "head"
+        return "embedding"
 
     def role(self, tensor: GgufTensor) -> str:
-        """The role of a tensor: "layer", "head", "embedding", or "" if its bits do not count.
-
-        Multi-token-prediction modules are the last of the blocks, and do not count.
-        """
-        number, blocks = BLOCK.match(tensor.name), self.field("{}.block_count", int)
-        drafts = (
-            number
-            and blocks
-            and int(number[1]) >= blocks - (self.field("{}.nextn_predict_layers", int) or 0)
-        )
-        path, _, part = tensor.name.rpartition(".")
-        last = path.rpartition(".")[2]
-        outside = (
-            last in ROUTERS | OTHER_EMBEDDINGS or "norm" in last or tensor.name.startswith(TOWERS)
-        )
+        """Return the role of a tensor: "layer", "head", "embedding", or "" if it does not count."""
+        module, _, part = tensor.name.rpartition(".")
         is_matrix = part == "scale" or (part == "weight" and len(tensor.shape) > 1)
-        if drafts or outside or not is_matrix:
+        if not is_matrix or has_no_role(tensor.name) or self.is_draft(tensor):
             return ""
-        return {"output": "head", "token_embd": "embedding"}.get(path, "layer")
+        return {"output": "head", "token_embd": "embedding"}.get(module, "layer")
+
+    def is_draft(self, tensor: GgufTensor) -> bool:
+        """True for multi-token-prediction modules, which are the last of the blocks."""
+        block = BLOCK.match(tensor.name)
+        n_blocks = self.field("{}.block_count", int)
+        if block is None or not n_blocks:
+            return False
+        n_drafts = self.field("{}.nextn_predict_layers", int) or 0
+        return int(block[1]) >= n_blocks - n_drafts
 
     def field(self, name: str, kind: type[T]) -> T | None:
-        """A field of the first shard, as the function ``field`` returns it."""
+        """Return a field of the first shard, as the function ``field`` does."""
         return field(self.fields, name, kind)
 
     def has(self, name: str) -> bool:
@@ -303,119 +325,151 @@ class GgufModel:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """Vocabulary and context; with two sets of rope factors, llama.cpp uses the long set for
-        long contexts.
-        """
-        tokens, context = self.field(TOKENS, list), self.field("{}.context_length", int)
-        original, factor = self.field(ORIGINAL, int), self.field("{}.rope.scaling.factor", float)
-        if context and factor and original and self.field("{}.rope.scaling.type", str) == "yarn":
-            context = max(context, int(original * factor))  # converters do not write the factor
-        vocab_size = len(tokens) if tokens else self.field("{}.vocab_size", int)
-        changes_above = original if self.has(LONG_FACTORS) else None
+        """Vocabulary and context."""
+        context = self.field("{}.context_length", int)
+        original = self.field(ORIGINAL, int)
+        factor = self.field("{}.rope.scaling.factor", float)
+        is_yarn = self.field("{}.rope.scaling.type", str) == "yarn"
+        # Converters write a context length to which the factor is not applied.
+        if is_yarn and context and factor and original:
+            context = max(context, int(original * factor))
+        vocab_size = self.field("{}.vocab_size", int)
+        tokens = self.field(TOKENS, list)
+        if tokens:
+            vocab_size = len(tokens)
+        changes_above = None
+        # With two sets of rope factors, llama.cpp uses the long set for long contexts.
+        if self.has(LONG_FACTORS):
+            changes_above = original
         return ModelFacts(vocab_size, context, self.vocabulary() or None, changes_above)
 
     def rope(self, context: int) -> dict[str, Any]:
-        """The rope scaling that llama.cpp reads from the file, for a context of ``context`` tokens."""
-        original, name = self.field(ORIGINAL, int), self.field("{}.rope.scaling.type", str)
+        """Return the rope scaling that llama.cpp reads from the file; ``context``: in tokens."""
+        original = self.field(ORIGINAL, int)
+        name = self.field("{}.rope.scaling.type", str)
         if self.has(LONG_FACTORS):
             return scaling_json("longrope", None, original, context)
-        if self.has("rope_freqs"):  # llama3's factors, computed by the converter
+        # llama3's factors, computed by the converter.
+        if self.has("rope_freqs"):
             return scaling_json("rope_freqs", None, original, context)
         if name is None or name == "none":
             return {}
-        stated = self.field("{}.context_length", int) if name == "yarn" else None
-        return scaling_json(
-            name, self.field("{}.rope.scaling.factor", float), original or stated, context
-        )
+        if not original:
+            original = None
+            if name == "yarn":
+                original = self.field("{}.context_length", int)
+        factor = self.field("{}.rope.scaling.factor", float)
+        return scaling_json(name, factor, original, context)
 
     def vocabulary(self) -> dict[int, str]:
-        """Id -> token of ordinary tokens; empty if the file's strings are not those of an HF
-        vocabulary.
+        """Return id -> token of ordinary tokens.
+
+        Empty if the file's strings are not those of an HF vocabulary.
         """
-        tokens, types = self.field(TOKENS, list) or [], self.field(TOKEN_TYPES, tuple) or ()
+        tokens = self.field(TOKENS, list) or []
+        types = self.field(TOKEN_TYPES, tuple) or ()
         if len(tokens) != len(types) or self.field("tokenizer.ggml.model", str) not in AS_IN_HF:
             return {}
-        ordinary = (
-            number for number, token_type in enumerate(types) if token_type in (NORMAL, BYTE)
-        )
-        return {number: tokens[number].decode(errors="replace") for number in ordinary}
+        vocabulary = {}
+        for number, token_type in enumerate(types):
+            if token_type in ORDINARY:
+                vocabulary[number] = tokens[number].decode(errors="replace")
+        return vocabulary
 
     def merges(self) -> list[str]:
-        """The merges of the tokenizer, read from the file again."""
-        return merges_in(self.files[0]) if MERGES in self.fields and self.files else []
+        """Return the merges of the tokenizer, read from the file again."""
+        if MERGES not in self.fields or not self.files:
+            return []
+        return merges_in(self.files[0])
 
     def storage(self) -> Storage:
-        """Stored size by the convention above; None with a note if a tensor's type is unknown."""
+        """Return the stored size by the convention above; a note if a tensor's type is unknown."""
         bits = {"layer": 0, "head": 0, "embedding": 0}
         numel = dict(bits)
-        ends = {
-            each.numel
-            for each in self.tensors
-            if self.role(each) in ("head", "embedding") and len(each.shape) > 1
-        }
+        sizes_of_ends = set()
         for tensor in self.tensors:
-            if not (role := self.role(tensor)):
+            if self.role(tensor) in ("head", "embedding") and len(tensor.shape) > 1:
+                sizes_of_ends.add(tensor.numel)
+        for tensor in self.tensors:
+            role = self.role(tensor)
+            if not role:
                 continue
-            if role == "layer" and tensor.numel in ends and not BLOCK.match(tensor.name):
+            is_in_block = BLOCK.match(tensor.name) is not None
+            if role == "layer" and not is_in_block and tensor.numel in sizes_of_ends:
                 return Storage(note=f"{tensor.name}: {UNEXPLAINED}")
             if tensor.nbytes is None:
                 return Storage(note=f"{tensor.name}: {tensor.type_name} is not known")
             bits[role] += tensor.nbytes * 8
-            numel[role] += 0 if tensor.name.endswith(".scale") else tensor.numel
+            if not tensor.name.endswith(".scale"):
+                numel[role] += tensor.numel
         if not numel["layer"] or not numel[self.head]:
             return Storage(note=f"{self.files[0]}: no weight matrices found in its header")
-        head = bits[self.head]
-        return Storage(
-            bits["layer"] / numel["layer"], head / numel[self.head], bits["layer"] + head
-        )
+        head_bits = bits[self.head]
+        bpw_layer = bits["layer"] / numel["layer"]
+        return Storage(bpw_layer, head_bits / numel[self.head], bits["layer"] + head_bits)
 
     def serving(self) -> ServingFacts:
-        """Sizes by ``CheckpointConfig.serving``; ggml computes in float32, and llama.cpp logs the
-        size of its cache.
+        """Return sizes by ``CheckpointConfig.serving``, without those of the KV cache.
+
+        llama.cpp logs the size of its cache.
         """
-        dense = self.field("{}.feed_forward_length", int) or max(
-            self.field("{}.feed_forward_length", tuple) or (0,)
-        )
+        dense = self.field("{}.feed_forward_length", int)
+        if not dense:
+            # One number per layer.
+            dense = max(self.field("{}.feed_forward_length", tuple) or (0,))
         expert = self.field("{}.expert_feed_forward_length", int) or dense
         shared = self.field("{}.expert_shared_feed_forward_length", int) or 0
-        hidden, chosen = (
-            self.field("{}.embedding_length", int),
-            self.field("{}.expert_used_count", int),
-        )
-        numbers = step_numbers(hidden, dense, chosen, expert, shared)
+        hidden = self.field("{}.embedding_length", int)
+        experts_per_token = self.field("{}.expert_used_count", int)
+        numbers = step_numbers(hidden, dense, experts_per_token, expert, shared)
         slides = bool(self.field("{}.attention.sliding_window", int))
+        # ggml computes in float32.
         return ServingFacts(
             self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4
         )
 
     def placed(self) -> list[Placed]:
-        """The tensors, and where their bytes are."""
-        return [
-            Placed(tensor.name, file, tensor.start, tensor.nbytes or 0, tensor.shape[::-1])
-            for file in self.files
-            for tensor in header_of(file).tensors
-        ]
+        """Return the tensors, and where their bytes are."""
+        placed = []
+        for file in self.files:
+            for tensor in header_of(file).tensors:
+                nbytes = tensor.nbytes or 0
+                placed.append(Placed(tensor.name, file, tensor.start, nbytes, tensor.shape[::-1]))
+        return placed
 
     def stamp(self, *, times: bool = True) -> str:
-        """Hex digest of headers, names, sizes, times and a sample of the weights.
+        """Return the hex digest of headers, names, sizes, times and a sample of the weights.
 
         Without ``times`` a copy on another machine has the same digest.
         """
         digest = hashlib.sha256(self.digest.encode())
         for file in self.files:
             stat = file.stat()
-            when = times_of(stat) if times else ""
-            digest.update(f"\0{file.name}\0{stat.st_size}\0{when}".encode() + sampled(file))
+            time = ""
+            if times:
+                time = times_of(stat)
+            digest.update(f"\0{file.name}\0{stat.st_size}\0{time}".encode() + sampled(file))
         return digest.hexdigest()
 
 
+def has_no_role(name: str) -> bool:
+    """True for tensors of other towers, routers, norms and embeddings of something but tokens."""
+    layer = name.rpartition(".")[0].rpartition(".")[2]
+    if layer in ROUTERS or layer in OTHER_EMBEDDINGS:
+        return True
+    return "norm" in layer or name.startswith(TOWERS)
+
+
 def shard_names(name: str) -> list[str]:
-    """The names of all shards of a model in order, by the ``name`` of one; only ``name`` if it is
-    not split.
+    """Return the names of all shards of a model in order, by the ``name`` of one.
+
+    If the model is not split, return ``name`` alone.
     """
-    match = SHARD.fullmatch(name)
-    shards = range(1, int(match[3]) + 1) if match else ()
-    return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in shards if match] or [name]
+    shard = SHARD.fullmatch(name)
+    if shard is None or not int(shard[3]):
+        return [name]
+    numbers = range(1, int(shard[3]) + 1)
+    return [f"{shard[1]}-{number:05d}-of-{shard[3]}.gguf" for number in numbers]
 
 
 def is_gguf(path: Path) -> bool:
@@ -426,51 +480,51 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_model(path: Path) -> GgufModel:
-    """The headers of a model; ``path``: one of its files, or a folder with one model.
+    """Return the headers of a model; ``path``: one of its files, or a folder with one model.
 
     InputError for missing, damaged or wrong files.
     """
     if path.is_dir():
-        # The projector of a multimodal model is a separate file, but not a model.
-        names = {
-            shard_names(file.name)[0] for file in path.glob("*.gguf") if "mmproj" not in file.name
-        }
-        if len(names) != 1:
-            found = (
-                f"{len(names)} GGUF models ({', '.join(sorted(names)[:5])}); name one"
-                if names
-                else "no .gguf file"
-            )
-            raise InputError(f"model_dir: {path}: holds {found}")
-        path = path / names.pop()
+        path = path / first_file_in(path)
     files = tuple(path.with_name(name) for name in shard_names(path.name))
     for file in files:
         if not is_file(file):
-            where = (
-                f"; shard of {path.name}, put all {len(files)} into one folder"
-                if len(files) > 1
-                else ""
-            )
-            raise InputError(f"model_dir: {printable(file)}: no such file{where}")
-    headers = list(map(header_of, files))
-    fields, numbers = (
-        headers[0].fields,
-        [field(header.fields, "split.no", int) or 0 for header in headers],
-    )
-    if (count := field(fields, "split.count", int) or 0) not in (
-        {0, 1} if len(files) == 1 else {len(files)}
-    ):
+            advice = ""
+            if len(files) > 1:
+                advice = f"; shard of {path.name}, put all {len(files)} into one folder"
+            raise InputError(f"model_dir: {printable(file)}: no such file{advice}")
+    headers = [header_of(file) for file in files]
+    fields = headers[0].fields
+    count = field(fields, "split.count", int) or 0
+    is_only_file = len(files) == 1 and count in (0, 1)
+    if count != len(files) and not is_only_file:
         raise InputError(
             f"{files[0]}: one of {count} shards; keep the names that it was split under"
         )
-    tensors = tuple(tensor for header in headers for tensor in header.tensors)
-    if numbers != list(range(len(files))) or field(fields, "split.tensors.count", int) not in (
-        None,
-        len(tensors),
-    ):
+    tensors: list[GgufTensor] = []
+    for header in headers:
+        tensors += header.tensors
+    numbers = [field(header.fields, "split.no", int) or 0 for header in headers]
+    n_tensors = field(fields, "split.tensors.count", int)
+    if numbers != list(range(len(files))) or n_tensors not in (None, len(tensors)):
         raise InputError(f"{files[0]}: its shards are not of one model; download them again")
     digest = hashlib.sha256("".join(header.digest for header in headers).encode()).hexdigest()
-    return GgufModel(files, fields, tensors, digest)
+    return GgufModel(files, fields, tuple(tensors), digest)
+
+
+def first_file_in(folder: Path) -> str:
+    """Return the name of the first file of a folder's only model; InputError if it has others."""
+    names = set()
+    for file in folder.glob("*.gguf"):
+        # The projector of a multimodal model is a separate file, but not a model.
+        if "mmproj" not in file.name:
+            names.add(shard_names(file.name)[0])
+    if not names:
+        raise InputError(f"model_dir: {folder}: holds no .gguf file")
+    if len(names) > 1:
+        some = ", ".join(sorted(names)[:5])
+        raise InputError(f"model_dir: {folder}: holds {len(names)} GGUF models ({some}); name one")
+    return names.pop()
 
 
 def is_hub_file(name: str) -> bool:
@@ -495,7 +549,7 @@ class GgufFiles(ModelFiles):
         return read_model(Path(self.planned.model_dir))
 
     def hub_files(self) -> tuple[str, list[str]]:
-        """(repository, files of all shards in order) of a model on the hub."""
+        """Return (repository, files of all shards in order) of a model on the hub."""
         owner, name, path = self.planned.model_dir.split("/", 2)
         folder, slash, file = path.rpartition("/")
         return f"{owner}/{name}", [f"{folder}{slash}{shard}" for shard in shard_names(file)]
