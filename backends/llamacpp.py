@@ -1,5 +1,6 @@
-"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time, each with an
-empty KV cache.
+"""llama.cpp through llama-cpp-python's ctypes: one GGUF model, one window at a time.
+
+Each window begins with an empty KV cache.
 
 Options that the spec's ``engine`` object does not set are llama.cpp's defaults, except:
 
@@ -55,10 +56,13 @@ BATCH = 512
 Positive = Annotated[int, Field(gt=0)]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FLOOR = -65504.0
+"""Logits below it are set to it: the lowest float16 (see the module)."""
 NO_TILES = (
-    "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not repacked, which is "
-    "slower and rounds differently; build it with CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
+    "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not "
+    "repacked, which is slower and rounds differently; build it with "
+    "CMAKE_ARGS=-DGGML_NATIVE=OFF, or set engine.use_extra_bufts to true"
 )
+NO_FOLDER = "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
 BUFFER = re.compile(r"load_tensors: +(\S+) model buffer size = +([\d.]+) MiB")
 CACHE = re.compile(
     r"size = +([\d.]+) MiB \( *\d+ cells, +(\d+) layers,.*?\), K \((\w+)\): .*?, V \((\w+)\)"
@@ -68,7 +72,9 @@ FLASH = re.compile(
     r"(Flash Attention enabled|enabling flash_attn)|Flash Attention not supported|flash_attn is not"
 )
 
-DEBUG, WARNING, ERROR = 1, 3, 4
+DEBUG = 1
+WARNING = 3
+ERROR = 4
 TILES = re.compile(r"\bAMX_\w+ = 1")
 """Pattern in ``llama_print_system_info`` of a build that multiplies in AMX tiles.
 
@@ -81,9 +87,7 @@ FLOATS = ("f32", "f16", "bf16")
 
 
 class LlamacppOptions(EngineOptions):
-    """The parameters of llama.cpp that change what runs; if a spec leaves one out, llama.cpp's
-    default applies.
-    """
+    """The parameters of llama.cpp that change what runs."""
 
     n_gpu_layers: Annotated[int, Field(ge=-1)] = -1
     split_mode: Literal["none", "layer", "row", "tensor"] = "layer"
@@ -114,8 +118,10 @@ class LlamacppEngine(LogitsEngine):
         load_fns=("llamacpp",),
         fwd_fn="llamacpp",
         packages=("llama-cpp-python",),
-        install="pip install llama-cpp-python gguf (before it, on an NVIDIA GPU: CMAKE_ARGS=-DGGML_CUDA=on, on a CPU "
-        "with AMX: CMAKE_ARGS=-DGGML_NATIVE=OFF)",
+        install=(
+            "pip install llama-cpp-python gguf (before it, on an NVIDIA GPU: "
+            "CMAKE_ARGS=-DGGML_CUDA=on, on a CPU with AMX: CMAKE_ARGS=-DGGML_NATIVE=OFF)"
+        ),
         summary="GGUF files in llama.cpp, logits on GPU or CPU",
         suffixes=(".gguf",),
         torch=False,
@@ -128,29 +134,33 @@ class LlamacppEngine(LogitsEngine):
         self.library: Any = None
         self.context: Any = None
         self.batch: Any = None
-        self.said, self.repacks, self.system_info = Log(), True, ""
-        self.threads = self.floored = self.excluded = 0
+        self.log = Log()
+        self.repacks = True
+        self.system_info = ""
+        self.threads = 0
+        self.floored = 0
+        self.excluded = 0
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
         if not (cls.files(model).is_remote or Path(model.model_dir).exists()):
-            hub_model = (
-                "a hub model is owner/repo/file.gguf, and no folder here has its owner's name"
-            )
-            raise InputError(f"model_dir: {model.model_dir}: no such path; {hub_model}")
+            raise InputError(f"model_dir: {model.model_dir}: no such path; {NO_FOLDER}")
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
-        return 0 if {"main_gpu", "tensor_split"} & model.options.keys() else None
+        # These options count all GPUs of the machine.
+        if {"main_gpu", "tensor_split"} & model.options.keys():
+            return 0
+        return None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        found = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
-        chosen = machine.variables(
+        versions = installed_versions((*cls.capabilities.packages, "gguf", "torch", "triton"))
+        variables = machine.variables(
             ("GGML_", "LLAMA_"), re.compile("DEBUG|LOG|CACHE|BACKTRACE|LLAMA_ARG")
         )
-        return {**found, "llama.cpp build": build(), **chosen}
+        return {**versions, "llama.cpp build": build(), **variables}
 
     @classmethod
     def tokens(cls, file: Path, texts: Sequence[str]) -> dict[str, Any] | None:
@@ -162,11 +172,11 @@ class LlamacppEngine(LogitsEngine):
         llama_cpp.llama_backend_init()
         parameters = llama_cpp.llama_model_default_params()
         parameters.vocab_only = True
-        model = llama_cpp.llama_model_load_from_file(
-            str(gguf.read_model(file).files[0]).encode(), parameters
-        )
+        first_file = gguf.read_model(file).files[0]
+        model = llama_cpp.llama_model_load_from_file(str(first_file).encode(), parameters)
+        # Loading the whole model reports why it failed.
         if not model:
-            return None  # loading the whole model reports why
+            return None
         try:
             return made_tokens(llama_cpp, llama_cpp.llama_model_get_vocab(model), texts)
         finally:
@@ -178,18 +188,19 @@ class LlamacppEngine(LogitsEngine):
         import llama_cpp  # noqa: F401
 
     def load(self) -> None:
-        file, options = gguf.read_model(Path(self.planned.model_dir)).files[0], self.options
+        file = gguf.read_model(Path(self.planned.model_dir)).files[0]
+        options = self.options
         import llama_cpp
         import torch
 
         self.library = llama_cpp
-        self.said = Log.begin()
+        self.log = Log.begin()
         llama_cpp.llama_backend_init()
-        chosen, self.system_info = (
-            options.use_extra_bufts,
-            llama_cpp.llama_print_system_info().decode().strip(" |"),
-        )
-        self.repacks = not TILES.search(self.system_info) if chosen is None else chosen
+        self.system_info = llama_cpp.llama_print_system_info().decode().strip(" |")
+        if options.use_extra_bufts is None:
+            self.repacks = not TILES.search(self.system_info)
+        else:
+            self.repacks = options.use_extra_bufts
         self.threads = options.n_threads or torch.get_num_threads()
         model = model_parameters(llama_cpp, options, repacks=self.repacks)
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), model)
@@ -199,19 +210,24 @@ class LlamacppEngine(LogitsEngine):
             )
             self.context = llama_cpp.llama_init_from_model(self.model, context)
         if not self.context:
-            reason = (
-                "it has an encoder" if self.model and not self.said.errors else self.said.reason()
-            )
+            reason = self.log.reason()
+            if self.model and not self.log.errors:
+                reason = "it has an encoder"
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
         self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
+        # Every token is of sequence 0, and gets logits.
         for i in range(options.n_batch):
-            self.batch.n_seq_id[i], self.batch.seq_id[i][0], self.batch.logits[i] = 1, 0, 1
+            self.batch.n_seq_id[i] = 1
+            self.batch.seq_id[i][0] = 0
+            self.batch.logits[i] = 1
 
     def prepare(self, windows: Sequence[Window]) -> None:
-        self.floored = self.excluded = 0
+        self.floored = 0
+        self.excluded = 0
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        library, length = self.library, len(window.token_ids)
+        library = self.library
+        length = len(window.token_ids)
         # llama.cpp limits n_batch to n_ctx; one more token would abort the process.
         most = min(self.options.n_batch, library.llama_n_batch(self.context))
         library.llama_memory_clear(library.llama_get_memory(self.context), True)
@@ -219,35 +235,43 @@ class LlamacppEngine(LogitsEngine):
             yield self._piece(window, begin, min(begin + most, length))
 
     def _piece(self, window: Window, first: int, last: int) -> torch.Tensor:
-        """Logits [last - first, V], computed at once; those below ``FLOOR`` are raised to it."""
+        """Return logits [last - first, V], computed at once; none is below ``FLOOR``."""
         import torch
 
-        library, device = self.library, "cuda" if torch.cuda.is_available() else "cpu"
+        library = self.library
+        device = "cpu"
+        if torch.cuda.is_available():
+            device = "cuda"
         vocab_size = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
         logits = torch.empty(last - first, vocab_size, device=device)
         rows = self._decode(window, first, last)
         logits.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(logits.shape))))
         for scored in window.predicting(first, last):
-            ids = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
+            targets = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
             floored, excluded = raise_to_floor(
-                logits[scored], torch.from_numpy(ids).long().to(device)
+                logits[scored], torch.from_numpy(targets).long().to(device)
             )
             self.floored += floored
             self.excluded += excluded
         return logits
 
     def _decode(self, window: Window, begin: int, end: int) -> Any:
-        """Pointer to the logits [end - begin, V] of positions begin to end; earlier ones are in the
-        KV cache.
+        """Return a pointer to the logits [end - begin, V] of positions ``begin`` to ``end``.
+
+        Earlier positions are in the KV cache.
         """
         self.batch.n_tokens = end - begin
         for i in range(end - begin):
-            self.batch.token[i], self.batch.pos[i] = int(window.token_ids[begin + i]), begin + i
+            self.batch.token[i] = int(window.token_ids[begin + i])
+            self.batch.pos[i] = begin + i
         status = self.library.llama_decode(self.context, self.batch)
-        rows = None if status else self.library.llama_get_logits(self.context)
+        rows = None
+        if not status:
+            rows = self.library.llama_get_logits(self.context)
         if not rows:
             raise ModelError(
-                f"window {window.index}: llama.cpp returned no logits (status {status}): {self.said.reason()}"
+                f"window {window.index}: llama.cpp returned no logits (status {status}): "
+                f"{self.log.reason()}"
             )
         return rows
 
@@ -255,44 +279,45 @@ class LlamacppEngine(LogitsEngine):
         return "llama.cpp multiplies its head in ggml, which torch cannot do again bit for bit"
 
     def layers(self) -> tuple[Layer, ...]:
-        model, devices, found = gguf.read_model(Path(self.planned.model_dir)), self.said.devices, []
-        counted = ("layer", model.head)
+        model = gguf.read_model(Path(self.planned.model_dir))
+        devices = self.log.devices
+        # llama.cpp numbers the output after the last block.
+        output_number = max(devices, default=0)
+        roles = ("layer", model.head)
+        layers = []
         for tensor in model.tensors:
-            if model.role(tensor) in counted and len(tensor.shape) > 1:
-                number = gguf.BLOCK.match(tensor.name)
-                device = devices.get(int(number[1]) if number else max(devices, default=0), UNKNOWN)
-                kernel = f"ggml {device.rstrip('0123456789').lower()}"
-                found.append(
-                    Layer(tensor.name, tensor.type_name, UNKNOWN, kernel)
-                )  # ggml does not log activations
-        return group_layers(found)
+            if model.role(tensor) not in roles or len(tensor.shape) < 2:
+                continue
+            number = output_number
+            block = gguf.BLOCK.match(tensor.name)
+            if block is not None:
+                number = int(block[1])
+            device = devices.get(number, UNKNOWN)
+            kernel = f"ggml {device.rstrip('0123456789').lower()}"
+            # ggml does not log activations.
+            layers.append(Layer(tensor.name, tensor.type_name, UNKNOWN, kernel))
+        return group_layers(layers)
 
     def provenance(self) -> dict[str, Any]:
-        flash, library, notes = FLASH.search(self.said.text), self.library, []
-        caches = tuple(kv_caches(self.said.text, n_ctx := library.llama_n_ctx(self.context)))
-        if (
-            self.floored > self.excluded
-        ):  # without the count: a row may contain windows of other sessions and replicas
-            finite = "KL divergence is finite where it would be infinite"
-            notes.append(f"logits that llama.cpp excludes count as {FLOOR:.0f}: {finite}")
-        if not self.repacks and self.options.use_extra_bufts is None:
-            notes.append(NO_TILES)
+        library = self.library
+        n_ctx = library.llama_n_ctx(self.context)
+        caches = tuple(kv_caches(self.log.text, n_ctx))
         return {
             "llama.cpp": library.llama_version().decode(),
             "system_info": self.system_info,
             "use_extra_bufts": self.repacks,
-            "devices": dict(Counter(self.said.devices.values())),
-            "buffers_mib": {name: float(size) for name, size in BUFFER.findall(self.said.text)},
+            "devices": dict(Counter(self.log.devices.values())),
+            "buffers_mib": {name: float(size) for name, size in BUFFER.findall(self.log.text)},
             "n_ctx": n_ctx,
             "n_batch": library.llama_n_batch(self.context),
             "n_ubatch": library.llama_n_ubatch(self.context),
             "n_threads": self.threads,
-            "flash_attn": bool(flash[1]) if flash else self.options.flash_attn,
+            "flash_attn": self.flash_attention(),
             "type_k": self.options.type_k,
             "type_v": self.options.type_v,
             "kv_cache": kv_formats(caches),
             "kv_cache_layers": [asdict(group) for group in caches],
-            "kv_cache_rotated": sorted(set(ROTATED.findall(self.said.text))),
+            "kv_cache_rotated": sorted(set(ROTATED.findall(self.log.text))),
             "batch": "one window at a time",
             ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
             MADE: self.made_tokens(),
@@ -301,18 +326,39 @@ class LlamacppEngine(LogitsEngine):
                 "entries": self.floored,
                 "targets_left_out": self.excluded,
             },
-            "notes": notes,
-            "warnings": self.said.warnings,
+            "notes": self.notes(),
+            "warnings": self.log.warnings,
             "options": self.options.model_dump(exclude_none=True),
         }
 
+    def flash_attention(self) -> bool | None:
+        """Return llama.cpp's choice as logged; the option if the log has no such line."""
+        line = FLASH.search(self.log.text)
+        if line is None:
+            return self.options.flash_attn
+        return bool(line[1])
+
+    def notes(self) -> list[str]:
+        """Return the notes of the model's row."""
+        notes = []
+        if self.floored > self.excluded:
+            # Without the count: a row may contain windows of other sessions and replicas.
+            notes.append(
+                f"logits that llama.cpp excludes count as {FLOOR:.0f}: "
+                "KL divergence is finite where it would be infinite"
+            )
+        if not self.repacks and self.options.use_extra_bufts is None:
+            notes.append(NO_TILES)
+        return notes
+
     def made_tokens(self) -> dict[str, Any]:
-        """Return digests of the sample texts' tokens by the model's own tokenizer, and whether it
-        adds BOS.
+        """Return digests of the sample texts' tokens by the model's own tokenizer.
+
+        ``adds_bos``: True if llama.cpp adds BOS before a text.
         """
         vocabulary = self.library.llama_model_get_vocab(self.model)
-        made = made_tokens(self.library, vocabulary, samples())
-        return {**made, "ids": digests(made["ids"])}
+        tokens = made_tokens(self.library, vocabulary, samples())
+        return {**tokens, "ids": digests(tokens["ids"])}
 
     def close(self) -> None:
         if self.batch is not None:
@@ -325,35 +371,37 @@ class LlamacppEngine(LogitsEngine):
 
 
 def made_tokens(library: Any, vocabulary: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """The ids of each text without BOS (``ids``), and whether llama.cpp adds BOS before a text
-    (``adds_bos``).
+    """Return the ids of each text without BOS, and if llama.cpp adds BOS before a text.
 
-    No ids and None if the file has no tokenizer.
+    The keys are ``ids`` and ``adds_bos``: no ids and None if the file has no tokenizer.
     """
-    ids = list[list[int]]()
+    # llama.cpp would abort the process.
     if library.llama_vocab_type(vocabulary) == library.LLAMA_VOCAB_TYPE_NONE:
-        return {"ids": [], "adds_bos": None}  # llama.cpp would abort the process
+        return {"ids": [], "adds_bos": None}
+    ids: list[list[int]] = []
     for text in texts:
-        raw = text.encode()
-        room = (
-            len(raw) + 8
-        )  # no token is shorter than a byte, except for a space that is added before the text
-        buffer = (library.llama_token * room)()
-        count = library.llama_tokenize(vocabulary, raw, len(raw), buffer, room, False, False)
+        data = text.encode()
+        # No token is shorter than a byte, except for a space that is added before the text.
+        size = len(data) + 8
+        buffer = (library.llama_token * size)()
+        count = library.llama_tokenize(vocabulary, data, len(data), buffer, size, False, False)
         ids.append(list(buffer[: max(count, 0)]))
     return {"ids": ids, "adds_bos": bool(library.llama_vocab_get_add_bos(vocabulary))}
 
 
-def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
-    """The caches for ``tokens`` tokens, from the lines of llama.cpp's log.
+def kv_caches(log: str, tokens: int) -> Iterator[KVCache]:
+    """Yield the caches for ``tokens`` tokens, from the lines of llama.cpp's log.
 
     Every batch, also the first one, writes its keys and values to the cache and attends to the
     cache (``build_attn`` in llama-graph.cpp of llama-cpp-python 0.3.36).
     """
-    for mib, layers, keys, values in CACHE.findall(said):
-        stored = keys if keys == values else f"{keys} (values {values})"
-        size = float(mib) * 1024**2 / tokens / int(layers)
-        scales = "" if stored in FLOATS else DYNAMIC
+    for mib, layers, keys, values in CACHE.findall(log):
+        stored = keys
+        if keys != values:
+            stored = f"{keys} (values {values})"
+        scales = DYNAMIC
+        if stored in FLOATS:
+            scales = ""
         yield KVCache(
             "blk.*",
             int(layers),
@@ -361,19 +409,23 @@ def kv_caches(said: str, tokens: int) -> Iterator[KVCache]:
             scales,
             attention="llama.cpp",
             prefill="",
-            token_bytes=size,
+            token_bytes=float(mib) * 1024**2 / tokens / int(layers),
         )
 
 
 def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -> Any:
-    """``llama_model_params`` of the module ``llama_cpp``; ``repacks``: True if ggml may repack the
-    weights.
+    """Return ``llama_model_params`` of the module ``llama_cpp``.
+
+    ``repacks``: True if ggml may repack the weights.
     """
     parameters = library.llama_model_default_params()
-    parameters.n_gpu_layers, parameters.main_gpu = options.n_gpu_layers, options.main_gpu
+    parameters.n_gpu_layers = options.n_gpu_layers
+    parameters.main_gpu = options.main_gpu
     parameters.split_mode = getattr(library, f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}")
-    if split := options.tensor_split:
-        parameters.tensor_split = (ctypes.c_float * max(library.llama_max_devices(), 16))(*split)
+    if options.tensor_split:
+        # llama.cpp reads llama_max_devices() numbers, and a spec may have 16.
+        size = max(library.llama_max_devices(), 16)
+        parameters.tensor_split = (ctypes.c_float * size)(*options.tensor_split)
     parameters.use_extra_bufts = repacks
     return parameters
 
@@ -381,19 +433,20 @@ def model_parameters(library: Any, options: LlamacppOptions, *, repacks: bool) -
 def context_parameters(
     library: Any, options: LlamacppOptions, *, max_tokens: int, threads: int
 ) -> Any:
-    """``llama_context_params`` of the module ``llama_cpp`` for windows of at most ``max_tokens``
-    tokens.
+    """Return ``llama_context_params`` for windows of at most ``max_tokens`` tokens.
+
+    ``library``: the module ``llama_cpp``.
     """
-    types = {
-        name: number for number, (name, *_) in gguf.TYPES.items()
-    }  # llama-cpp-python 0.3.36 lacks bf16
+    # ggml's own numbers, because llama-cpp-python 0.3.36 lacks bf16.
+    types = {name: number for number, (name, *_) in gguf.TYPES.items()}
     parameters = library.llama_context_default_params()
     parameters.n_ctx = max_tokens
-    parameters.n_batch, parameters.n_ubatch = options.n_batch, options.n_ubatch
-    parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.type_k, parameters.type_v = (
-        types[name] for name in (options.type_k, options.type_v)
-    )
+    parameters.n_batch = options.n_batch
+    parameters.n_ubatch = options.n_ubatch
+    parameters.n_threads = threads
+    parameters.n_threads_batch = threads
+    parameters.type_k = types[options.type_k]
+    parameters.type_v = types[options.type_v]
     if options.flash_attn is not None:
         parameters.flash_attn_type = int(options.flash_attn)
     return parameters
@@ -410,84 +463,103 @@ def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, in
     if bool(logits.amin() >= FLOOR):
         return 0, 0
     low = logits < FLOOR
-    excluded = low.gather(1, targets[:, None])
+    columns = targets[:, None]
+    excluded = low.gather(1, columns)
     logits.masked_fill_(low, FLOOR)
-    logits.scatter_(
-        1, targets[:, None], torch.where(excluded, -torch.inf, logits.gather(1, targets[:, None]))
-    )
+    logits.scatter_(1, columns, torch.where(excluded, -torch.inf, logits.gather(1, columns)))
     logits[low.all(-1)] = -torch.inf
     return int(low.sum()), int(excluded.sum())
 
 
 class Log:
-    """llama.cpp's log since a model's load began; all but debug lines are also written to the
-    standard error.
+    """llama.cpp's log since a model's load began.
+
+    All but debug lines are also written to the standard error.
     """
 
     def __init__(self) -> None:
-        self.text, self.devices = "", dict[int, str]()
-        self.warnings, self.errors = list[str](), list[str]()
+        self.text = ""
+        self.devices: dict[int, str] = {}
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
 
     def hear(self, level: int, text: bytes, _: Any) -> None:
-        """llama.cpp's callback."""
+        """Add a line: llama.cpp's callback."""
         line = text.decode(errors="replace")
-        if assigned := ASSIGNED.search(line):
-            self.devices[int(assigned[1])] = assigned[2]
+        # llama.cpp logs at level "debug" which device has a layer.
+        assignment = ASSIGNED.search(line)
+        if assignment is not None:
+            self.devices[int(assignment[1])] = assignment[2]
         if level == DEBUG:
             return
         os.write(2, text)
         self.text += line
-        said = " ".join(line.partition(": ")[2].split())  # without the function's name
-        if level in (WARNING, ERROR) and said:
-            (self.warnings if level == WARNING else self.errors).append(said)
+        # The message without the function's name.
+        message = " ".join(line.partition(": ")[2].split())
+        if not message:
+            return
+        if level == WARNING:
+            self.warnings.append(message)
+        elif level == ERROR:
+            self.errors.append(message)
 
     def reason(self) -> str:
-        """The errors in this log, in one line."""
+        """Return the errors in this log, in one line."""
         return "; ".join(dict.fromkeys(self.errors)) or "no reason given"
 
     @classmethod
     def begin(cls) -> Log:
-        """A new log that llama.cpp fills from now on."""
+        """Return a new log that llama.cpp fills from now on."""
         import llama_cpp
 
-        LISTENING["log"] = log = cls()
+        log = cls()
+        LISTENING["log"] = log
         if "callback" not in LISTENING:
-            LISTENING["callback"] = llama_cpp.llama_log_callback(
-                lambda *said: LISTENING["log"].hear(*said)
-            )
+            LISTENING["callback"] = llama_cpp.llama_log_callback(hear_present_log)
         llama_cpp.llama_log_set(LISTENING["callback"], ctypes.c_void_p())
         return log
 
 
 LISTENING: dict[str, Any] = {}
-"""The callback of this process and the log that it fills; kept because llama.cpp may call it at any
-time."""
+"""The callback of this process and the log that it fills.
+
+They are kept because llama.cpp may call the callback at any time.
+"""
+
+
+def hear_present_log(level: int, text: bytes, user_data: Any) -> None:
+    """Pass a line of llama.cpp to the log that is filled at present."""
+    LISTENING["log"].hear(level, text, user_data)
 
 
 def libraries() -> dict[str, str]:
-    """Name -> size and time of the libraries that llama-cpp-python loads.
+    """Return name -> size and time of the libraries that llama-cpp-python loads.
 
-    pip's hashes cannot be used: they do not change when another build is copied over the installed
-    one.  ``make`` may put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
+    ``make`` may put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
     """
     package = package_folder("llama_cpp")
     if package is None:
         return {}
+    # pip's hashes do not change when another build is copied over the installed one.
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
-    found = {
-        str(file.relative_to(folder)): file.stat()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
-    return {name: f"{stat.st_size} {stat.st_mtime_ns}" for name, stat in found.items()}
+    versions = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            stat = file.stat()
+            versions[str(file.relative_to(folder))] = f"{stat.st_size} {stat.st_mtime_ns}"
+    return versions
 
 
 def build() -> str:
-    """Identity of the installed build, such as "cpu cuda 1f0c..."; builds of one version may give
-    different scores.
+    """Return the identity of the installed build, such as "cpu cuda 1f0c...".
+
+    Builds of one version may give different scores.
     """
-    found = libraries()
-    backends = {match[1] for name in found if (match := LIBRARY.match(name))} - {"base"}
-    return " ".join(
-        [*sorted(backends), hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:12]]
-    )
+    versions = libraries()
+    backends = set()
+    for name in versions:
+        library = LIBRARY.match(name)
+        if library is not None and library[1] != "base":
+            backends.add(library[1])
+    digest = hashlib.sha256(repr(sorted(versions.items())).encode()).hexdigest()
+    return " ".join([*sorted(backends), digest[:12]])

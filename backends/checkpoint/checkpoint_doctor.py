@@ -197,13 +197,13 @@ def folder_facts(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
 
 def described_matrices(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
     """Return (role, stored form, name) of each matrix of a folder."""
-    stated = declared(checkpoint.config.quantization)
+    schemes = declared(checkpoint.config.quantization)
     matrices = []
     for module in checkpoint.matrices:
         role: str = checkpoint.role(module)
         form = checkpoint.described(module)
         if module in checkpoint.quantized and role in ("layer", ""):
-            scheme = stated.of(module)
+            scheme = schemes.of(module)
             if scheme is not None and scheme.activations:
                 form = f"{form}, activations {scheme.activations}"
         if role in ("head", "embedding") and checkpoint.is_tied:
@@ -522,16 +522,16 @@ def differing_function(
     yield Finding("wrong", where, what, f"give it the reference's values, or {CONVERT}")
 
 
-def as_set(stated: Any) -> Any:
+def as_set(value: Any) -> Any:
     """Return ids as a set: their order means nothing, and a single id may be without a list.
 
     Other values are returned unchanged.
     """
-    ids = stated
-    if not isinstance(stated, list):
-        ids = [stated]
+    ids = value
+    if not isinstance(value, list):
+        ids = [value]
     if any(type(token) is not int for token in ids):
-        return stated
+        return value
     return set(ids)
 
 
@@ -550,7 +550,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     In a mixture of schemes, a layer without a scale is wrong if other layers of its kind have one,
     unless the config states for each layer what it takes (ModelOpt's MIXED_PRECISION).
     """
-    stated = declared(checkpoint.config.quantization)
+    schemes = declared(checkpoint.config.quantization)
     scales: dict[str, Tensor] = {}
     kinds_with_scale = set()
     without_scale = []
@@ -562,7 +562,7 @@ def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         if names:
             kinds_with_scale.add(kind)
             continue
-        scheme = stated.of(module)
+        scheme = schemes.of(module)
         if scheme is None or scheme.activations:
             without_scale.append((module, kind))
     is_required = asks_for_input_scales(checkpoint.config.quantization)
@@ -734,21 +734,21 @@ def index(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Find unquantized matrices in another dtype than the config's, and integers without scales."""
-    stated = (checkpoint.config.dtype or "").removeprefix("torch.")
+    config_dtype = (checkpoint.config.dtype or "").removeprefix("torch.")
     places_by_dtype: dict[str, list[str]] = {}
     without_scale = []
     for module, parts in checkpoint.matrices.items():
         dtype = parts[main_part(parts) or ""].dtype
         where = checkpoint.where(module)
         if dtype in FLOATS:
-            is_as_stated = stated in ("", FLOATS[dtype])
+            is_as_stated = config_dtype in ("", FLOATS[dtype])
             if not is_as_stated and module.rpartition(".")[2] not in KEPT_IN_FLOAT32:
                 places_by_dtype.setdefault(FLOATS[dtype], []).append(where)
         elif len(parts.keys() - {"bias"}) == 1:
             without_scale.append(f"{where} ({dtype})")
     for name, places in places_by_dtype.items():
         what = (
-            f"stored in {name}, and the config says {stated}: "
+            f"stored in {name}, and the config says {config_dtype}: "
             "engines round it, or compute in another dtype"
         )
         fix = "save the model in one dtype, and state this dtype in its config.json"

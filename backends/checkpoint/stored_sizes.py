@@ -79,13 +79,13 @@ class Sizes(NamedTuple):
 def contradictions(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Yield the first contradiction between config and tensors of each quantized matrix."""
     quantization = checkpoint.config.quantization
-    stated = declared(quantization)
+    declared_schemes = declared(quantization)
     ignored = ignored_names(quantization)
     for module, parts in checkpoint.quantized.items():
         if is_outside(module) or not checkpoint.role(module) or is_ignored(module, ignored):
             continue
         try:
-            fault = contradiction(parts, checkpoint.config, stated, module)
+            fault = contradiction(parts, checkpoint.config, declared_schemes, module)
         except (ArithmeticError, LookupError, TypeError, ValueError):
             # Its shapes fit no format; its size is then n/a.
             continue
@@ -94,17 +94,17 @@ def contradictions(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def contradiction(
-    parts: Parts, config: CheckpointConfig, stated: Declared, module: str
+    parts: Parts, config: CheckpointConfig, declared_schemes: Declared, module: str
 ) -> Fault | None:
     """Return the contradiction between one module and its scheme.
 
     The fault names the tensor by its part.
     """
-    scheme = stated.of(module)
+    scheme = declared_schemes.of(module)
     fault = scheme_fault(parts, config, scheme)
-    if fault is not None and scheme is not None and scheme == stated.default:
+    if fault is not None and scheme is not None and scheme == declared_schemes.default:
         # A checkpoint's names may differ from those that the config's patterns describe.
-        for other in stated.schemes():
+        for other in declared_schemes.schemes():
             if other != scheme and scheme_fault(parts, config, other) is None:
                 return None
     return fault
@@ -376,12 +376,12 @@ def packed_integers(parts: Parts, quantization: Mapping[str, Any], scheme: Schem
     """
     packed = parts.get("qweight")
     scales = parts.get("scales")
-    stated = BITS.fullmatch(number_format(scheme.weights))
-    if packed is None or scales is None or stated is None or is_gemv(quantization):
+    integers = BITS.fullmatch(number_format(scheme.weights))
+    if packed is None or scales is None or integers is None or is_gemv(quantization):
         return None
     if packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:
         return None
-    bits = int(stated[1])
+    bits = int(integers[1])
     outputs = scales.shape[1]
     is_gptq = packed.shape[1] == outputs
     if is_gptq:

@@ -287,14 +287,14 @@ def kv_cache(config: Mapping[str, Any]) -> str:
     ModelOpt's hf_quant_config.json has ``kv_cache_quant_algo``.  AMD Quark's ``kv_cache_group`` is
     not read further: "unknown".
     """
-    stated = config.get("kv_cache_scheme")
-    if isinstance(stated, Mapping):
-        return args_text(stated)
+    scheme = config.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return args_text(scheme)
     if part(config, "export").get("kv_cache_group"):
         return UNKNOWN
     algorithm = modelopt_section(config).get("kv_cache_quant_algo")
     if not algorithm:
-        algorithm = stated
+        algorithm = scheme
     if not algorithm or str(algorithm).upper() == "NONE":
         return ""
     return CACHE_ALGORITHMS.get(str(algorithm).upper(), UNKNOWN)
