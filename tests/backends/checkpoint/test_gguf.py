@@ -1,6 +1,4 @@
-"""GGUF headers, compared with sizes computed by hand and with the ``gguf`` package's reader;
-damaged headers.
-"""
+"""GGUF headers, compared with sizes computed by hand and with the ``gguf`` package's tables."""
 
 from __future__ import annotations
 
@@ -27,8 +25,10 @@ BLOCKS = {
     Type.Q6_K: (256, 210),
     Type.NVFP4: (64, 36),
 }
-"""Type -> (weights, bytes) of a block, from ggml-common.h: Q8_0 is 32 x 8 bits and an fp16 scale,
-NVFP4 is 64 x 4 bits and four 8-bit scales."""
+"""Type -> (weights, bytes) of a block, from ggml-common.h.
+
+Q8_0 is 32 x 8 bits and an fp16 scale, NVFP4 is 64 x 4 bits and four 8-bit scales.
+"""
 MATRICES = {
     "token_embd.weight": (Type.F16, (8, 256)),
     "output.weight": (Type.Q8_0, (8, 256)),
@@ -36,8 +36,10 @@ MATRICES = {
     "blk.0.attn_v.weight": (Type.Q6_K, (256, 256)),
     "blk.1.ffn_down_exps.weight": (Type.Q4_1, (4, 64, 256)),
 }
-"""Name -> (type, shape with the inputs last, as in numpy); each matrix of the three layers has
-65,536 weights."""
+"""Name -> (type, shape with the inputs last, as in numpy).
+
+Each matrix of the three layers has 65,536 weights.
+"""
 NOT_COUNTED = {
     "blk.1.ffn_gate_inp.weight": (Type.F32, (4, 256)),
     "blk.0.attn_norm.weight": (Type.F32, (256,)),
@@ -48,15 +50,18 @@ NOT_COUNTED = {
     "per_layer_token_embd.weight": (Type.F16, (8, 64)),
     "blk.0.ssm_a": (Type.F32, (4, 16)),
 }
+FLOATS = {Type.F32: np.float32, Type.F16: np.float16}
 BPW_LAYER = (144 / 256 * 8 + 210 / 256 * 8 + 20 / 32 * 8) / 3
+ORIGINAL = {"rope__scaling__original_context_length": 1024}
 TOKENS = ["<s>", "<0x0A>", "Ġthe", "ü", "<tool>", "[PAD5]"]
 
 
 def write(
     file: Path, tensors: dict[str, tuple[Type, tuple[int, ...]]], *, shard: int = 0, **fields: Any
 ) -> Path:
-    """Write a GGUF of zeros with ``shard`` tensors per file; ``fields`` replace keys of the
-    architecture.
+    """Write a GGUF of zeros with ``shard`` tensors per file.
+
+    ``fields`` replace keys of the architecture.
     """
     writer = gguf.GGUFWriter(file, "llama", split_max_tensors=shard)
     writer.add_tokenizer_model("gpt2")
@@ -65,27 +70,25 @@ def write(
     writer.add_token_merges(["Ġ t", "h e"])
     writer.add_context_length(4096)
     for name, value in fields.items():
-        writer.add_key_value(
-            f"llama.{name.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value)
-        )
+        key = f"llama.{name.replace('__', '.')}"
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for name, (kind, shape) in tensors.items():
         elements, size = BLOCKS[kind]
         stored = np.zeros((*shape[:-1], shape[-1] // elements * size), np.uint8)
-        if kind in (Type.F32, Type.F16):
-            stored = stored.view(np.float32 if kind == Type.F32 else np.float16)
+        # The writer takes the type of floats from the array's.
+        if kind in FLOATS:
+            stored = stored.view(FLOATS[kind])
         writer.add_tensor(name, stored, raw_dtype=kind)
     finish_gguf(writer)
     return file
 
 
 def test_types_are_those_of_the_gguf_package() -> None:
-    ours = {number: block for number, (_, *block) in TYPES.items()}
-    assert ours == {
-        int(number): list(block)
-        for number, block in gguf.GGML_QUANT_SIZES.items()
-        if number in Type
-    }
-    assert {name.upper() for name, *_ in TYPES.values()} == {kind.name for kind in Type}
+    for kind in Type:
+        name, *block = TYPES[kind]
+        assert name.upper() == kind.name
+        assert block == list(gguf.GGML_QUANT_SIZES[kind])
+    assert len(TYPES) == len(Type)
 
 
 def test_bits_by_hand(tmp_path: Path) -> None:
@@ -97,26 +100,27 @@ def test_bits_by_hand(tmp_path: Path) -> None:
 
 
 def test_tied_head_has_the_embeddings_bits(tmp_path: Path) -> None:
-    tied = {name: what for name, what in MATRICES.items() if name != "output.weight"}
+    tied = dict(MATRICES)
+    del tied["output.weight"]
     assert read_model(write(tmp_path / "m.gguf", tied)).storage().bpw_head == 16.0
 
 
 def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
     """The block counts of GLM and DeepSeek include their multi-token-prediction modules."""
-    drafts = {
-        f"blk.2.{name}.weight": (Type.F32, (64, 256)) for name in ("ffn_down", "nextn.eh_proj")
+    tensors = {
+        **MATRICES,
+        "blk.2.ffn_down.weight": (Type.F32, (64, 256)),
+        "blk.2.nextn.eh_proj.weight": (Type.F32, (64, 256)),
     }
-    whole = read_model(
-        write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3, nextn_predict_layers=1)
-    )
-    assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
-    assert [
-        title for title, text in gguf_facts(whole) if "blk.*.ffn_down:" in text or "F32" in text
-    ] == []
-    whole = read_model(write(tmp_path / "m.gguf", MATRICES | drafts, block_count=3))
-    assert whole.storage().bpw_layer == pytest.approx(
-        (3 * 65_536 * BPW_LAYER + 32_768 * 32) / (3 * 65_536 + 32_768)
-    )
+    file = write(tmp_path / "m.gguf", tensors, block_count=3, nextn_predict_layers=1)
+    model = read_model(file)
+    assert model.storage().bpw_layer == pytest.approx(BPW_LAYER)
+    for _, text in gguf_facts(model):
+        assert "blk.*.ffn_down:" not in text
+        assert "F32" not in text
+    model = read_model(write(tmp_path / "m.gguf", tensors, block_count=3))
+    bits = 3 * 65_536 * BPW_LAYER + 32_768 * 32
+    assert model.storage().bpw_layer == pytest.approx(bits / (3 * 65_536 + 32_768))
 
 
 def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) -> None:
@@ -127,83 +131,88 @@ def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) ->
         "blk.0.attn_q.input_scale": (Type.F32, (1,)),
     }
     storage = read_model(write(tmp_path / "m.gguf", nvfp4)).storage()
-    assert storage.bpw_layer == pytest.approx(
-        (4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536, rel=1e-12
-    )
+    bpw = (4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536
+    assert storage.bpw_layer == pytest.approx(bpw, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("kind", "tensor", "expected"),
+    ("fields", "tensor", "expected"),
     [
-        (None, None, {}),
-        ("yarn", None, {"type": "yarn", "factor": 4.0, "original_context": 1024}),
-        (None, "rope_freqs.weight", {"type": "rope_freqs", "original_context": 1024}),
+        ({}, "token_embd.weight", {}),
         (
-            None,
+            {**ORIGINAL, "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0},
+            "token_embd.weight",
+            {"type": "yarn", "factor": 4.0, "original_context": 1024},
+        ),
+        (ORIGINAL, "rope_freqs.weight", {"type": "rope_freqs", "original_context": 1024}),
+        (
+            ORIGINAL,
             "rope_factors_long.weight",
             {"type": "longrope", "original_context": 1024, "context": 9000},
         ),
     ],
 )
 def test_scaled_positions(
-    tmp_path: Path, kind: str | None, tensor: str | None, expected: dict[str, Any]
+    tmp_path: Path, fields: dict[str, Any], tensor: str, expected: dict[str, Any]
 ) -> None:
-    fields: dict[str, Any] = {"rope__scaling__original_context_length": 1024} if expected else {}
-    fields |= {"rope__scaling__type": kind, "rope__scaling__factor": 4.0} if kind else {}
-    found = read_model(
-        write(tmp_path / "m.gguf", {tensor or "token_embd.weight": (Type.F32, (2, 2))}, **fields)
-    )
-    assert found.rope(9000) == expected
+    file = write(tmp_path / "m.gguf", {tensor: (Type.F32, (2, 2))}, **fields)
+    assert read_model(file).rope(9000) == expected
 
 
 def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
     first, second = sorted(tmp_path.iterdir())
     assert first.name == "m-00001-of-00002.gguf"
-    whole = read_model(first)
-    assert whole.files == (first, second)
-    assert whole == read_model(second) == read_model(tmp_path)
-    assert whole.storage().bpw_layer == pytest.approx(BPW_LAYER)
-    assert whole.facts.vocab_size == len(TOKENS)
+    model = read_model(first)
+    assert model.files == (first, second)
+    assert model == read_model(second) == read_model(tmp_path)
+    assert model.storage().bpw_layer == pytest.approx(BPW_LAYER)
+    assert model.facts.vocab_size == len(TOKENS)
     (tmp_path / "mmproj-m.gguf").touch()  # a projector is not a model
     assert read_model(tmp_path).files == (first, second)
 
 
 def test_stamp_follows_every_shard_and_its_weights(tmp_path: Path) -> None:
-    """Even with equal size and time: in images and reproducible builds, all files have the same
-    time.
-    """
+    """Even with equal size and time: in reproducible builds, all files have the same time."""
     write(tmp_path / "m.gguf", MATRICES, shard=3)
     first, second = sorted(tmp_path.iterdir())
     os.utime(second, (0, 0))
-    seen = [read_model(first).stamp()]
-    assert read_model(second).stamp() == seen[0]
-    raw = bytearray(second.read_bytes())
-    raw[-20_000:-10_000] = bytes([1]) * 10_000
-    second.write_bytes(raw)
+    stamps = [read_model(first).stamp()]
+    assert read_model(second).stamp() == stamps[0]
+    content = bytearray(second.read_bytes())
+    content[-20_000:-10_000] = bytes([1]) * 10_000
+    second.write_bytes(content)
     os.utime(second, (0, 0))
-    seen.append(read_model(first).stamp())
+    stamps.append(read_model(first).stamp())
     second.touch()
-    assert len({*seen, read_model(first).stamp()}) == 3
+    stamps.append(read_model(first).stamp())
+    assert len(set(stamps)) == 3
 
 
-def test_sizes_that_serving_needs(tmp_path: Path) -> None:
-    """The same sizes as from a config; ggml computes in float32.  Two experts of 300 are wider than
-    an MLP of 512.
-    """
-    sizes = {"embedding_length": 256, "feed_forward_length": 512}
-    experts = {
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 300,
-        "attention__sliding_window": 7,
-    }
-    for more, gold in (
+EXPERTS = {
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 300,
+    "attention__sliding_window": 7,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         ({}, ServingFacts(6, step_numbers=4 * 256 + 3 * 512, float_bytes=4)),
-        (experts, ServingFacts(6, kv_is_upper=True, step_numbers=4 * 256 + 3 * 600, float_bytes=4)),
+        # Two experts of 300 are wider than an MLP of 512.
+        (EXPERTS, ServingFacts(6, kv_is_upper=True, step_numbers=4 * 256 + 3 * 600, float_bytes=4)),
         (
             {"feed_forward_length": [64, 128]},
             ServingFacts(6, step_numbers=4 * 256 + 3 * 128, float_bytes=4),
         ),
         ({"embedding_length": 0}, ServingFacts(6, float_bytes=4)),
-    ):
-        assert read_model(write(tmp_path / "m.gguf", MATRICES, **(sizes | more))).serving() == gold
+    ],
+)
+def test_sizes_that_serving_needs(
+    tmp_path: Path, changes: dict[str, Any], expected: ServingFacts
+) -> None:
+    """The same sizes as from a config; ggml computes in float32."""
+    sizes = {"embedding_length": 256, "feed_forward_length": 512}
+    model = read_model(write(tmp_path / "m.gguf", MATRICES, **(sizes | changes)))
+    assert model.serving() == expected

@@ -1,5 +1,6 @@
-"""The largest weight that scales allow, by hand, in every format; scales that no weight has are
-found by name.
+"""The largest weight that scales allow, by hand, in every format.
+
+Scales that no weight has are found by name.
 """
 
 from __future__ import annotations
@@ -65,17 +66,21 @@ def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
     ],
 )
 def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: float | None) -> None:
-    parts, values = CASES[case].parts, CASES[case].values | ({part: numbers} if numbers else {})
+    values = dict(CASES[case].values)
+    if numbers:
+        values[part] = numbers
     if case == "nvfp4 a16":
-        values = {**values, "weight_scale": bytes([0x7E] * 32)}  # 448, the largest number of FP8
-    entries = {f"{Q}.{name}": entry for name, entry in parts.items()}
+        values["weight_scale"] = bytes([0x7E] * 32)  # 448, the largest number of FP8
+    entries = {f"{Q}.{name}": entry for name, entry in CASES[case].parts.items()}
     stored = {f"{Q}.{name}": value for name, value in values.items()}
     config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
-    checkpoint = written(tmp_path, entries, stored, config)
-    found = bound(checkpoint, 1 << 20)
-    assert (found and (found.part, found.weight)) == (
-        None if weight is None else (part, pytest.approx(weight))
-    )
+    largest = bound(written(tmp_path, entries, stored, config), 1 << 20)
+    if weight is None:
+        assert largest is None
+    else:
+        assert largest is not None
+        assert largest.part == part
+        assert largest.weight == pytest.approx(weight)
 
 
 @pytest.mark.parametrize(
@@ -97,86 +102,94 @@ def test_scales_that_no_weight_has(
     tmp_path: Path, scales: list[float], wrong: dict[int, str]
 ) -> None:
     """A fault in one layer is found, and the run refuses the model by the name of the tensor."""
-    modules = [f"model.layers.{at}.mlp.up_proj" for at in range(len(scales))]
     entries: Entries = {}
     values = {}
-    for module, scale in zip(modules, scales, strict=True):
+    for number, scale in enumerate(scales):
+        module = f"model.layers.{number}.mlp.up_proj"
         entries |= {f"{module}.weight": ("F8_E4M3", 8, 4), f"{module}.weight_scale": ("F32", 1)}
         values |= {f"{module}.weight_scale": floats(scale), f"{module}.weight": bytes(range(32))}
-    found = list(impossible(written(tmp_path, entries, values, {})))
-    assert [each.tensor for each in found] == [f"{modules[at]}.weight_scale" for at in wrong]
-    assert all(text in each.what for each, text in zip(found, wrong.values(), strict=True))
+    faults = list(impossible(written(tmp_path, entries, values, {})))
+    assert len(faults) == len(wrong)
+    for fault, (number, text) in zip(faults, wrong.items(), strict=True):
+        assert fault.tensor == f"model.layers.{number}.mlp.up_proj.weight_scale"
+        assert text in fault.what
     if wrong:
-        with pytest.raises(ModelError, match=rf"{modules[min(wrong)]}\.weight_scale: a scale of"):
+        first = rf"layers\.{min(wrong)}\.mlp\.up_proj\.weight_scale: a scale of"
+        with pytest.raises(ModelError, match=first):
             notes_of(tmp_path)
 
 
-ZERO, HALF = bytes([0]), bytes([0x30])
-"""0.0 and 0.5 in FP8."""
+ZERO = bytes([0])
+"""0.0 in FP8."""
+HALF = bytes([0x30])
+"""0.5 in FP8."""
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("kind", ["block of zeros", "matrix of zeros", "one large weight"])
 def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> None:
-    """Transformers gives blocks of zeros a scale of 1, which allows 448; one block may have a
-    weight of 150.
+    """Transformers gives blocks of zeros a scale of 1, which allows 448.
 
-    Usual blocks have 448 / 1024.  In the wrong layer all scales are reciprocals, 1,024 of 448 each.
+    One block may have a weight of 150.  Usual blocks have 448 / 1024.  In the wrong layer all
+    scales are reciprocals, 1,024 of 448 each.
     """
     usual = 1 / 1024
-    odd = {
+    unusual_layer = {
         "block of zeros": [1.0, usual, usual, usual],
         "matrix of zeros": [1.0] * 4,
         "one large weight": [150 / 448, usual, usual, usual],
     }[kind]
-    layers = [[usual] * 4, odd, [usual] * 4]
+    layers = [[usual] * 4, unusual_layer, [usual] * 4]
+    wrong = []
     if is_wrong:
         layers.append([0.5] * 4)
+        wrong.append("model.layers.3.mlp.up_proj.weight_scale_inv")
     entries: Entries = {}
     values = {}
-    for at, scales in enumerate(layers):
-        module = f"model.layers.{at}.mlp.up_proj"
+    for number, scales in enumerate(layers):
+        module = f"model.layers.{number}.mlp.up_proj"
         entries |= {
             f"{module}.weight": ("F8_E4M3", 256, 256),
             f"{module}.weight_scale_inv": ("F32", 2, 2),
         }
         values[f"{module}.weight_scale_inv"] = floats(*scales)
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    found = [each.tensor for each in impossible(written(tmp_path, entries, values, config))]
-    assert found == (["model.layers.3.mlp.up_proj.weight_scale_inv"] if is_wrong else [])
+    faults = impossible(written(tmp_path, entries, values, config))
+    assert [fault.tensor for fault in faults] == wrong
 
 
 @pytest.mark.parametrize(
-    ("scale", "group", "is_wrong"),
+    ("scale", "group", "wrong"),
     [
-        (1.0, ZERO, False),  # compressed-tensors' global scale of a matrix of zeros
-        (1.0, HALF, False),  # no global scale: weights up to 3
-        (1 / 4, HALF, False),  # up to 12
-        (1 / 2688, bytes([0x7E]), True),  # the reciprocal of 2688
+        (1.0, ZERO, []),  # compressed-tensors' global scale of a matrix of zeros
+        (1.0, HALF, []),  # no global scale: weights up to 3
+        (1 / 4, HALF, []),  # up to 12
+        # the reciprocal of 2688
+        (1 / 2688, bytes([0x7E]), ["model.layers.1.mlp.up_proj.weight_global_scale"]),
     ],
 )
 def test_global_scales_of_nvfp4(
-    tmp_path: Path, scale: float, group: bytes, *, is_wrong: bool
+    tmp_path: Path, scale: float, group: bytes, wrong: list[str]
 ) -> None:
     """A global scale alone does not condemn a matrix: its groups may have small scales."""
+    layers = [(2688.0, bytes([0x7E])), (scale, group), (2688.0, bytes([0x7E]))]
     entries: Entries = {}
     values = {}
-    for at, (own, groups) in enumerate(
-        [(2688.0, bytes([0x7E])), (scale, group), (2688.0, bytes([0x7E]))]
-    ):
-        module = f"model.layers.{at}.mlp.up_proj"
+    for number, (global_scale, group_scale) in enumerate(layers):
+        module = f"model.layers.{number}.mlp.up_proj"
         entries |= {f"{module}.{name}": entry for name, entry in CASES["nvfp4 a16"].parts.items()}
         values |= {
-            f"{module}.weight_global_scale": floats(own),
-            f"{module}.weight_scale": groups * 32,
+            f"{module}.weight_global_scale": floats(global_scale),
+            f"{module}.weight_scale": group_scale * 32,
         }
-    found = [each.tensor for each in impossible(written(tmp_path, entries, values, {}))]
-    assert found == (["model.layers.1.mlp.up_proj.weight_global_scale"] if is_wrong else [])
+    faults = impossible(written(tmp_path, entries, values, {}))
+    assert [fault.tensor for fault in faults] == wrong
 
 
 def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
-    """Of 4 x 4,096 scales 16 are read, of which the last is the largest; an embedding's scales do
-    not count.
+    """16 of 4 x 4,096 scales are read, and the last one is the largest.
+
+    An embedding's scales do not count.
     """
     entries: Entries = {f"{Q}.weight": ("I8", 16384, 4), f"{Q}.weight_scale": ("F32", 16384, 1)}
     embedding = "model.embed_tokens"
@@ -186,7 +199,7 @@ def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
         f"{embedding}.weight_scale": floats(*[1000.0] * 8),
     }
     checkpoint = written(tmp_path, entries, values, {})
-    found = bound(checkpoint, 64)
-    assert found is not None
-    assert found.weight == 128.0
+    largest = bound(checkpoint, 64)
+    assert largest is not None
+    assert largest.weight == 128.0
     assert list(impossible(checkpoint)) == []

@@ -1,8 +1,7 @@
-"""Shapes that contradict the config are found by the tensor's name; every way to store what it says
-is accepted.
+"""Shapes that contradict the config are found by the tensor's name.
 
-All headers are made by hand.  The numbers of groups, words and blocks are the quotients in the
-comments.
+Every way to store what the config says is accepted.  All headers are made by hand.  The numbers of
+groups, words and blocks are the quotients in the comments.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from tests.support.downloads import DOWNLOADS
 from tests.support.format_table import folder_of
 from tests.support.stored_formats import gptq
 
-UP, EXPERTS = f"{LAYER}.mlp.up_proj", f"{LAYER}.mlp.experts"
+UP = f"{LAYER}.mlp.up_proj"
+EXPERTS = f"{LAYER}.mlp.experts"
 
 
 def weights(**changes: Any) -> dict[str, Any]:
@@ -39,14 +39,14 @@ def weights(**changes: Any) -> dict[str, Any]:
 
 def groups(*pairs: tuple[str, dict[str, Any]], **config: Any) -> dict[str, Any]:
     """Return compressed-tensors' config with a group for each (target, weights)."""
-    own = {
-        f"group_{at}": {"targets": [target], "weights": args}
-        for at, (target, args) in enumerate(pairs)
-    }
-    return {"quant_method": "compressed-tensors", "config_groups": own, **config}
+    config_groups = {}
+    for number, (target, arguments) in enumerate(pairs):
+        config_groups[f"group_{number}"] = {"targets": [target], "weights": arguments}
+    return {"quant_method": "compressed-tensors", "config_groups": config_groups, **config}
 
 
 def linear(**changes: Any) -> dict[str, Any]:
+    """Return compressed-tensors' config of int4 in groups of 32, with changes."""
     return groups(("Linear", weights(**changes)))
 
 
@@ -60,17 +60,17 @@ def words(rows: int, columns: int, per_row: int, n_groups: int) -> Entries:
     }
 
 
-def found_in(
+def faults_in(
     folder: Path,
     modules: dict[str, Entries],
     quantization: dict[str, Any],
     values: dict[str, bytes],
 ) -> list[str]:
-    entries = {
-        f"{module}.{part}": entry
-        for module, parts in modules.items()
-        for part, entry in parts.items()
-    }
+    """Write a checkpoint, and return its contradictions; ``values``: bytes of tensors by name."""
+    entries = {}
+    for module, parts in modules.items():
+        for part, entry in parts.items():
+            entries[f"{module}.{part}"] = entry
     write_checkpoint(folder, {**ENDS, **entries}, {"quantization_config": quantization}, values)
     return [f"{fault.tensor}: {fault.what}" for fault in contradictions(Checkpoint(folder))]
 
@@ -109,32 +109,36 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         (words(8, 64, 7, 2), linear(num_bits=3), SIZE),  # 10 per word
         ({**INT4, **POINTS}, linear(symmetric=False), SIZE),
         ({**INT4, **POINTS}, linear(), SIZE),  # all zero
+        # 8 is zero in 4 bits
         (
             {**INT4, **POINTS},
             linear(),
             {**SIZE, "weight_zero_point": b"\x88" * 8},
-        ),  # 8 is zero in 4 bits
+        ),
+        # int4 in whole bytes
         (
             {"weight": ("I8", 8, 64), "weight_scale": ("BF16", 8, 2)},
             linear(),
             {},
-        ),  # int4 in whole bytes
+        ),
         (
             {"weight": ("I8", 8, 64), "weight_scale": ("BF16", 8)},
             linear(num_bits=8, strategy="channel"),
             {},
         ),
         (NVFP4_PARTS, linear(**NVFP4), {}),
+        # MXFP4
         (
             {"weight_packed": ("U8", 16, 16), "weight_scale": ("U8", 16, 1)},
             linear(type="float"),
             {},
-        ),  # MXFP4
+        ),
+        # MXFP8
         (
             {"weight": ("F8_E4M3", 8, 64), "weight_scale": ("U8", 8, 2)},
             linear(num_bits=8, type="float"),
             {},
-        ),  # MXFP8
+        ),
         (
             {"weight": ("F8_E4M3", 8, 64), "weight_scale": ("BF16", 8, 1)},
             linear(**FP8, strategy="channel"),
@@ -175,11 +179,12 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
             {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
             {},
         ),
+        # a mixture that the config does not describe
         (
             {"weight": ("F8_E4M3", 8, 32), "weight_scale": ("F32",)},
             {"quant_method": "modelopt", "quant_algo": "NVFP4"},
             {},
-        ),  # a mixture that the config does not describe
+        ),
         (GPTQ, STATED | {"desc_act": True}, {}),
         (gptq(8, 64, (1, 8), 64), STATED | {"group_size": -1}, {}),
         (gptq(9, 64, (3, 8), 72), STATED, {}),  # 72 / 32 = 2.25 groups
@@ -187,11 +192,7 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         (gptq(16, 64, (2, 16), 64), STATED | {"dynamic": {r"+:.*q_proj": {"bits": 8}}}, {}),
         (GPTQ, STATED | {"sym": True}, {"qzeros": b"\x77" * 64}),
         (GPTQ, STATED | {"sym": False}, {"qzeros": bytes(range(64))}),
-        (
-            {part: entry for part, entry in GPTQ.items() if part not in ("g_idx", "qzeros")},
-            STATED,
-            {},
-        ),
+        ({"qweight": GPTQ["qweight"], "scales": GPTQ["scales"]}, STATED, {}),
         (AWQ, STATED | {"quant_method": "awq", "version": "gemm"}, {}),
         (
             {"qweight": ("I32", 64, 8), "qzeros": ("I32", 64, 1), "scales": ("F16", 64, 8)},
@@ -211,19 +212,12 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 def test_what_fits(
     tmp_path: Path, parts: Entries, quantization: dict[str, Any], values: dict[str, bytes]
 ) -> None:
-    assert (
-        found_in(
-            tmp_path,
-            {Q: parts},
-            quantization,
-            {f"{Q}.{part}": value for part, value in values.items()},
-        )
-        == []
-    )
+    stored = {f"{Q}.{part}": value for part, value in values.items()}
+    assert faults_in(tmp_path, {Q: parts}, quantization, stored) == []
 
 
 @pytest.mark.parametrize(
-    ("parts", "quantization", "values", "said"),
+    ("parts", "quantization", "values", "fault"),
     [
         (
             words(8, 64, 8, 1),
@@ -314,19 +308,22 @@ def test_what_fits(
             {"weight": ("F8_E4M3", 256, 256), "weight_scale_inv": ("F32", 4, 4)},
             BLOCKS,
             {},
-            "weight_scale_inv: 4 x 4 scales for 256 x 256 weights, and the config says blocks of 128 x 128",
+            "weight_scale_inv: 4 x 4 scales for 256 x 256 weights, "
+            "and the config says blocks of 128 x 128",
         ),
         (
             {"weight": ("F8_E4M3", 256, 256), "weight_scale_inv": ("F32", 2, 2)},
             {"quant_method": "fp8"},
             {},
-            "weight_scale_inv: 2 x 2 scales for 256 x 256 weights, and the config says one scale for the whole matrix",
+            "weight_scale_inv: 2 x 2 scales for 256 x 256 weights, "
+            "and the config says one scale for the whole matrix",
         ),
         (
             {"weight": ("F8_E4M3", 256, 128), "weight_scale": ("BF16", 4, 1)},
             linear(**FP8, strategy="block", block_structure=[128, 128]),
             {},
-            "weight_scale: 4 x 1 scales for 256 x 128 weights, and the config says blocks of 128 x 128",
+            "weight_scale: 4 x 1 scales for 256 x 128 weights, "
+            "and the config says blocks of 128 x 128",
         ),
         (
             GPTQ,
@@ -383,21 +380,21 @@ def test_what_contradicts(
     parts: Entries,
     quantization: dict[str, Any],
     values: dict[str, bytes],
-    said: str,
+    fault: str,
 ) -> None:
     """A run refuses the file as well, in one line that names the tensor."""
     stored = {f"{Q}.{part}": value for part, value in values.items()}
-    assert found_in(tmp_path, {Q: parts}, quantization, stored) == [f"{Q}.{said}"]
+    assert faults_in(tmp_path, {Q: parts}, quantization, stored) == [f"{Q}.{fault}"]
     with pytest.raises(ModelError) as refused:
         notes_of(tmp_path)
-    assert f"{Q}.{said}" in str(refused.value)
+    assert f"{Q}.{fault}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("parts", "quantization", "fits"),
     [
-        # 2 experts of 384 x 128: 3 x 1 blocks each; transposed; two matrices of 192 rows: 2 * 2 x 1
-        # blocks each
+        # 2 experts of 384 x 128: 3 x 1 blocks; transposed; two matrices of 192 rows: 2 * 2 x 1
+        # blocks per expert
         (
             {"gate_up_proj": ("F8_E4M3", 2, 384, 128), "gate_up_proj_scale_inv": ("F32", 2, 3, 1)},
             BLOCKS,
@@ -483,13 +480,11 @@ def test_what_contradicts(
 def test_stacked_experts(
     tmp_path: Path, parts: Entries, quantization: dict[str, Any], fits: bool
 ) -> None:
-    assert (not found_in(tmp_path, {EXPERTS: parts}, quantization, {})) == fits
+    assert (not faults_in(tmp_path, {EXPERTS: parts}, quantization, {})) == fits
 
 
 def test_several_groups(tmp_path: Path) -> None:
-    """Names, patterns and classes each have their own groups; only the layer of another size is
-    named.
-    """
+    """Names, patterns and classes have groups; only the layer of another size is named."""
     down = f"{LAYER}.mlp.down_proj"
     config = groups(
         ("Linear", weights()),
@@ -498,24 +493,17 @@ def test_several_groups(tmp_path: Path) -> None:
     )
     modules = {Q: words(8, 64, 8, 2), UP: words(8, 64, 8, 1), down: words(8, 64, 16, 4)}
     values = {f"{module}.weight_shape": SIZE["weight_shape"] for module in modules}
-    assert found_in(tmp_path, modules, config, values) == []
+    assert faults_in(tmp_path, modules, config, values) == []
     modules |= {UP: words(8, 64, 8, 2), down: words(8, 64, 16, 2)}
-    assert found_in(tmp_path, modules, config, values) == [
+    assert faults_in(tmp_path, modules, config, values) == [
         f"{UP}.weight_scale: 2 groups of 32, and the config says groups of 64",
         f"{down}.weight_scale: 2 groups of 32, and the config says groups of 16",
     ]
     # A layer that the class describes may have the sizes of a pattern that knows it by another
     # name.
-    assert (
-        found_in(
-            tmp_path,
-            modules | {Q: words(8, 64, 8, 1), UP: words(8, 64, 8, 1), down: words(8, 64, 16, 4)},
-            config,
-            values,
-        )
-        == []
-    )
-    assert len(found_in(tmp_path, {Q: words(8, 64, 8, 3)}, config, values)) == 1
+    modules |= {Q: words(8, 64, 8, 1), UP: words(8, 64, 8, 1), down: words(8, 64, 16, 4)}
+    assert faults_in(tmp_path, modules, config, values) == []
+    assert len(faults_in(tmp_path, {Q: words(8, 64, 8, 3)}, config, values)) == 1
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
@@ -524,19 +512,15 @@ def test_downloads_have_no_contradiction(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_quantizer_left(tmp_path: Path) -> None:
-    """Left-over numbers of ModelOpt's quantizer do not hide a size: 8 x 64 weights have 64 words
-    and 16 scales.
-    """
+    """Left-over numbers of ModelOpt's quantizer do not hide a size."""
     parts: Entries = {**INT4, "weight_quantizer._scale": ("F32", 8, 2)}
-    assert (
-        found_in(tmp_path, {Q: parts}, linear(), {f"{Q}.weight_shape": SIZE["weight_shape"]}) == []
-    )
+    values = {f"{Q}.weight_shape": SIZE["weight_shape"]}
+    assert faults_in(tmp_path, {Q: parts}, linear(), values) == []
+    # 8 x 64 weights have 64 words and 16 scales.
     assert storage_of(tmp_path).bpw_layer == (64 * 32 + 16 * 16) / 512
-    (said,) = checkpoint_doctor.left_by_quantizers(Checkpoint(tmp_path))
-    assert (said.severity, said.where) == (
-        "warning",
-        f"model.safetensors: {Q}.weight_quantizer._scale",
-    )
+    (finding,) = checkpoint_doctor.left_by_quantizers(Checkpoint(tmp_path))
+    assert finding.severity == "warning"
+    assert finding.where == f"model.safetensors: {Q}.weight_quantizer._scale"
     del parts["weight_scale"]
-    found_in(tmp_path, {Q: parts}, linear(), {f"{Q}.weight_shape": SIZE["weight_shape"]})
+    faults_in(tmp_path, {Q: parts}, linear(), values)
     assert f"{Q}.weight_quantizer._scale" in storage_of(tmp_path).note

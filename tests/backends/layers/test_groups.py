@@ -1,6 +1,4 @@
-"""Groups of layers and of KV caches, deviations, and fused layers, compared with lists and
-sentences by hand.
-"""
+"""Groups of layers and of KV caches, deviations and fused layers, compared with lists by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from compare_q.backends.layers.module_names import FUSED
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
-    found = layers.group_layers(
+    groups = layers.group_layers(
         [
             Layer("model.layers.0.mlp.up", "int4 g128", "bfloat16", "A"),
             Layer("lm_head", "bfloat16", "bfloat16", "B"),
@@ -28,7 +26,7 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
             Layer("model.layers.3.mlp.up", "int8 g128", "bfloat16", "A"),
         ]
     )
-    assert found == (
+    assert groups == (
         Layer("model.layers.*.mlp.up", "int4 g128", "bfloat16", "A", count=2),
         Layer("lm_head", "bfloat16", "bfloat16", "B"),
         Layer("model.layers.*.mlp.experts.*.up2", "int4 g128", "bfloat16", "A"),
@@ -69,15 +67,21 @@ SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")
 
 
 def test_groups_of_caches_and_what_is_said_of_them() -> None:
-    caches = [replace(EIGHT, layers=f"layers.{number}.attn", count=1) for number in (3, 4)]
-    caches += [replace(SIXTEEN, layers=f"layers.{number}.attn", count=1) for number in range(5, 35)]
+    caches = []
+    for number in range(3, 35):
+        cache = SIXTEEN
+        if number < 5:
+            cache = EIGHT
+        caches.append(replace(cache, layers=f"layers.{number}.attn", count=1))
     groups = layers.group_kv_caches(caches)
     assert groups == (EIGHT, SIXTEEN)
     assert layers.kv_formats(groups) == "bfloat16 +fp8"
     assert layers.kv_formats(()) == ""
     assert layers.kv_deviations(groups) == [
-        "the checkpoint asks for a KV cache in bfloat16, but keys and values were kept in fp8 (2 layers)",
-        "the checkpoint asks for a KV cache in fp8, but keys and values were kept in bfloat16 (30 layers)",
+        "the checkpoint asks for a KV cache in bfloat16, but keys and values were kept in fp8 "
+        "(2 layers)",
+        "the checkpoint asks for a KV cache in fp8, but keys and values were kept in bfloat16 "
+        "(30 layers)",
     ]
     scales = "KV cache in fp8 with scales of 1.0 (2 layers): the checkpoint brings no others"
     assert layers.kv_notes(groups, "fp8") == [scales]
@@ -92,33 +96,32 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
     assert layers.kv_notes([], "auto") == layers.kv_notes([], BF16) == []
     packed = KVCache("x", 12, "turboquant_k8v4", DYNAMIC, BF16, named=True)
     assert layers.kv_notes([packed, KVCache("y", 4, BF16)], "turboquant_k8v4") == [
-        "KV cache in turboquant_k8v4, as the spec asks (12 layers); the checkpoint asks for bfloat16",
+        "KV cache in turboquant_k8v4, as the spec asks (12 layers); the checkpoint asks for "
+        "bfloat16",
         "4 of 16 layers keep their KV cache in bfloat16, not in turboquant_k8v4",
     ]
-    assert (
-        layers.kv_notes([KVCache("y", 4, BF16)], BF16)
-        == layers.kv_notes([KVCache("y", 4, BF16)], "auto")
-        == []
-    )
+    for cache_dtype in (BF16, "auto"):
+        assert layers.kv_notes([KVCache("y", 4, BF16)], cache_dtype) == []
     assert layers.kv_notes([], "fp8_ds_mla") == [
-        "KV cache in fp8_ds_mla: how this model's layers keep it, and whether prefill reads it, is not known"
+        "KV cache in fp8_ds_mla: how this model's layers keep it, and whether prefill reads it, "
+        "is not known"
     ]
 
 
 @pytest.mark.parametrize(
-    ("attention", "prefill", "said"),
+    ("attention", "prefill", "clause"),
     [
         (
             "TurboQuantAttentionImpl",
             FIRST_STEP,
-            "TurboQuantAttentionImpl computes the first step of a window from unquantized keys and values, and only later "
-            "steps read the KV cache in fp8 (32 layers)",
+            "TurboQuantAttentionImpl computes the first step of a window from unquantized keys "
+            "and values, and only later steps read the KV cache in fp8 (32 layers)",
         ),
         (
             "FlashMLASparseImpl",
             SPARSE,
-            "FlashMLASparseImpl may compute windows of up to index_topk tokens from unquantized keys and values, and only "
-            "longer ones read the KV cache in fp8 (32 layers)",
+            "FlashMLASparseImpl may compute windows of up to index_topk tokens from unquantized "
+            "keys and values, and only longer ones read the KV cache in fp8 (32 layers)",
         ),
         (
             "NewImpl",
@@ -133,17 +136,17 @@ def test_groups_of_caches_and_what_is_said_of_them() -> None:
     ],
 )
 def test_quantized_caches_that_prefill_does_not_read(
-    attention: str, prefill: str, said: str
+    attention: str, prefill: str, clause: str
 ) -> None:
-    assert layers.kv_deviations([KVCache("x", 32, "fp8", DYNAMIC, "", attention, prefill)]) == [
-        said
-    ]
+    quantized = KVCache("x", 32, "fp8", DYNAMIC, "", attention, prefill)
+    assert layers.kv_deviations([quantized]) == [clause]
     assert layers.kv_deviations([KVCache("x", 32, BF16, "", "", attention, prefill)]) == []
 
 
 def test_sizes_of_a_models_caches() -> None:
-    """Gemma 3 1B: 26 layers of one head of 256 numbers; every sixth sees all tokens, the others the
-    last 512.
+    """Gemma 3 1B has 26 layers of one head of 256 numbers.
+
+    Every sixth layer sees all tokens, the others see the last 512.
     """
     full = replace(SIXTEEN, count=4, token_bytes=2 * 256 * 2.0)
     sliding = replace(full, count=22, window=512)
@@ -166,22 +169,23 @@ MAPPING = re.compile(r"\bpacked_modules_mapping = (\{[^{}]*\})")
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_what_the_installed_vllm_fuses_is_known() -> None:
-    """The fused layers are literals in the sources of vLLM's models, which are read without
-    importing vLLM.
-    """
+    """The fused layers are literals in vLLM's sources, which are read without importing vLLM."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None  # noqa: PT018
-    fused = {
-        tuple(name.split(".")[-1] for name in ast.literal_eval(members))
-        for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py")
-        for literal in MAPPING.findall(file.read_text(encoding="utf-8"))
-        for members in getattr(ast.parse(literal, mode="eval").body, "values", ())
-        if isinstance(members, ast.List) and len(members.elts) > 1
-    }
+    fused = set()
+    for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py"):
+        for literal in MAPPING.findall(file.read_text(encoding="utf-8")):
+            fused |= members_in(literal)
     assert ("q_proj", "k_proj", "v_proj") in fused
-    known = [set(group) for group in FUSED]
-    assert [
-        group
-        for group in fused - NOT_LANGUAGE
-        if not any(len(set(group) & names) > 1 for names in known)
-    ] == []
+    for members in fused - NOT_LANGUAGE:
+        n_common = [len(set(members) & set(names)) for names in FUSED]
+        assert max(n_common) > 1, members
+
+
+def members_in(literal: str) -> set[tuple[str, ...]]:
+    """Return the lists of several layers in the source of a dict."""
+    groups = set()
+    for members in getattr(ast.parse(literal, mode="eval").body, "values", ()):
+        if isinstance(members, ast.List) and len(members.elts) > 1:
+            groups.add(tuple(name.split(".")[-1] for name in ast.literal_eval(members)))
+    return groups

@@ -1,6 +1,6 @@
-"""The schemes that configs request for each layer, compared with schemes written by hand,
-compressed-tensors' presets, and vLLM's own config classes.  tests/support/downloads.py has configs
-of real checkpoints.
+"""The schemes that configs request for each layer, compared with schemes written by hand.
+
+tests/support/downloads.py has configs of real checkpoints.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ def test_kv_cache(config: dict[str, Any], kv: str) -> None:
     assert schemes.kv_cache(config) == kv
 
 
-INT8, INT4, FP8, NVFP4 = (
-    Scheme("int8 channel", "int8 channel"),
-    Scheme("int4 g128"),
-    Scheme("fp8 tensor", "fp8 tensor"),
-    Scheme("nvfp4 g16", "nvfp4 g16"),
-)
+INT8 = Scheme("int8 channel", "int8 channel")
+INT4 = Scheme("int4 g128")
+FP8 = Scheme("fp8 tensor", "fp8 tensor")
+NVFP4 = Scheme("nvfp4 g16", "nvfp4 g16")
 LAYER = "model.layers.0"
 GROUPS = {
     "W8A8": {
@@ -94,10 +92,8 @@ def test_layers_of_modelopt(layer: str, scheme: Scheme | None) -> None:
     ],
 )
 def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
-    assert (
-        declared({"quant_method": "compressed-tensors", "config_groups": GROUPS}).of(layer)
-        == scheme
-    )
+    config = {"quant_method": "compressed-tensors", "config_groups": GROUPS}
+    assert declared(config).of(layer) == scheme
 
 
 @pytest.mark.parametrize(

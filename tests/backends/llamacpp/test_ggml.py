@@ -1,5 +1,7 @@
-"""Builds of ggml, and the llama.cpp that `make` builds: for any x86-64 CPU with AVX2, with AVX-512
-if the CPU has it, without AMX tiles; the parameters that llama.cpp gets, and the caches in its log.
+"""Builds of ggml, the parameters that llama.cpp gets, and the caches in its log.
+
+The llama.cpp that `make` builds is for any x86-64 CPU with AVX2, uses AVX-512 if the CPU has it,
+and has no AMX tiles.
 """
 
 from __future__ import annotations
@@ -30,9 +32,7 @@ from tests.support.llama_cpp import runs_llama_cpp
 def test_build_is_what_the_folder_of_libraries_holds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also if a build was copied over an installed one, or if llama-cpp-python is set to load from
-    another folder.
-    """
+    """The identity also follows a build copied over an installed one, and another folder."""
     for folder in ("lib", "mine"):
         (tmp_path / folder).mkdir()
         for name in ("libggml-cpu.so", "libggml-base.so", "libllama.so"):
@@ -74,8 +74,9 @@ LIBRARIES = (package_folder("llama_cpp") or Path()) / "lib"
 @runs_llama_cpp
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
 def test_no_library_holds_amx_tile_code() -> None:
-    """GCC 12.2 miscompiles ggml's AMX tile code; a build for sapphirerapids with it had 373 tile
-    instructions.
+    """GCC 12.2 miscompiles ggml's AMX tile code.
+
+    A build for sapphirerapids with it had 373 tile instructions.
     """
     libraries = {file.resolve() for file in LIBRARIES.rglob("*.so*")}
     assert len(libraries) >= 4
@@ -86,16 +87,17 @@ def test_no_library_holds_amx_tile_code() -> None:
         assert TILES.findall(code) == [], library
 
 
-def ask(**environment: str) -> str:
-    command, changed = [sys.executable, "-c", LOADED], {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=changed).stdout
+def ask(**changes: str) -> str:
+    """Return what a process reports that loads llama.cpp in a changed environment."""
+    command = [sys.executable, "-c", LOADED]
+    environment = {**os.environ, **changes}
+    process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return process.stdout
 
 
 @runs_llama_cpp
 def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
-    """glibc loads the library with AVX-512 if the CPU has AVX-512, and the other one if AVX-512 is
-    masked.
-    """
+    """glibc loads the library with AVX-512 if the CPU has AVX-512 and it is not masked."""
     if not (LIBRARIES / V4).is_file():
         pytest.skip("this llama.cpp was not built by make with AVX2, so there is one library")
     loader = subprocess.run(
@@ -103,7 +105,8 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
     )
     if SUPPORTED not in loader.stdout:
         pytest.skip("this CPU has no AVX-512, or glibc is older than 2.33")
-    assert "AVX512 = 1" in (wide := ask())
+    wide = ask()
+    assert "AVX512 = 1" in wide
     assert str(V4) in wide
     narrow = ask(GLIBC_TUNABLES="glibc.cpu.hwcaps=-AVX512F")
     assert "AVX2 = 1" in narrow
@@ -112,11 +115,16 @@ def test_the_library_fits_the_cpu_that_it_runs_on() -> None:
 
 
 def test_the_caches_that_llama_cpp_has_made() -> None:
-    """Lines of 0.3.36's log for 1,024 tokens: SmolLM2's keys and values (30 layers of 3 heads of 64
-    numbers) in f16 and in q4_0, whose blocks of 32 numbers take 18 bytes; and Gemma 3's two caches,
-    the second one quantized.
+    """Lines of 0.3.36's log for 1,024 tokens.
+
+    They are about SmolLM2's keys and values (30 layers of 3 heads of 64 numbers) in f16 and in
+    q4_0, whose blocks of 32 numbers take 18 bytes, and about Gemma 3's two caches, the second one
+    quantized.
     """
-    line = "llama_kv_cache: size = {} MiB (  1024 cells,  {} layers,  1/1 seqs), K ({}): {} MiB, V ({}): {} MiB\n"
+    line = (
+        "llama_kv_cache: size = {} MiB (  1024 cells,  {} layers,  1/1 seqs), "
+        "K ({}): {} MiB, V ({}): {} MiB\n"
+    )
     (plain,) = kv_caches(
         "llama_kv_cache: CPU KV buffer size = 22.50 MiB\n"
         + line.format("  22.50", "30", "f16", "  11.25", "f16", "  11.25"),
@@ -128,10 +136,8 @@ def test_the_caches_that_llama_cpp_has_made() -> None:
     assert small.token_bytes == pytest.approx(2 * 3 * 64 * 18 / 32, rel=0.005 / 6.33)
     lines = line.format(" 4.00", " 4", "f16", " 2.00", "f16", "2.00")
     lines += line.format("16.84", "22", "q8_0", "5.84", "f16", "11.00")
-    assert [(found.count, found.stored) for found in kv_caches(lines, 1024)] == [
-        (4, "f16"),
-        (22, "q8_0 (values f16)"),
-    ]
+    counts_and_formats = [(cache.count, cache.stored) for cache in kv_caches(lines, 1024)]
+    assert counts_and_formats == [(4, "f16"), (22, "q8_0 (values f16)")]
 
 
 def test_what_llama_cpp_is_told() -> None:
@@ -146,13 +152,14 @@ def test_what_llama_cpp_is_told() -> None:
         n_gpu_layers=3, split_mode="row", tensor_split=[1, 3], n_batch=64, type_k="bf16"
     )
     model = model_parameters(library, options, repacks=False)
-    assert (model.n_gpu_layers, model.main_gpu, model.split_mode, model.use_extra_bufts) == (
-        3,
-        0,
-        2,
-        False,
-    )
     assert list(model.tensor_split) == [1, 3, *[0] * 14]
+    del model.tensor_split
+    assert vars(model) == {
+        "n_gpu_layers": 3,
+        "main_gpu": 0,
+        "split_mode": 2,
+        "use_extra_bufts": False,
+    }
     context = context_parameters(library, options, max_tokens=100, threads=5)
     assert vars(context) == {
         "n_ctx": 100,

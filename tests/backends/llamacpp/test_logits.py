@@ -1,5 +1,6 @@
-"""Logits of llama.cpp, compared with Transformers on the same weights; its batches and KV cache;
-tokens that a model never allows; and the provenance of a run.
+"""Logits of llama.cpp, compared with Transformers on the same weights.
+
+Also its batches and KV cache, tokens that a model never allows, and the provenance of a run.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path
 
 
 def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
-    """With batches of 7 tokens, the last batch has 2.  Flash attention's kernel for few tokens has
-    other roundings.
+    """With batches of 7 tokens, the last batch has 2.
+
+    Flash attention's kernel for few tokens has other roundings.
     """
     (window,) = toy_windows(1)
 
@@ -70,19 +72,20 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
 
 
 def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
-    """The store has float32 logits, because ggml's head cannot be computed again.  The KLD of a
-    bf16 cache is small and equals its value in float64.
+    """The store has float32 logits, because ggml's head cannot be computed again.
+
+    The KLD of a bf16 cache is small and equals its value in float64.
     """
     windows = toy_windows(2)
-    ours, other = loaded(toy_gguf, **EXACT), loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
+    ours = loaded(toy_gguf, **EXACT)
+    other = loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
     store = recorded(ours, windows, tmp_path)
     assert reference.Reader(store).window(windows[0].digest).dtype == torch.float32
     task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)
     assert not any(np.any(scores.kld) for scores in ours.score(windows, task))
     for window, scores in zip(windows, other.score(windows, task), strict=True):
-        p, q = (
-            engine.logits(window)[:-1].double().log_softmax(-1).cpu() for engine in (ours, other)
-        )
+        p = ours.logits(window)[:-1].double().log_softmax(-1).cpu()
+        q = other.logits(window)[:-1].double().log_softmax(-1).cpu()
         exact = (p.exp() * (p - q)).sum(-1).numpy()
         assert 0 < exact.mean() < 1e-2
         np.testing.assert_allclose(scores.kld, exact, atol=1e-6, rtol=0)
@@ -91,8 +94,9 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
 def test_excluded_tokens_leave_every_score_but_the_divergence(
     toy_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry is -inf at every position, and the target of one position is -3.4e38: that position
-    is left out.
+    """One entry is -inf at every position, and the target of one position is -3.4e38.
+
+    That position is left out.
     """
     (window,) = toy_windows(1)
     engine = loaded(toy_gguf)
@@ -133,9 +137,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(
 
 
 def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
-    """llama.cpp's references are logits; only a part of the window's and of the reference's logits
-    is in memory.
-    """
+    """Only a part of a window's logits, and of its reference's logits, is in memory."""
     save_llama(tmp_path / "model", vocab_size=VOCAB, max_position_embeddings=LONG)
     file = write_gguf(tmp_path / "model", tmp_path / "toy.gguf")
     assert growth("llamacpp", file) < LOGITS / 2
@@ -144,20 +146,19 @@ def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
 def test_what_ran(toy_gguf: Path, capfd: pytest.CaptureFixture[str]) -> None:
     engine = loaded(toy_gguf, n_threads=1, type_k="q8_0", flash_attn=True, n_ubatch=32)
     engine.logits(toy_windows(1)[0])
-    said = engine.provenance()
-    asked = {"n_threads": 1, "type_k": "q8_0", "type_v": "f16", "flash_attn": True, "n_ubatch": 32}
-    assert asked.items() <= said.items()
-    assert sum(said["devices"].values()) == 3  # two layers and the head
-    (cache,) = said[
-        "kv_cache_layers"
-    ]  # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16
+    provenance = engine.provenance()
+    options = {"n_threads": 1, "type_k": "q8_0", "type_v": "f16", "flash_attn": True}
+    assert {**options, "n_ubatch": 32}.items() <= provenance.items()
+    assert sum(provenance["devices"].values()) == 3  # two layers and the head
+    (cache,) = provenance["kv_cache_layers"]
     assert (cache["count"], cache["stored"]) == (2, "q8_0 (values f16)")
-    assert cache["token_bytes"] == pytest.approx(
-        2 * (34 + 64), abs=0.005 * 1024**2 / said["n_ctx"] / 2
-    )
-    assert said["logits_set_to_floor"]["entries"] == 0
-    assert said["notes"] == []
-    layers = {(each.name, each.count, each.weights) for each in engine.layers()}
+    # 2 heads of 32 numbers: 34 bytes for keys in q8_0, 64 for values in f16.  The log has MiB with
+    # two digits, of two layers.
+    rounding = 0.005 * 1024**2 / provenance["n_ctx"] / 2
+    assert cache["token_bytes"] == pytest.approx(2 * (34 + 64), abs=rounding)
+    assert provenance["logits_set_to_floor"]["entries"] == 0
+    assert provenance["notes"] == []
+    layers = {(layer.name, layer.count, layer.weights) for layer in engine.layers()}
     assert {("output.weight", 1, "f32"), ("blk.*.ffn_down.weight", 2, "f32")} < layers
     assert len(layers) == 8
     assert isinstance(engine.head(), str)
