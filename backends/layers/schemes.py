@@ -1,10 +1,8 @@
 """Schemes of layers and KV cache in a checkpoint's quantization config.
 
-They are described in terms that all engines share.
-
-Weights and activations are described by a number format and the granularity of its scales: ``int4
-g128``, ``int8 channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.  ``
-e8m0`` at the end means that scales are powers of two in a format that does not require it.
+All engines describe weights and activations by a number format and the granularity of its scales:
+``int4 g128``, ``int8 channel``, ``fp8 token``, ``fp8 block 128x128``, ``nvfp4 g16``, ``nf4 g64``.
+``e8m0`` at the end means that scales are powers of two in a format that does not require it.
 
 ``declared`` reads a config, with one reader per ``quant_method``.  It returns the scheme of
 *quantized* layers; the checkpoint's tensors show which layers are quantized.  Unknown words give
