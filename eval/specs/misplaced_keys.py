@@ -16,11 +16,10 @@ MODEL_KEYS = SweptSpec.model_fields.keys()
 DATA_KEYS = DataSpec.model_fields.keys()
 
 
-def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
-    """Return where an unknown ``key`` of a spec belongs, as the end of a sentence; empty if no
-    level has it.
+def hint_at_level(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
+    """Return where an unknown ``key`` of a spec belongs, as the end of a sentence.
 
-    ``raw``: the JSON of the spec.
+    The text is empty if no level has the key.  ``raw``: the JSON of the spec.
     """
     if kind is DataSpec and key in MODEL_KEYS:
         return "; it is a key of model specs, which -m takes"
@@ -29,30 +28,37 @@ def hint(key: str, kind: type[DataSpec] | type[ModelSpec], raw: Any) -> str:
     load_fns = engines_with(key)
     if not load_fns:
         return ""
+    is_option = f"; it is an option of {load_fns[0]}"
     if kind is DataSpec:
-        return f'; it is an option of {load_fns[0]}, and belongs in "engine" of a model spec, which -m takes'
-    own = raw.get("load_fn") if isinstance(raw, Mapping) else None
-    if own in load_fns:
+        return f'{is_option}, and belongs in "engine" of a model spec, which -m takes'
+    load_fn = None
+    if isinstance(raw, Mapping):
+        load_fn = raw.get("load_fn")
+    if load_fn in load_fns:
         return f'; it is an option of the engine, and belongs in "engine": {{"{key}": ...}}'
-    if is_load_fn(own):
-        return f'; it is an option of {load_fns[0]}, in "engine", and {own} does not have it'
-    return f'; it is an option of {load_fns[0]}, and belongs in "engine"'
+    if is_load_fn(load_fn):
+        return f'{is_option}, in "engine", and {load_fn} does not have it'
+    return f'{is_option}, and belongs in "engine"'
 
 
-def hint_on_axis(axis: str) -> str:
-    """Return how an option of an engine is written in a ``sweep``, as the end of a sentence; empty
-    if it is none.
+def hint_at_axis(axis: str) -> str:
+    """Return how an option of an engine is written in a ``sweep``, as the end of a sentence.
+
+    The text is empty if no engine has the option.
     """
-    return f'; an option of the engine is written "{ENGINE}{axis}"' if engines_with(axis) else ""
+    if not engines_with(axis):
+        return ""
+    return f'; an option of the engine is written "{ENGINE}{axis}"'
 
 
 def engines_with(option: str) -> list[str]:
     """Return the load_fns whose engine has this option."""
-    found: list[str] = []
+    load_fns: list[str] = []
     for _, engine in backends.engines():
-        if option in (engine.option_names() or ()):
-            found += engine.capabilities.load_fns
-    return found
+        option_names = engine.option_names()
+        if option_names is not None and option in option_names:
+            load_fns += engine.capabilities.load_fns
+    return load_fns
 
 
 def is_load_fn(name: Any) -> bool:
@@ -63,16 +69,19 @@ def is_load_fn(name: Any) -> bool:
 def check_options(spec: ModelSpec) -> None:
     """InputError for a key in ``engine`` that belongs into the model spec, or into a data spec."""
     misplaced = [key for key in spec.options if key in MODEL_KEYS or key in DATA_KEYS]
+    # Most specs end here, before an engine looks up its options in its library.
     if not misplaced:
         return
     try:
-        known = backends.resolve(spec.load_fn, spec.fwd_fn)[1].option_names()
-    except InputError:  # the run reports an unknown load_fn
+        _, engine = backends.resolve(spec.load_fn, spec.fwd_fn)
+        option_names = engine.option_names()
+    except InputError:
+        # The run reports an unknown load_fn.
         return
-    if known is None:
+    if option_names is None:
         return
     for key in misplaced:
-        if key in known:
+        if key in option_names:
             continue
         if key in MODEL_KEYS:
             raise InputError(f'engine.{key}: is a key of the model spec; write it next to "engine"')

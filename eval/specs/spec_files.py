@@ -1,9 +1,8 @@
-"""Reading specs from JSON files: wildcards, labels, masks, one reference.  And the settings file."""
+"""Read specs from JSON files: wildcards, labels, masks, one reference.  And the settings file."""
 
 from __future__ import annotations
 
 import glob
-import itertools
 import json
 import os
 import re
@@ -22,22 +21,24 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable, shortened
 from ...backends.reference import pack_files
 from . import misplaced_keys
-from .spec_types import DataSpec, ModelSpec, Spec, SweptSpec, placed
+from .spec_types import DataSpec, ModelSpec, Spec, SweptSpec, with_sweep_place
 
 S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]
-NAMES = {DataSpec: "text", ModelSpec: "model"}
+ITEM_NAMES = {DataSpec: "text", ModelSpec: "model"}
 """The name of an item of a list of specs in error messages."""
-OF_RESULTS = {"format", "created", "models"}
+KEYS_OF_RESULTS = {"format", "created", "models"}
 """Keys of results.json, which is sometimes given instead of a spec."""
-NO_REFERENCE = (
-    'no KL divergence: no model is the reference; mark one, best the unquantized one, with "reference": true in its '
-    "spec, or give a stored one with --logits_file"
+NO_KLD_NOTE = (
+    "no KL divergence: no model is the reference; mark one, best the unquantized one, "
+    'with "reference": true in its spec, or give a stored one with --logits_file'
 )
-SETTINGS = "COMPARE_Q_SETTINGS"
+SETTINGS_VARIABLE = "COMPARE_Q_SETTINGS"
 COMMAND_LINE = Path("command line")
-"""In errors, the file of specs from the command line; their relative paths start in the working
-directory."""
+"""In errors, the file of specs from the command line.
+
+Their relative paths start in the working directory.
+"""
 
 
 def parse(
@@ -48,64 +49,72 @@ def parse(
     ``file``: relative paths of the spec start in its folder.  ``where``: comes before the key in
     errors.  ``places``: how keys are called in the file, if differently.
     """
-    place, places = printable(f"{file}: {where}"), places or {}
+    place = printable(f"{file}: {where}")
+    if places is None:
+        places = {}
     if isinstance(raw, dict):
-        raw = {key: value for key, value in raw.items() if key != "$schema"}  # for editors
+        # Editors read the schema's address; it is not part of the spec.
+        raw = dict(raw)
+        raw.pop("$schema", None)
     try:
         json_files.check_values(raw)
         if kind is DataSpec and isinstance(raw, dict) and isinstance(raw.get("pack"), str):
-            raw = with_pack(raw, file.parent)
+            raw = with_keys_of_pack(raw, file.parent)
         spec = kind.model_validate(raw)
         if isinstance(spec, ModelSpec):
             misplaced_keys.check_options(spec)
     except InputError as error:
-        raise InputError(f"{place}{placed(str(error), places)}") from None
+        raise InputError(f"{place}{with_sweep_place(str(error), places)}") from None
     except ValidationError as error:
         reason = fault_of(error, kind, raw)
-        raise InputError(f"{place}{placed(reason, places)}") from None
-    spec._folder, spec._place, spec._places = (
-        file.parent,
-        place,
-        {key: place + at for key, at in places.items()},
-    )
+        raise InputError(f"{place}{with_sweep_place(reason, places)}") from None
+    spec._folder = file.parent
+    spec._place = place
+    spec._places = {key: place + place_in_file for key, place_in_file in places.items()}
     return spec
 
 
 def fault_of(error: ValidationError, kind: type[Spec], raw: Any) -> str:
-    """Return ``key: what is wrong`` with a spec, and where a key belongs that is on the wrong
-    level.
-    """
-    spec_kind: type[DataSpec] | type[ModelSpec] = (
-        DataSpec if issubclass(kind, DataSpec) else ModelSpec
-    )
+    """Return ``key: what is wrong`` with a spec, and where a key of another level belongs."""
+    spec_kind: type[DataSpec] | type[ModelSpec] = ModelSpec
+    kind_name = "model"
+    if issubclass(kind, DataSpec):
+        spec_kind = DataSpec
+        kind_name = "data"
     reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
     key, unknown, _ = reason.partition(": unknown key")
-    hint = misplaced_keys.hint(key, spec_kind, raw) if unknown else ""
-    if hint:
-        return f"{key}{unknown}{hint}"
+    if unknown:
+        hint = misplaced_keys.hint_at_level(key, spec_kind, raw)
+        if hint:
+            return f"{key}{unknown}{hint}"
     axis = re.match(r"sweep\.(\w+): this key cannot have several values", reason)
-    if axis and misplaced_keys.hint_on_axis(axis[1]):
-        return f"{axis[0]}{misplaced_keys.hint_on_axis(axis[1])}"
+    if axis:
+        hint = misplaced_keys.hint_at_axis(axis[1])
+        if hint:
+            return f"{axis[0]}{hint}"
     if isinstance(raw, dict) and raw and not raw.keys() & kind.model_fields:
-        required = ", ".join(
-            name for name, field in kind.model_fields.items() if field.is_required()
-        )
-        reason += f"; it holds no key of a {'data' if spec_kind is DataSpec else 'model'} spec ({required}, ...)"
+        required = []
+        for name, field in kind.model_fields.items():
+            if field.is_required():
+                required.append(name)
+        reason += f"; it holds no key of a {kind_name} spec ({', '.join(required)}, ...)"
     return reason
 
 
-def with_pack(raw: Mapping[str, Any], beside: Path) -> dict[str, Any]:
-    """Return the keys of a data spec with those of the reference pack that it names; InputError if
-    it is none.
+def with_keys_of_pack(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the keys of a data spec with those of the reference pack that it names.
+
+    InputError if it is none.  ``folder``: where a relative path of the pack starts.
     """
-    path = beside / json_files.expanded(raw["pack"])
+    name = raw["pack"]
+    path = folder / json_files.expanded(name)
+    if json_files.exists(path):
+        name = str(path)
     try:
-        folder = pack_files.resolve(
-            str(path) if json_files.exists(path) else raw["pack"], raw.get("revision")
-        )
+        pack = pack_files.resolve(name, raw.get("revision"))
     except InputError as error:
         raise InputError(f"pack: {error}") from None
-    return {**pack_files.data_keys(folder), **raw, "pack": str(folder.absolute())}
+    return {**pack_files.data_keys(pack), **raw, "pack": str(pack.absolute())}
 
 
 parse_data_spec = partial(parse, DataSpec)
@@ -113,36 +122,56 @@ parse_model_spec = partial(parse, ModelSpec)
 
 
 def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
-    """Return the specs of a file's JSON, which is an object or a list; a ``sweep`` gives several
-    model specs.
+    """Return the specs of a file's JSON, which is an object or a list.
+
+    A ``sweep`` gives several model specs.
     """
     if raw == []:
-        raise InputError(f"{printable(file)}: holds no {NAMES[kind]}")
-    if isinstance(raw, dict) and raw.keys() >= OF_RESULTS:
+        raise InputError(f"{printable(file)}: holds no {ITEM_NAMES[kind]}")
+    if isinstance(raw, dict) and raw.keys() >= KEYS_OF_RESULTS:
         raise InputError(f"{printable(file)}: is the result of a run; compare-q show prints it")
+    if isinstance(raw, list):
+        entries = raw
+    else:
+        entries = [raw]
     specs: list[Spec] = []
-    for number, entry in enumerate(raw if isinstance(raw, list) else [raw], 1):
-        label = entry.get("label") if isinstance(entry, dict) else None
-        where = f"{NAMES[kind]} {number}{f' ({shortened(str(label), 60)})' if label else ''}: "
-        if kind is DataSpec:
-            specs.append(parse(kind, entry, file, where if isinstance(raw, list) else ""))
+    for number, entry in enumerate(entries, 1):
+        where = f"{ITEM_NAMES[kind]} {number}{label_in_brackets(entry)}: "
+        if kind is ModelSpec:
+            swept = parse(SweptSpec, entry, file, where)
+            for row, places in swept.rows(entry):
+                specs.append(parse(ModelSpec, row, file, where, places))
+        elif isinstance(raw, list):
+            specs.append(parse(kind, entry, file, where))
         else:
-            rows = parse(SweptSpec, entry, file, where).rows(entry)
-            specs += [parse(ModelSpec, row, file, where, places) for row, places in rows]
+            specs.append(parse(kind, entry, file))
     return cast(list[S], specs)
 
 
+def label_in_brackets(entry: Any) -> str:
+    """Return the label of a spec for an error message; empty without one."""
+    label = None
+    if isinstance(entry, dict):
+        label = entry.get("label")
+    if not label:
+        return ""
+    return f" ({shortened(str(label), 60)})"
+
+
 def load(kind: type[S], files: Iterable[Path], hint: str = "") -> list[S]:
-    """Return the specs of all files in order; ``hint``: added to the error for a file that is not
-    called .json.
+    """Return the specs of all files in order.
+
+    ``hint``: added to the error for a file that is not called .json.
     """
-    specs = []
+    specs: list[S] = []
     for file in files:
         try:
             raw = json_files.read_json(file)
         except InputError as error:
-            more = f"; {hint}" if hint and file.suffix.lower() != ".json" else ""
-            raise InputError(f"{error}{more}") from None
+            reason = str(error)
+            if hint and file.suffix.lower() != ".json":
+                reason += f"; {hint}"
+            raise InputError(reason) from None
         specs += specs_in(kind, raw, file)
     return specs
 
@@ -157,8 +186,9 @@ def load_data_specs(files: Iterable[Path], hint: str = "") -> list[DataSpec]:
 def check_labels(specs: Sequence[DataSpec]) -> None:
     """InputError if two texts of a run have the same label."""
     labels = [spec.label for spec in specs if spec.label is not None]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise InputError(f"label: two texts are called {twice!r}; give them different labels")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"label: two texts are called {label!r}; give them different labels")
 
 
 def load_model_specs(
@@ -169,34 +199,41 @@ def load_model_specs(
 
 
 def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
-    """Return the specs with different labels: the second model of one label becomes ``Label (2)``,
-    and ``say`` is called with a line about it.
+    """Return the specs with different labels: the second model of one label is ``Label (2)``.
+
+    ``say`` is called with a line for each changed label.
     """
-    found = []
-    for spec, name in zip(specs, numbered([spec.name for spec in specs]), strict=True):
-        if name != spec.name:
-            model = printable(f"{spec.load_fn} {spec.located}")
-            say(
-                f"label: an earlier model is called {printable(spec.name)} too; this one ({model}) is called {name}"
-            )
-        found.append(spec if name == spec.name else spec.model_copy(update={"label": name}))
-    return found
+    labels = numbered([spec.name for spec in specs])
+    labelled_specs = []
+    for spec, label in zip(specs, labels, strict=True):
+        if label == spec.name:
+            labelled_specs.append(spec)
+            continue
+        name = printable(spec.name)
+        model = printable(f"{spec.load_fn} {spec.located}")
+        say(f"label: an earlier model is called {name} too; this one ({model}) is called {label}")
+        labelled_specs.append(spec.model_copy(update={"label": label}))
+    return labelled_specs
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
-    """Return different names: the second ``name`` becomes ``name (2)``, or gets the next number
-    that is not taken.
+    """Return different names: the second ``name`` is ``name (2)``, or has the next free number.
+
+    A number is free if the name with it is neither in ``names`` nor in ``taken``.
     """
     different: list[str] = []
     for name in names:
-        others = (f"{name} ({number})" for number in itertools.count(2))
-        free = (other for other in others if other not in names)
-        own = (
-            each
-            for each in itertools.chain([name], free)
-            if each not in different and each not in taken
-        )
-        different.append(next(own))
+        number = 1
+        candidate = name
+        is_free = candidate not in different and candidate not in taken
+        while not is_free:
+            number += 1
+            candidate = f"{name} ({number})"
+            # A later item that is called so keeps its name.
+            is_free = (
+                candidate not in names and candidate not in different and candidate not in taken
+            )
+        different.append(candidate)
     return different
 
 
@@ -214,33 +251,45 @@ def expand(patterns: Iterable[str]) -> list[Path]:
     """Return spec files: wildcards are expanded in sorted order, and each file comes once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
-        is_name = json_files.exists(Path(pattern)) or not glob.has_magic(pattern)
-        matches = [pattern] if is_name else sorted(glob.glob(pattern))
+        # A file may be called as a pattern is: "[1].json".
+        if json_files.exists(Path(pattern)) or not glob.has_magic(pattern):
+            matches = [pattern]
+        else:
+            matches = sorted(glob.glob(pattern))
         if not matches:
             raise InputError(f"{printable(pattern)}: no file matches")
-        files.update(dict.fromkeys(Path(match) for match in matches))
+        for match in matches:
+            files[Path(match)] = None
     return list(files)
 
 
 def matching(labels: Sequence[str], mask: str | None) -> list[str]:
-    """Return the labels that contain one of the mask's words, which are separated by semicolons;
-    case is ignored.
+    """Return the labels that contain one of the mask's words; case is ignored.
 
-    Without a mask all match.  InputError if none does.
+    Semicolons separate the words.  Without a word all labels match.  InputError if none does.
     """
-    words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
-    found = [label for label in labels if not words or any(word in label.upper() for word in words)]
-    if not found:
+    words = []
+    if mask is not None:
+        for word in mask.split(";"):
+            # "gguf;" has an empty word, which every label contains.
+            if word.strip():
+                words.append(word.strip().upper())
+    matching_labels = []
+    for label in labels:
+        if not words or any(word in label.upper() for word in words):
+            matching_labels.append(label)
+    if not matching_labels:
         raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(labels)}")
-    return found
+    return matching_labels
 
 
 def apply_mask(specs: Sequence[ModelSpec], mask: str | None) -> list[ModelSpec]:
-    """Return the models that match a mask, and the reference, without which the others have no KL
-    divergence.
+    """Return the models that match a mask, and the reference.
+
+    Without the reference the others have no KL divergence.
     """
-    named = matching([spec.name for spec in specs], mask)
-    return [spec for spec in specs if spec.name in named or spec.is_reference]
+    labels = matching([spec.name for spec in specs], mask)
+    return [spec for spec in specs if spec.name in labels or spec.is_reference]
 
 
 def one_reference(
@@ -251,15 +300,26 @@ def one_reference(
     Example files mark their unquantized model, so several files have several marks; the first one
     counts.  ``stored``: without a mark the reference is a store.
     """
-    marked = [spec for spec in specs if spec.is_reference]
-    if len(marked) < 2:
-        return list(specs), [NO_REFERENCE] if not marked and len(specs) > 1 and not stored else []
-    first, others = marked[0].name, ", ".join(spec.name for spec in marked[1:])
-    unmarked = {"reference": False, "out_logits": None}
-    kept = [spec.model_copy(update=unmarked if spec in marked[1:] else {}) for spec in specs]
-    return kept, [
-        f"{first} is the reference, as the first of {len(marked)} that are marked; not: {others}"
-    ]
+    reference_specs = [spec for spec in specs if spec.is_reference]
+    if not reference_specs and len(specs) > 1 and not stored:
+        return list(specs), [NO_KLD_NOTE]
+    if len(reference_specs) < 2:
+        return list(specs), []
+    others = reference_specs[1:]
+    specs_with_one_reference = []
+    for spec in specs:
+        if spec in others:
+            unmarked = spec.model_copy(update={"reference": False, "out_logits": None})
+            specs_with_one_reference.append(unmarked)
+        else:
+            specs_with_one_reference.append(spec)
+    first = reference_specs[0].name
+    other_names = ", ".join(spec.name for spec in others)
+    line = (
+        f"{first} is the reference, as the first of {len(reference_specs)} that are marked; "
+        f"not: {other_names}"
+    )
+    return specs_with_one_reference, [line]
 
 
 def json_or_word(text: str) -> Any:
@@ -282,15 +342,16 @@ class Settings(BaseModel):
 
 
 def load_settings() -> Settings:
-    """Return the settings of ``$COMPARE_Q_SETTINGS``, or of ``settings.json`` in the user's
-    configuration folder.
+    """Return the settings of ``$COMPARE_Q_SETTINGS``, or of the user's ``settings.json``.
 
-    They are empty if there is no file; InputError names the file and the key.
+    The latter is in the user's configuration folder.  They are empty if there is no file;
+    InputError names the file and the key.
     """
-    chosen = os.environ.get(SETTINGS)
-    file = (
-        Path(chosen) if chosen else user_config_path("compare_q", appauthor=False) / "settings.json"
-    )
+    path = os.environ.get(SETTINGS_VARIABLE)
+    if path:
+        file = Path(path)
+    else:
+        file = user_config_path("compare_q", appauthor=False) / "settings.json"
     if not file.is_file():
         return Settings()
     try:

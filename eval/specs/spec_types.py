@@ -1,6 +1,6 @@
-"""The data spec and the model spec: ExLlamaV3's compare_q keys with the same meaning, and
-compare_q's own keys.
+"""The data spec and the model spec.
 
+Both have ExLlamaV3's compare_q keys with the same meaning, and compare_q's own keys.
 ``eval/specs/spec_files.py`` reads them from files.  Options of engines are checked by the engine,
 data sets by ``eval/text``.
 """
@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -26,7 +26,7 @@ Method = Literal["exllamav3", "llamacpp", "lm_eval", "gptq", "once"]
 """Methods of cutting a text into windows; ``eval/text/cutting.py`` implements them."""
 Long = Literal["truncate", "split", "skip"]
 """How a conversation of more than ``eval_len`` tokens is shortened."""
-CHAT = 'with dataset "chat":'
+CHAT_PREFIX = 'with dataset "chat":'
 """Begins the description of keys of conversations."""
 Phase = Literal["prefill", "decode"]
 Sample = Literal["first", "spread"]
@@ -61,8 +61,10 @@ LATER_KEYS = {
     "repeat",
     "pack",
 }
-"""Keys that were added after the first results.  A default is left out of a spec's digest, so that
-digests of older specs stay valid."""
+"""Keys that were added after the first results.
+
+A default is left out of a spec's digest, so that digests of older specs stay valid.
+"""
 ONLY_WITH_CHAT = {"score_roles", "score_turns", "long", "chat_template_kwargs"}
 """Keys that are valid with dataset "chat" alone."""
 NOT_WITH_CHAT = {
@@ -77,7 +79,10 @@ NOT_WITH_CHAT = {
     "score_last",
     "score_every",
 }
-LM_EVAL_RUNS_TASKS = "compare_q scores no tasks; run them with lm_eval --log_samples, and compare the samples with compare-q flips"
+LM_EVAL_RUNS_TASKS = (
+    "compare_q scores no tasks; run them with lm_eval --log_samples, "
+    "and compare the samples with compare-q flips"
+)
 """For the keys and the word that named a task of lm-eval."""
 ENGINE = "engine."
 """Prefix of the axes of a sweep that are options of the engine."""
@@ -117,8 +122,11 @@ RESERVED_VARIABLES = {
     "tools",
     "truncation",
 }
-"""Arguments of Transformers' ``apply_chat_template``, and the date, which
-``eval/text/conversations.py`` sets."""
+"""Names that ``chat_template_kwargs`` cannot have.
+
+They are arguments of Transformers' ``apply_chat_template``, and the date, which
+``eval/text/conversations.py`` sets.
+"""
 
 
 class Spec(BaseModel):
@@ -134,30 +142,24 @@ class Spec(BaseModel):
     @model_validator(mode="after")
     def _names_of_one_line(self) -> Self:
         for key, value in self:
-            is_blank = key in ("label", "group") and isinstance(value, str) and not value.strip()
-            if is_blank or (
-                key != "engine" and any(CONTROL.search(text) for text in texts_in(value))
-            ):
-                raise ValueError(f"{key}: must be one line of printable text")
-            if key in ("label", "engine", "model_dir") and (at := secret_in(value, key)):
-                why = "results and the cache would keep it; set it in the environment, as HF_TOKEN"
-                raise ValueError(f"{at}: holds a secret: {why}")
+            check_printable(key, value)
+            check_no_secret(key, value)
         return self
 
     def digest(self) -> str:
-        """Return the SHA-256 of the spec as canonical JSON with defaults; equal specs have equal
-        digests.
+        """Return the SHA-256 of the spec as canonical JSON with defaults.
+
+        Equal specs have equal digests.
         """
-        fields = type(self).model_fields
-        defaults = {
-            key: fields[key].get_default(call_default_factory=True)
-            for key in fields.keys() & self._later
-        }
-        keys = self.model_dump(mode="json").items()
-        canonical = json.dumps(
-            {key: value for key, value in keys if (key, value) not in defaults.items()},
-            sort_keys=True,
-        )
+        later_defaults = {}
+        for key, field in type(self).model_fields.items():
+            if key in self._later:
+                later_defaults[key] = field.get_default(call_default_factory=True)
+        keys = {}
+        for key, value in self.model_dump(mode="json").items():
+            if key not in later_defaults or value != later_defaults[key]:
+                keys[key] = value
+        canonical = json.dumps(keys, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def blamed(self, reason: object) -> str:
@@ -165,52 +167,87 @@ class Spec(BaseModel):
         return f"{self._place}{reason}"
 
     def locate(self, name: str) -> str:
-        """Return the path of ``name`` if it exists next to the spec, or else ``name``: a path, a
-        hub id or a URL.
+        """Return the path of ``name`` if it exists next to the spec, or else ``name``.
+
+        ``name``: a path, a pattern of paths, a hub id or a URL.
         """
         path = expanded(name)
-        beside = self._folder / path
-        if not path.is_absolute() and (
-            exists(beside) or (glob.has_magic(name) and glob.glob(str(beside)))
-        ):
-            return os.path.normpath(beside)
-        return str(path) if name.startswith("~") else name
+        if not path.is_absolute():
+            path_next_to_spec = self._folder / path
+            if exists(path_next_to_spec) or matches_files(path_next_to_spec, name):
+                return os.path.normpath(path_next_to_spec)
+        if name.startswith("~"):
+            return str(path)
+        # Not ``path``: a URL would lose a slash, and ./a/b would become a/b, which is a hub id.
+        return name
 
 
-def first(keys: Iterable[str]) -> str:
+def matches_files(path: Path, name: str) -> bool:
+    """Return True if ``name`` has wildcards, and files match ``path``, which ends with it."""
+    return glob.has_magic(name) and bool(glob.glob(str(path)))
+
+
+def check_printable(key: str, value: Any) -> None:
+    """ValueError for a blank name, and for control characters outside of ``engine``."""
+    is_blank = key in ("label", "group") and isinstance(value, str) and not value.strip()
+    has_control = key != "engine" and any(CONTROL.search(text) for text in texts_in(value))
+    if is_blank or has_control:
+        raise ValueError(f"{key}: must be one line of printable text")
+
+
+def check_no_secret(key: str, value: Any) -> None:
+    """ValueError for a secret in a key whose value results and the cache keep."""
+    if key not in ("label", "engine", "model_dir"):
+        return
+    place = secret_in(value, key)
+    if place:
+        why = "results and the cache would keep it; set it in the environment, as HF_TOKEN"
+        raise ValueError(f"{place}: holds a secret: {why}")
+
+
+def first_key(keys: Iterable[str]) -> str:
     """Return the alphabetically first key; empty if there is none."""
     return min(keys, default="")
 
 
 def secret_in(value: Any, place: str) -> str:
-    """Return the place of the first secret in JSON types, which begins with ``place``; empty if
-    there is none.
+    """Return the place of the first secret in JSON types; empty if there is none.
+
+    ``place``: of ``value``, begins the places of what is in it.
     """
-    if isinstance(value, str) and "://" not in value:  # a server's URL is checked by its engine
-        return place if redacted(value) != value else ""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    found = (
-        f"{place}.{key}" if is_secret(str(key), each) else secret_in(each, f"{place}.{key}")
-        for key, each in items
-    )
-    return next(filter(None, found), "")
+    # A server's URL is checked by its engine.
+    if isinstance(value, str) and "://" not in value:
+        if redacted(value) != value:
+            return place
+        return ""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        item_place = f"{place}.{key}"
+        if is_secret(str(key), item):
+            return item_place
+        secret_place = secret_in(item, item_place)
+        if secret_place:
+            return secret_place
+    return ""
 
 
 def texts_in(value: Any) -> list[str]:
     """Return every string in JSON types, except the keys of objects."""
-    if isinstance(value, dict | list):
-        return [
-            text
-            for item in (value.values() if isinstance(value, dict) else value)
-            for text in texts_in(item)
-        ]
-    return [value] if isinstance(value, str) else []
+    if isinstance(value, str):
+        return [value]
+    items: Iterable[Any] = ()
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list):
+        items = value
+    texts = []
+    for item in items:
+        texts += texts_in(item)
+    return texts
 
 
 class DataSpec(Spec):
@@ -244,7 +281,8 @@ class DataSpec(Spec):
     )
     text_column: str | None = Field(
         None,
-        description='column that holds the text (default "text") or the conversations (default "messages")',
+        description='column that holds the text (default "text") '
+        'or the conversations (default "messages")',
     )
     max_text_rows: Count | None = Field(
         None, description="take only the first rows of the data set; 0: all"
@@ -278,19 +316,22 @@ class DataSpec(Spec):
         ["assistant"],
         min_length=1,
         max_length=MOST_ROLES,
-        description=f"{CHAT} the roles whose tokens are scored",
+        description=f"{CHAT_PREFIX} the roles whose tokens are scored",
     )
     score_turns: Literal["all", "last"] = Field(
-        "all", description=f"{CHAT} all turns of these roles, or the last"
+        "all", description=f"{CHAT_PREFIX} all turns of these roles, or the last"
     )
-    long: Long = Field("truncate", description=f"{CHAT} what is done with more than eval_len")
+    long: Long = Field(
+        "truncate", description=f"{CHAT_PREFIX} what is done with more than eval_len"
+    )
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description=f"{CHAT} variables for the chat template"
+        default_factory=dict, description=f"{CHAT_PREFIX} variables for the chat template"
     )
     pack: str | None = Field(
         None,
         min_length=1,
-        description="reference pack that holds the text, its windows and tokenizer: no other key is needed",
+        description="reference pack that holds the text, its windows and tokenizer: "
+        "no other key is needed",
     )
     dataset_display_name: str | None = Field(None, description="name of the data in titles")
     display_rows: int | str | None = Field(None, description="number of windows in titles")
@@ -305,88 +346,108 @@ class DataSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> DataSpec:
-        given, method, dataset = (
-            self.model_fields_set,
-            f'with method "{self.method}"',
-            f'dataset "{self.dataset}"',
-        )
-        fixed, is_text = self.method in ("llamacpp", "lm_eval", "gptq"), not self.is_chat
-        absent = given & NOT_WITH_CHAT if self.is_chat else set()
-        only = set() if self.is_chat else given & ONLY_WITH_CHAT
-        taken = RESERVED_VARIABLES & self.chat_template_kwargs.keys()
-        stride, every = self.eval_stride, self.score_every
-        rules = (
-            (self.dataset == "lm_eval", f"dataset: {LM_EVAL_RUNS_TASKS}"),
-            (absent, f"{first(absent)}: cannot go with {dataset}; leave it out"),
-            (only, f'{first(only)}: only with dataset "chat"'),
-            (
-                self.warmup_tokens > self.eval_len - 2,
-                f"warmup_tokens: {self.warmup_tokens} leaves nothing of eval_len {self.eval_len} to score",
-            ),
-            (
-                self.is_chat and (self.path is None) == (self.dataset_path is None),
-                'path: dataset "chat" needs either path, a .jsonl or .parquet file, or dataset_path, one of the hub',
-            ),
-            (taken, f"chat_template_kwargs: {first(taken)} is not yours to set; leave it out"),
-            (is_text and self.method == "exllamav3" and stride is None, "eval_stride: missing"),
-            (
-                fixed and stride not in (None, self.eval_len),
-                f"eval_stride: {method} windows follow one another; leave it out",
-            ),
-            (
-                self.method == "once" and stride is not None and stride >= self.eval_len,
-                f"eval_stride: must be below eval_len {method}, or tokens between windows are left out",
-            ),
-            (
-                self.method == "llamacpp" and self.eval_len < 3,
-                f"eval_len: must be at least 3 {method}, which scores the second half of a window",
-            ),
-            (
-                self.method != "exllamav3" and self.warmup_tokens,
-                f"warmup_tokens: cannot go {method}; leave it out",
-            ),
-            (
-                every is None and self.score_last is not None,
-                "score_every: missing; score_last needs it",
-            ),
-            (
-                every is not None and self.score_last is None,
-                "score_last: missing; score_every needs it",
-            ),
-            (
-                every is not None and self.method != "exllamav3",
-                f"score_every: cannot go {method}; leave it out",
-            ),
-            (
-                every is not None and self.warmup_tokens,
-                "score_every: cannot go with warmup_tokens; leave one out",
-            ),
-            (
-                every is not None and every > self.eval_len,
-                f"score_every: {every} is more than eval_len {self.eval_len}, so that nothing would be scored",
-            ),
-            (
-                every is not None and (self.score_last or 0) >= every,
-                f"score_last: must be below score_every {every}",
-            ),
-            (fixed and self.chat_template, f"chat_template: cannot go {method}; leave it out"),
-            (
-                self.detokenize and self.method != "lm_eval",
-                'detokenize: rewrites documents, which only method "lm_eval" has; leave it out',
-            ),
-            (
-                self.dataset == "text" and self.path is None,
-                'path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file',
-            ),
-            (
-                is_text and self.dataset != "text" and self.path is not None,
-                'path: only with dataset "text" or "chat"',
-            ),
-        )
-        for is_broken, message in rules:
-            if is_broken:
-                raise ValueError(message)
+        if self.dataset == "lm_eval":
+            raise ValueError(f"dataset: {LM_EVAL_RUNS_TASKS}")
+        # The order of the checks decides which of several faults is reported.
+        if self.is_chat:
+            self._check_conversations()
+        else:
+            self._check_keys_without_chat()
+            self._check_windows()
+            self._check_score_every()
+            self._check_documents()
         return self
+
+    def _check_conversations(self) -> None:
+        """ValueError for a fault of a spec of conversations."""
+        not_with_chat = self.model_fields_set & NOT_WITH_CHAT
+        if not_with_chat:
+            raise ValueError(
+                f'{first_key(not_with_chat)}: cannot go with dataset "chat"; leave it out'
+            )
+        if (self.path is None) == (self.dataset_path is None):
+            raise ValueError(
+                'path: dataset "chat" needs either path, a .jsonl or .parquet file, '
+                "or dataset_path, one of the hub"
+            )
+        reserved = RESERVED_VARIABLES & self.chat_template_kwargs.keys()
+        if reserved:
+            raise ValueError(
+                f"chat_template_kwargs: {first_key(reserved)} is not yours to set; leave it out"
+            )
+
+    def _check_keys_without_chat(self) -> None:
+        """ValueError for a key of conversations, and for a warm-up of whole windows."""
+        only_with_chat = self.model_fields_set & ONLY_WITH_CHAT
+        if only_with_chat:
+            raise ValueError(f'{first_key(only_with_chat)}: only with dataset "chat"')
+        # A window's first token is never scored, and one more must be left.
+        if self.warmup_tokens > self.eval_len - 2:
+            raise ValueError(
+                f"warmup_tokens: {self.warmup_tokens} leaves nothing "
+                f"of eval_len {self.eval_len} to score"
+            )
+
+    def _check_windows(self) -> None:
+        """ValueError if stride, length or warm-up do not go with the method of cutting."""
+        method = f'with method "{self.method}"'
+        stride = self.eval_stride
+        if self.method == "exllamav3" and stride is None:
+            raise ValueError("eval_stride: missing")
+        if self._has_fixed_stride and stride not in (None, self.eval_len):
+            raise ValueError(f"eval_stride: {method} windows follow one another; leave it out")
+        if self.method == "once" and stride is not None and stride >= self.eval_len:
+            raise ValueError(
+                f"eval_stride: must be below eval_len {method}, "
+                "or tokens between windows are left out"
+            )
+        if self.method == "llamacpp" and self.eval_len < 3:
+            raise ValueError(
+                f"eval_len: must be at least 3 {method}, which scores the second half of a window"
+            )
+        if self.method != "exllamav3" and self.warmup_tokens:
+            raise ValueError(f"warmup_tokens: cannot go {method}; leave it out")
+
+    def _check_score_every(self) -> None:
+        """ValueError if ``score_every`` and ``score_last`` do not go together or with others."""
+        every = self.score_every
+        if every is None:
+            if self.score_last is not None:
+                raise ValueError("score_every: missing; score_last needs it")
+            return
+        if self.score_last is None:
+            raise ValueError("score_last: missing; score_every needs it")
+        if self.method != "exllamav3":
+            raise ValueError(f'score_every: cannot go with method "{self.method}"; leave it out')
+        if self.warmup_tokens:
+            raise ValueError("score_every: cannot go with warmup_tokens; leave one out")
+        if every > self.eval_len:
+            raise ValueError(
+                f"score_every: {every} is more than eval_len {self.eval_len}, "
+                "so that nothing would be scored"
+            )
+        if self.score_last >= every:
+            raise ValueError(f"score_last: must be below score_every {every}")
+
+    def _check_documents(self) -> None:
+        """ValueError if template, detokenizer or path do not go with the method or the data set."""
+        if self._has_fixed_stride and self.chat_template:
+            raise ValueError(f'chat_template: cannot go with method "{self.method}"; leave it out')
+        if self.detokenize and self.method != "lm_eval":
+            raise ValueError(
+                'detokenize: rewrites documents, which only method "lm_eval" has; leave it out'
+            )
+        if self.dataset == "text" and self.path is None:
+            raise ValueError(
+                'path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file'
+            )
+        if self.dataset != "text" and self.path is not None:
+            raise ValueError('path: only with dataset "text" or "chat"')
+
+    @property
+    def _has_fixed_stride(self) -> bool:
+        """True if the method's windows follow one another."""
+        return self.method in ("llamacpp", "lm_eval", "gptq")
 
     @property
     def is_chat(self) -> bool:
@@ -396,19 +457,26 @@ class DataSpec(Spec):
     @property
     def windows(self) -> str:
         """The kind of the windows: the method, or ``chat``."""
-        return "chat" if self.is_chat else self.method
+        if self.is_chat:
+            return "chat"
+        return self.method
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest window; lm-eval does not count the last token, which is only
-        predicted.
-        """
-        return self.eval_len + (self.method == "lm_eval")
+        """Tokens of the longest window."""
+        if self.method == "lm_eval":
+            # lm-eval does not count the last token, which is only predicted.
+            return self.eval_len + 1
+        return self.eval_len
 
     @property
     def stride(self) -> int:
         """Tokens between the starts of two windows."""
-        return self.eval_stride or (self.eval_len // 2 if self.method == "once" else self.eval_len)
+        if self.eval_stride is not None:
+            return self.eval_stride
+        if self.method == "once":
+            return self.eval_len // 2
+        return self.eval_len
 
 
 class ModelSpec(Spec):
@@ -475,35 +543,45 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
+        self._check_model_dir()
+        only_in_decode = self.model_fields_set & {"step", "batch"}
+        if self.phase == "prefill" and only_in_decode:
+            raise ValueError(f'{first_key(only_in_decode)}: only with "phase": "decode"')
+        return self
+
+    def _check_model_dir(self) -> None:
+        """ValueError unless ``model_dir`` has one of its three forms."""
         if self.model_dir in ("", []):
             raise ValueError("model_dir: is empty; give a folder, a file or a hub id")
-        if isinstance(self.model_dir, list):
-            if not (len(self.model_dir) == 2 and isinstance(self.model_dir[0], str)):
-                raise ValueError(
-                    "model_dir: must be a string, [dir, options] or [dir, override_tensors]"
-                )
-            names = self._extra if isinstance(self._extra, list) else [self._extra]
-            if not isinstance(self._extra, dict) and not (
-                names and all(isinstance(name, str) for name in names)
-            ):
-                wanted = "an object (options) or file names (override tensors)"
-                raise ValueError(f"model_dir: the second item must be {wanted}")
-            if isinstance(self._extra, dict) and (
-                twice := sorted(self._extra.keys() & self.engine.keys())
-            ):
-                raise ValueError(f"model_dir: option {twice[0]!r} is also in engine")
-        if self.phase == "prefill" and (given := self.model_fields_set & {"step", "batch"}):
-            raise ValueError(f'{first(given)}: only with "phase": "decode"')
-        return self
+        if isinstance(self.model_dir, str):
+            return
+        if len(self.model_dir) != 2 or not isinstance(self.model_dir[0], str):
+            raise ValueError(
+                "model_dir: must be a string, [dir, options] or [dir, override_tensors]"
+            )
+        extra = self._extra
+        if isinstance(extra, dict):
+            in_both = sorted(extra.keys() & self.engine.keys())
+            if in_both:
+                raise ValueError(f"model_dir: option {in_both[0]!r} is also in engine")
+        elif not is_text_or_texts(extra):
+            raise ValueError(
+                "model_dir: the second item must be an object (options) "
+                "or file names (override tensors)"
+            )
 
     @property
     def _directory(self) -> str:
-        return self.model_dir if isinstance(self.model_dir, str) else str(self.model_dir[0])
+        if isinstance(self.model_dir, str):
+            return self.model_dir
+        return str(self.model_dir[0])
 
     @property
     def _extra(self) -> Any:
         """The second item of ``model_dir``: options, or file names."""
-        return self.model_dir[1] if isinstance(self.model_dir, list) else {}
+        if isinstance(self.model_dir, list):
+            return self.model_dir[1]
+        return {}
 
     @property
     def name(self) -> str:
@@ -523,31 +601,56 @@ class ModelSpec(Spec):
     @property
     def options(self) -> dict[str, Any]:
         """``engine`` and the options of ``[dir, options]`` together."""
-        return {**self.engine, **(self._extra if isinstance(self._extra, dict) else {})}
+        options = dict(self.engine)
+        if isinstance(self._extra, dict):
+            options.update(self._extra)
+        return options
 
     @property
     def override_tensors(self) -> tuple[Path, ...]:
-        """The files of ``[dir, override_tensors]``, whose tensors replace the model's; a folder:
-        all its files.
+        """The files of ``[dir, override_tensors]``, whose tensors replace the model's.
+
+        A folder stands for all its files.
         """
-        extra = [self._extra] if isinstance(self._extra, str) else self._extra
-        paths = [Path(self.locate(name)) for name in extra] if isinstance(extra, list) else []
-        inside = (sorted(path.glob("*.safetensors")) if exists(path) else [] for path in paths)
-        return tuple(
-            file for path, files in zip(paths, inside, strict=True) for file in (files or [path])
-        )
+        names: Sequence[str] = ()
+        if isinstance(self._extra, str):
+            names = [self._extra]
+        elif isinstance(self._extra, list):
+            names = self._extra
+        files: list[Path] = []
+        for name in names:
+            path = Path(self.locate(name))
+            files_in_folder = []
+            if exists(path):
+                files_in_folder = sorted(path.glob("*.safetensors"))
+            if files_in_folder:
+                files += files_in_folder
+            else:
+                files.append(path)
+        return tuple(files)
 
     def blamed(self, reason: object) -> str:
-        """Return a line with the model's name, or the place of the value in a ``sweep``, and what
-        is wrong.
+        """Return a line with what is wrong, and with the model's name or the value's place.
+
+        The place is that in a ``sweep``.
         """
         line = str(reason)
-        found = placed(line, self._places)
-        return found if found != line else f"{self.name}: {line}"
+        line_with_place = with_sweep_place(line, self._places)
+        if line_with_place != line:
+            return line_with_place
+        return f"{self.name}: {line}"
 
 
+def is_text_or_texts(value: Any) -> bool:
+    """Return True for a string, and for a list of at least one string and nothing else."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, str) for item in value)
+    return isinstance(value, str)
+
+
+# The docstrings of specs are descriptions in the JSON schemas, where a broken line would show.
 class SweptSpec(ModelSpec):
-    """A model spec in a file; with a ``sweep`` it gives several models, one for each choice of values."""
+    """A model spec in a file; with a ``sweep`` it gives several models, one for each choice of values."""  # noqa: E501
 
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict,
@@ -556,89 +659,115 @@ class SweptSpec(ModelSpec):
 
     @model_validator(mode="after")
     def _axes(self) -> SweptSpec:
-        if self.sweep and (self.is_reference or self.noise_floor):
-            key = (
-                "reference"
-                if self.reference
-                else "noise_floor"
-                if self.noise_floor
-                else "out_logits"
-            )
-            raise ValueError(
-                f"{key}: this spec gives several models; mark a model in a spec without sweep"
-            )
-        if (count := math.prod(map(len, self.sweep.values()))) > MOST_ROWS:
+        if self.sweep:
+            self._check_not_marked()
+        count = math.prod(len(values) for values in self.sweep.values())
+        if count > MOST_ROWS:
             raise ValueError(f"sweep: gives {count:,} models; at most {MOST_ROWS} are possible")
         for axis, values in self.sweep.items():
-            option, known = axis.removeprefix(ENGINE), ModelSpec.model_fields.keys() - NEVER_SWEPT
-            in_engine = axis.startswith(ENGINE) and bool(option)
-            if not in_engine and axis not in known:
-                named = f'; name an option ("{ENGINE}NAME"), or one of {", ".join(sorted(known))}'
-                cure = nearest(axis, known) or named
-                raise ValueError(f"sweep.{axis}: this key cannot have several values{cure}")
-            if option in self.options if in_engine else axis in self.model_fields_set:
-                raise ValueError(
-                    f"sweep.{axis}: is also set outside of sweep; remove one of the two"
-                )
-            texts = [json.dumps(value, sort_keys=True) for value in values]
-            if twice := next(
-                (number for number, text in enumerate(texts) if text in texts[:number]), 0
-            ):
-                raise ValueError(
-                    f"sweep.{axis}[{twice}]: {shortened(texts[twice])} is listed twice"
-                )
+            self._check_axis(axis)
+            check_different(axis, values)
         return self
 
+    def _check_not_marked(self) -> None:
+        """ValueError if the spec marks a reference or a noise floor, which is one model."""
+        if self.reference:
+            key = "reference"
+        elif self.noise_floor:
+            key = "noise_floor"
+        elif self.out_logits is not None:
+            key = "out_logits"
+        else:
+            return
+        raise ValueError(
+            f"{key}: this spec gives several models; mark a model in a spec without sweep"
+        )
+
+    def _check_axis(self, axis: str) -> None:
+        """ValueError for an axis that cannot have several values, or has one outside of it."""
+        option = axis.removeprefix(ENGINE)
+        is_option = axis.startswith(ENGINE) and bool(option)
+        swept_keys = ModelSpec.model_fields.keys() - NEVER_SWEPT
+        if not is_option and axis not in swept_keys:
+            names = ", ".join(sorted(swept_keys))
+            hint = nearest(axis, swept_keys)
+            if not hint:
+                hint = f'; name an option ("{ENGINE}NAME"), or one of {names}'
+            raise ValueError(f"sweep.{axis}: this key cannot have several values{hint}")
+        if is_option:
+            is_set = option in self.options
+        else:
+            is_set = axis in self.model_fields_set
+        if is_set:
+            raise ValueError(f"sweep.{axis}: is also set outside of sweep; remove one of the two")
+
     def rows(self, keys: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-        """Yield (the keys of a model, places of its values in the ``sweep``) for each choice of
-        values.
+        """Yield (the keys of a model, places of its values in the ``sweep``) for each choice.
 
         ``keys``: the keys of the whole spec.  The last axis changes fastest.  Each label names its
         values.
         """
-        for chosen in itertools.product(*(enumerate(values) for values in self.sweep.values())):
-            row: dict[str, Any] = {key: value for key, value in keys.items() if key != "sweep"}
+        axes = [list(enumerate(values)) for values in self.sweep.values()]
+        for choice in itertools.product(*axes):
+            row = dict(keys)
+            row.pop("sweep", None)
             places = {}
-            for axis, (number, value) in zip(self.sweep, chosen, strict=True):
+            label = self.name
+            for axis, (number, value) in zip(self.sweep, choice, strict=True):
                 places[axis] = f"sweep.{axis}[{number}]"
                 option = axis.removeprefix(ENGINE)
-                row |= (
-                    {axis: value}
-                    if option == axis
-                    else {"engine": {**row.get("engine", {}), option: value}}
-                )
-                text = value if isinstance(value, str) else json.dumps(value)
-                row["label"] = f"{row.get('label') or self.name} {option}={shortened(text, 40)}"
+                if option == axis:
+                    row[axis] = value
+                else:
+                    row["engine"] = {**row.get("engine", {}), option: value}
+                label = f"{label} {option}={shortened(text_of_value(value), 40)}"
+                row["label"] = label
             yield row, places
 
 
-def placed(reason: str, places: Mapping[str, str]) -> str:
-    """Return ``key: what is wrong`` with the key's place in a ``sweep``, if its value is from
-    there.
-    """
-    key = next((key for key in places if reason.startswith((f"{key}:", f"{key}."))), None)
-    return reason if key is None else places[key] + reason.removeprefix(key)
+def check_different(axis: str, values: Sequence[Any]) -> None:
+    """ValueError if an axis lists a value twice."""
+    # As JSON, 1 and true are different values; in Python they are equal.
+    texts = [json.dumps(value, sort_keys=True) for value in values]
+    for number, text in enumerate(texts):
+        if text in texts[:number]:
+            raise ValueError(f"sweep.{axis}[{number}]: {shortened(text)} is listed twice")
+
+
+def text_of_value(value: Any) -> str:
+    """Return a value of an axis as it is shown in a label."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def with_sweep_place(reason: str, places: Mapping[str, str]) -> str:
+    """Return ``key: what is wrong``, with the key's place in a ``sweep`` if its value is there."""
+    for key, place in places.items():
+        if reason.startswith((f"{key}:", f"{key}.")):
+            return place + reason.removeprefix(key)
+    return reason
 
 
 def json_schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of both specs by file name; ``python -m
-    compare_q.eval.specs.spec_types`` writes them.
+    """Return the JSON schemas of both specs by file name.
+
+    ``python -m compare_q.eval.specs.spec_types`` writes them.
     """
     data: TypeAdapter[Any] = TypeAdapter(DataSpec | list[DataSpec])
     models: TypeAdapter[Any] = TypeAdapter(SweptSpec | list[SweptSpec])
-    found = {}
-    for name, kind in (("data", data), ("models", models)):
-        schema = kind.json_schema()
-        if name == "data":  # a pack gives all other keys
+    schemas = {}
+    for name, adapter in (("data", data), ("models", models)):
+        schema = adapter.json_schema()
+        if name == "data":
+            # A pack gives all other keys.
             definition = schema["$defs"][DataSpec.__name__]
             definition["anyOf"] = [{"required": definition.pop("required")}, {"required": ["pack"]}]
         for definition in schema["$defs"].values():
             definition["properties"]["$schema"] = {"type": "string"}
-        found[f"{name}.schema.json"] = {
-            "title": f"compare_q spec of {name}: one object or a list of them",
-            **schema,
-        }
-    return found
+        title = f"compare_q spec of {name}: one object or a list of them"
+        schemas[f"{name}.schema.json"] = {"title": title, **schema}
+    return schemas
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every spec in eval/spec loads and matches its file name, and the generated schemas are current."""
+"""Every spec in eval/spec loads and matches its file name; the generated schemas are current."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ SCHEMAS = {**spec_types.json_schemas(), "results.schema.json": results.json_sche
 
 @pytest.mark.parametrize("file", DATA_FILES, ids=lambda file: file.stem)
 def test_data_examples(file: Path) -> None:
-    """The spec names a data set that compare_q or the hub knows, or a text, and its windows contain
-    what they score.
-    """
+    """The spec names a known data set or a text, and its windows contain what they score."""
     (spec,) = spec_files.load_data_specs([file])
-    assert (
-        spec.dataset in ("text", "chat") or spec.dataset.lower() in SOURCES or "/" in spec.dataset
-    )
+    is_file = spec.dataset in ("text", "chat")
+    is_on_hub = "/" in spec.dataset
+    assert is_file or is_on_hub or spec.dataset.lower() in SOURCES
     assert spec.is_chat == ("chat" in file.stem.split("_"))
     assert (file.stem.rpartition("_")[2] == "llamacpp") == (spec.method == "llamacpp")
     assert spec.stride <= spec.eval_len
@@ -47,29 +45,35 @@ def test_data_examples(file: Path) -> None:
 
 
 def test_specs_of_the_page_of_published_numbers() -> None:
-    """The page has three complete specs, of which the second is the ready spec, and two that use a
-    file.
+    """The page has three complete specs, then two groups of keys that use a file.
+
+    The second spec is the ready one.
     """
-    page = (FOLDER.parent.parent / "docs" / "windows.md").read_text()
-    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
-    whole = [block for block in blocks if "tokenizer_dir" in block]
-    methods = [spec_files.parse_data_spec(block, Path("d.json")).method for block in whole]
-    assert methods == ["gptq", "lm_eval", "llamacpp"]
+    page = (ROOT / "docs" / "windows.md").read_text()
+    blocks = []
+    for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL):
+        blocks.append(json.loads(text))
+    complete = [block for block in blocks if "tokenizer_dir" in block]
+    specs = [spec_files.parse_data_spec(block, Path("d.json")) for block in complete]
+    assert [spec.method for spec in specs] == ["gptq", "lm_eval", "llamacpp"]
     (ready,) = spec_files.load_data_specs([FOLDER / "wiki2_lm_eval.json"])
-    assert spec_files.parse_data_spec(whole[1], Path("d.json")).digest() == ready.digest()
-    hub = ("dataset", "dataset_name", "split", "text_column")
-    for block, local in zip(whole, blocks[3:], strict=False):
-        rest = {key: value for key, value in block.items() if key not in hub}
-        assert spec_files.parse_data_spec({**rest, **local}, Path("d.json")).path == local["path"]
+    assert specs[1].digest() == ready.digest()
+    keys_of_hub = ("dataset", "dataset_name", "split", "text_column")
+    for block, local_keys in zip(complete, blocks[3:], strict=False):
+        keys = {key: value for key, value in block.items() if key not in keys_of_hub}
+        spec = spec_files.parse_data_spec({**keys, **local_keys}, Path("d.json"))
+        assert spec.path == local_keys["path"]
 
 
 @pytest.mark.parametrize("file", MODEL_FILES, ids=lambda file: file.stem)
 def test_model_examples(file: Path) -> None:
     """The engine matches the file's name, and every model has its own label."""
+    gold = next(engine for word, engine in ENGINES.items() if word in file.stem)
     models = spec_files.load_model_specs([file])
-    engines = {backends.resolve(model.load_fn, model.fwd_fn)[0] for model in models}
-    assert engines == {next(engine for word, engine in ENGINES.items() if word in file.stem)}
-    assert all(model.label for model in models)
+    for model in models:
+        engine, _ = backends.resolve(model.load_fn, model.fwd_fn)
+        assert engine == gold
+        assert model.label
     jsonschema.validate(json.loads(file.read_text()), SCHEMAS["models.schema.json"])
 
 

@@ -69,9 +69,9 @@ MODELS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("specs")
-    (found / "text.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    return found
+    folder = tmp_path_factory.mktemp("specs")
+    (folder / "text.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    return folder
 
 
 def read_text(spec: DataSpec) -> str:
@@ -95,11 +95,14 @@ def test_data_specs(folder: Path, random: Random) -> None:
 
 def use(specs: list[ModelSpec]) -> None:
     """Perform the checks of model specs that precede the checks of their engines."""
-    chosen, said = spec_files.one_reference(spec_files.apply_mask(specs, "w4;gguf;m"))
-    for spec in chosen:
+    masked = spec_files.apply_mask(specs, "w4;gguf;m")
+    compared, lines = spec_files.one_reference(masked)
+    console = Console(file=io.StringIO())
+    for spec in compared:
         spec.digest(), spec.located, spec.options, spec.override_tensors
-        Console(file=io.StringIO()).print(printable(spec.name), markup=False)
-    Console(file=io.StringIO()).print(*map(printable, said), markup=False)
+        console.print(printable(spec.name), markup=False)
+    for line in lines:
+        console.print(printable(line), markup=False)
 
 
 @fuzzed

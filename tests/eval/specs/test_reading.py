@@ -1,6 +1,4 @@
-"""Spec files: wildcards, several files, unique labels, masks, the reference, one spec with a
-``sweep`` for several models, and errors of one line.
-"""
+"""Spec files: several files, unique labels, masks, sweeps, and errors of one line."""
 
 from __future__ import annotations
 
@@ -28,7 +26,9 @@ MODEL = {"load_fn": "transformers", "model_dir": "m"}
 
 
 def write(file: Path, content: Any) -> Path:
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    if not isinstance(content, str):
+        content = json.dumps(content)
+    file.write_text(content)
     return file
 
 
@@ -73,22 +73,22 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
-    """Two files often contain the same label.  A numbered label that a spec already has is not
-    assigned again.
-    """
+    """Two files often have the same label.  A number that a spec already has is left out."""
     same = {**MODEL, "label": "same"}
     one = write(tmp_path / "a.json", [same, {**MODEL, "label": "same (2)"}])
     two = write(tmp_path / "b.json", [{**same, "model_dir": str(tmp_path)}, same])
     single = write(tmp_path / "d.json", {**MODEL, "label": "one"})
-    found = load_model_specs([one, single, two])
-    assert [spec.name for spec in found] == ["same", "same (2)", "one", "same (3)", "same (4)"]
-    assert [spec.located for spec in found] == ["m", "m", "m", str(tmp_path), "m"]
-    unlabelled, said = (
-        write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]),
-        list[str](),
-    )
-    assert [spec.name for spec in load_model_specs([unlabelled], say=said.append)] == ["m", "m (2)"]
-    assert said == [
+    specs = load_model_specs([one, single, two])
+    assert [spec.name for spec in specs] == ["same", "same (2)", "one", "same (3)", "same (4)"]
+    assert [spec.located for spec in specs] == ["m", "m", "m", str(tmp_path), "m"]
+
+
+def test_a_changed_label_is_reported(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}])
+    lines: list[str] = []
+    specs = load_model_specs([file], say=lines.append)
+    assert [spec.name for spec in specs] == ["m", "m (2)"]
+    assert lines == [
         "label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"
     ]
 
@@ -99,25 +99,37 @@ def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
 def test_mask(mask: str | None, gold: str) -> None:
     """An empty word matches nothing; otherwise "gguf;" would choose every model."""
     labels = ["EXL3 4.0", "GGUF Q4_K_M", "exl2 4.0"]
-    assert [spec.name for spec in apply_mask(models(*labels), mask)] == [
-        labels[int(each)] for each in gold
-    ]
+    specs = apply_mask(models(*labels), mask)
+    assert "".join(str(labels.index(spec.name)) for spec in specs) == gold
 
 
-@pytest.mark.parametrize("chosen", ["mine.json", "", None])
-def test_settings(chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine's Python, read from the file that the environment names or from the user's
-    configuration folder.
-    """
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv(spec_files.SETTINGS, raising=False)
-    if chosen is not None:
-        monkeypatch.setenv(spec_files.SETTINGS, chosen and str(tmp_path / chosen))
+def check_settings_of(file: Path) -> None:
+    """Without this file the settings are empty; with it they are what it has."""
     assert spec_files.load_settings().python == {}
-    (tmp_path / "compare_q").mkdir()
     pythons = {"vllm_score": "/venv/bin/python", "exllamav3": "~/exl3"}
-    write(tmp_path / (chosen or "compare_q/settings.json"), {"python": pythons})
+    write(file, {"python": pythons})
     assert spec_files.load_settings().python == pythons
+
+
+def test_settings_are_in_the_file_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv(spec_files.SETTINGS_VARIABLE, str(tmp_path / "mine.json"))
+    check_settings_of(tmp_path / "mine.json")
+
+
+@pytest.mark.parametrize("variable", ["", None])
+def test_settings_are_in_the_configuration_folder(
+    variable: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty variable is as one that is not set."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv(spec_files.SETTINGS_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(spec_files.SETTINGS_VARIABLE, variable)
+    (tmp_path / "compare_q").mkdir()
+    check_settings_of(tmp_path / "compare_q" / "settings.json")
 
 
 FILE = Path("m.json")
@@ -135,8 +147,8 @@ def rows(sweep: Any, **keys: Any) -> list[ModelSpec]:
 
 
 def test_lists_are_multiplied_and_the_last_one_changes_fastest() -> None:
-    found = rows({"engine.type_k": ["f16", "q8_0"], "engine.flash_attn": [True, None]})
-    assert [(spec.name, spec.engine) for spec in found] == [
+    specs = rows({"engine.type_k": ["f16", "q8_0"], "engine.flash_attn": [True, None]})
+    assert [(spec.name, spec.engine) for spec in specs] == [
         (
             "W4A16 type_k=f16 flash_attn=true",
             {"dtype": "bfloat16", "type_k": "f16", "flash_attn": True},
@@ -154,7 +166,7 @@ def test_lists_are_multiplied_and_the_last_one_changes_fastest() -> None:
             {"dtype": "bfloat16", "type_k": "q8_0", "flash_attn": None},
         ),
     ]
-    assert {type(spec) for spec in found} == {ModelSpec}
+    assert {type(spec) for spec in specs} == {ModelSpec}
 
 
 def test_a_row_is_the_spec_that_would_have_been_written_without_a_sweep() -> None:
@@ -172,21 +184,17 @@ def test_a_row_is_the_spec_that_would_have_been_written_without_a_sweep() -> Non
     assert json.loads(swept.model_dump_json(exclude_unset=True)) == written
 
 
-def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "m.json"
+def test_other_keys_are_axes_too_and_lists_of_models_keep_their_order(tmp_path: Path) -> None:
     bare = {"load_fn": "fake", "model_dir": "m"}
-    file.write_text(
-        json.dumps([{**bare, "sweep": {"revision": ["a", "b"]}}, {**bare, "label": "m revision=a"}])
-    )
-    found = load_model_specs([file])
-    assert [(spec.name, spec.revision) for spec in found] == [
+    swept = {**bare, "sweep": {"revision": ["a", "b"]}}
+    file = write(tmp_path / "m.json", [swept, {**bare, "label": "m revision=a"}])
+    specs = load_model_specs([file])
+    assert [(spec.name, spec.revision) for spec in specs] == [
         ("m revision=a", "a"),
         ("m revision=b", "b"),
         ("m revision=a (2)", None),
     ]
-    assert found[0]._folder == tmp_path
+    assert specs[0]._folder == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -207,7 +215,8 @@ def test_keys_beside_engine_are_axes_too_and_lists_of_models_keep_their_order(
         ),
         (
             {"streaming": [True]},
-            "sweep.streaming: this key cannot have several values; an option of the engine is written",
+            "sweep.streaming: this key cannot have several values; "
+            "an option of the engine is written",
         ),
         (
             {"engine": [{}]},
@@ -233,8 +242,9 @@ def problems_of(specs: list[ModelSpec]) -> list[str]:
 
 
 def test_what_an_engine_refuses_is_said_once_with_file_and_key() -> None:
-    """Each value of an unknown option is reported once, even if two rows have it; an option outside
-    of the sweep is reported for each row.
+    """Each value of an unknown option is reported once, even if two rows have it.
+
+    An option outside of the sweep is reported for each row.
     """
     axes = {"engine.y": [4, 8], "engine.z": ["a", "b"]}
     specs = rows({"engine.x": [1, 2]}, engine={}) + rows(axes, engine={})

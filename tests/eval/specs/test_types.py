@@ -1,6 +1,4 @@
-"""The JSON specs: every key of upstream's compare_q and of compare_q, and one line with file and
-key for errors.
-"""
+"""The JSON specs: every key of upstream's compare_q and of compare_q, and errors of one line."""
 
 from __future__ import annotations
 
@@ -135,17 +133,20 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (
         {**MODEL, "load_fn": "transformers_auto"},
         {"streaming": True},
-        'streaming: unknown key; it is an option of the engine, and belongs in "engine": {"streaming": ...}',
+        "streaming: unknown key; it is an option of the engine, "
+        'and belongs in "engine": {"streaming": ...}',
     ),
     (
         {**MODEL, "load_fn": "llamacpp"},
         {"type_k": "q8_0"},
-        'type_k: unknown key; it is an option of the engine, and belongs in "engine": {"type_k": ...}',
+        "type_k: unknown key; it is an option of the engine, "
+        'and belongs in "engine": {"type_k": ...}',
     ),
     (
         {**MODEL, "load_fn": "vllm_server"},
         {"n_threads": 1},
-        'n_threads: unknown key; it is an option of llamacpp, in "engine", and vllm_server does not have it',
+        'n_threads: unknown key; it is an option of llamacpp, in "engine", '
+        "and vllm_server does not have it",
     ),
     (
         {**MODEL, "load_fn": "unknown"},
@@ -239,57 +240,74 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         "chat_template_kwargs: tools is not yours to set",
     ),
     (DATA, {"dataset": "lm_eval"}, "dataset: compare_q scores no tasks"),
-    *(
-        (MODEL, {"model_dir": given}, "model_dir: must be a string")
-        for given in (["m"], ["m", {}, {}], [5, {}])
-    ),
-    *(
-        (MODEL, {"model_dir": ["m", given]}, "model_dir: the second item")
-        for given in (5, [], ["a", 5])
-    ),
+    (MODEL, {"model_dir": ["m"]}, "model_dir: must be a string"),
+    (MODEL, {"model_dir": ["m", {}, {}]}, "model_dir: must be a string"),
+    (MODEL, {"model_dir": [5, {}]}, "model_dir: must be a string"),
+    (MODEL, {"model_dir": ["m", 5]}, "model_dir: the second item"),
+    (MODEL, {"model_dir": ["m", []]}, "model_dir: the second item"),
+    (MODEL, {"model_dir": ["m", ["a", 5]]}, "model_dir: the second item"),
     (MODEL, {"model_dir": ["m", {"bits": 4}], "engine": {"bits": 4}}, "model_dir: option 'bits' "),
     (MODEL, {"phase": "both"}, "phase: input should be 'prefill' or 'decode'"),
     (MODEL, {"phase": "decode", "step": 17}, "step: input should be "),
     (MODEL, {"step": 1}, 'step: only with "phase": "decode"'),
     (MODEL, {"model_dir": ""}, "model_dir: is empty; give a folder, a file or a hub id"),
     (MODEL, {"label": " "}, "label: must be one line of printable text"),
-    *(
-        (MODEL, {"override_bpw_layer": given}, "override_bpw_layer: ")
-        for given in ("4.0", True, -4.0)
-    ),
-    *(
-        (MODEL, {"model_dir": name}, "model_dir: must be one line of printable text")
-        for name in ("a\nb", "a\x1b[2J", "a\u202eb", "a\x00b")
-    ),
+    (MODEL, {"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
+    (MODEL, {"override_bpw_layer": True}, "override_bpw_layer: "),
+    (MODEL, {"override_bpw_layer": -4.0}, "override_bpw_layer: "),
+    (MODEL, {"model_dir": "a\nb"}, "model_dir: must be one line of printable text"),
+    (MODEL, {"model_dir": "a\x1b[2J"}, "model_dir: must be one line of printable text"),
+    (MODEL, {"model_dir": "a\u202eb"}, "model_dir: must be one line of printable text"),
+    (MODEL, {"model_dir": "a\x00b"}, "model_dir: must be one line of printable text"),
 )
 """Keys of a spec, the changed keys, and the beginning of the refusal."""
 
 
 def spec_of(keys: dict[str, Any]) -> DataSpec | ModelSpec:
-    return (parse_data_spec if "dataset" in keys else parse_model_spec)(keys, Path("s.json"))
+    if "dataset" in keys:
+        return parse_data_spec(keys, Path("s.json"))
+    return parse_model_spec(keys, Path("s.json"))
+
+
+SCHEMAS = json_schemas()
+
+
+def schema_of(keys: dict[str, Any]) -> Any:
+    """Return the validator of the schema of the spec that has these keys."""
+    name = "models.schema.json"
+    if "dataset" in keys:
+        name = "data.schema.json"
+    return jsonschema.Draft202012Validator(SCHEMAS[name])
+
+
+def check_value(keys: dict[str, Any], key: str, value: Any) -> None:
+    """A value changes the digest, except the default value of a key that was added later."""
+    changed = {**keys, key: value}
+    spec = spec_of(changed)
+    assert getattr(spec, key) == value
+    schema_of(keys).validate({"$schema": "s", **changed})
+    schema_of(keys).validate([keys, changed])
+    assert spec.digest() == spec_of({"$schema": "s", **changed}).digest()
+    default = type(spec).model_fields[key].get_default(call_default_factory=True)
+    has_same_digest = spec.digest() == spec_of(keys).digest()
+    assert has_same_digest == (value == keys.get(key, default))
 
 
 def test_every_key_is_taken_by_the_parser_and_the_schema() -> None:
-    """A value changes the digest, except the default value of a key that was added later."""
-    schemas = [jsonschema.Draft202012Validator(schema) for schema in json_schemas().values()]
-    known: dict[bool, set[str]] = {True: set(), False: set()}
+    data_keys: set[str] = set()
+    model_keys: set[str] = set()
     for keys, values in VALUES:
-        for key, value in ((key, value) for key, choices in values.items() for value in choices):
-            spec = spec_of({**keys, key: value})
-            assert getattr(spec, key) == value
-            schema, same = schemas["dataset" not in keys], spec.digest() == spec_of(keys).digest()
-            schema.validate({"$schema": "s", **keys, key: value})
-            schema.validate([keys, {**keys, key: value}])
-            assert spec.digest() == spec_of({"$schema": "s", **keys, key: value}).digest()
-            default = type(spec).model_fields[key].get_default(call_default_factory=True)
-            assert same == (value == keys.get(key, default))
-        known["dataset" in keys] |= values.keys()
-    with_a_pack = {"pack"}  # needs a folder, which tests/eval/cli/test_pack.py has
-    assert known == {
-        True: set(DataSpec.model_fields) - with_a_pack,
-        False: set(ModelSpec.model_fields),
-    }
-    schemas[0].validate({"pack": "p", "max_rows": 4})
+        for key, choices in values.items():
+            for value in choices:
+                check_value(keys, key, value)
+        if "dataset" in keys:
+            data_keys |= values.keys()
+        else:
+            model_keys |= values.keys()
+    # A pack needs a folder, which tests/eval/cli/test_pack.py has.
+    assert data_keys == set(DataSpec.model_fields) - {"pack"}
+    assert model_keys == set(ModelSpec.model_fields)
+    schema_of(DATA).validate({"pack": "p", "max_rows": 4})
 
 
 @pytest.mark.parametrize(("keys", "changes", "gold"), REFUSED)
@@ -298,29 +316,25 @@ def test_refusals(keys: dict[str, Any], changes: dict[str, Any], gold: str) -> N
 
 
 def test_schemas_refuse_what_the_parser_refuses() -> None:
-    schemas = [jsonschema.Draft202012Validator(schema) for schema in json_schemas().values()]
     faults = (
         (DATA, "evallen", 5),
         (DATA, "eval_len", "2048"),
         (DATA, "eval_len", 1),
         (DATA, "max_rows", -1),
-    )
-    for keys, name, value in (
-        *faults,
         (DATA, "dataset", None),
         (MODEL, "bits", 4),
         (MODEL, "model_dir", 5),
-    ):
-        assert not schemas["dataset" not in keys].is_valid([keys, {**keys, name: value}]), name
+    )
+    for keys, name, value in faults:
+        assert not schema_of(keys).is_valid([keys, {**keys, name: value}]), name
     for keys, name in ((DATA, "eval_len"), (MODEL, "model_dir")):
-        assert not schemas["dataset" not in keys].is_valid(
-            {key: keys[key] for key in keys if key != name}
-        ), name
+        others = {key: value for key, value in keys.items() if key != name}
+        assert not schema_of(keys).is_valid(others), name
 
 
 LATER = {
-    DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long chat_template_kwargs "
-    "pack",
+    DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long "
+    "chat_template_kwargs pack",
     ModelSpec: "noise_floor group python gpus replicas resources phase step batch repeat",
 }
 
@@ -328,12 +342,12 @@ LATER = {
 def test_digests_are_those_from_before_later_keys() -> None:
     """The digest is that of canonical JSON with all original keys."""
     for spec in (spec_of(DATA), spec_of(MODEL)):
-        later, keys = LATER[type(spec)].split(), spec.model_dump()
-        then = {key: keys[key] for key in keys.keys() - set(later)}
-        assert len(then) == len(keys) - len(later)
-        assert (
-            spec.digest() == hashlib.sha256(json.dumps(then, sort_keys=True).encode()).hexdigest()
-        )
+        later = set(LATER[type(spec)].split())
+        keys = spec.model_dump()
+        original = {key: keys[key] for key in keys.keys() - later}
+        assert len(original) == len(keys) - len(later)
+        canonical = json.dumps(original, sort_keys=True).encode()
+        assert spec.digest() == hashlib.sha256(canonical).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -353,48 +367,49 @@ def test_model_dir_forms(model_dir: Any, options: dict[str, int], files: list[st
 def test_relative_paths_start_at_the_spec_then_at_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``both`` is in both folders, ``near`` only next to the spec, ``here`` only in the working
-    directory.
-    """
-    near, here = tmp_path / "specs", tmp_path / "work"
-    for folder in (near / "both", near / "near", here / "both", here / "here"):
+    """One folder is in both places, one only next to the spec, one only in the working folder."""
+    spec_folder = tmp_path / "specs"
+    work_folder = tmp_path / "work"
+    for folder in (spec_folder / "both", spec_folder / "in_specs"):
         folder.mkdir(parents=True)
-    monkeypatch.chdir(here)
+    for folder in (work_folder / "both", work_folder / "in_work"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(work_folder)
     gold = {
-        "both": near / "both",
-        "near": near / "near",
-        "here": Path("here"),
+        "both": spec_folder / "both",
+        "in_specs": spec_folder / "in_specs",
+        "in_work": Path("in_work"),
         "org/model": Path("org/model"),
+        str(work_folder / "both"): work_folder / "both",
     }
-    gold[str(here / "both")] = here / "both"
+    data_file = spec_folder / "d.json"
+    model_file = spec_folder / "m.json"
     for name, folder in gold.items():
-        (near / "d.json").write_text(
-            json.dumps({**DATA, "dataset": "text", "tokenizer_dir": name, "path": name})
-        )
-        (spec,) = load_data_specs([near / "d.json"])
+        keys = {**DATA, "dataset": "text", "tokenizer_dir": name, "path": name}
+        data_file.write_text(json.dumps(keys))
+        (spec,) = load_data_specs([data_file])
         assert spec.locate(spec.tokenizer_dir) == spec.locate(spec.path or "") == str(folder)
-        (near / "m.json").write_text(json.dumps({**MODEL, "model_dir": [name, [name]]}))
-        (model,) = load_model_specs([near / "m.json"])
+        model_file.write_text(json.dumps({**MODEL, "model_dir": [name, [name]]}))
+        (model,) = load_model_specs([model_file])
         assert (model.located, model.override_tensors) == (str(folder), (folder,))
-    monkeypatch.setenv("HOME", str(here))
-    assert spec.locate("~/both") == str(here / "both")
-    for missing in (
-        "./models/llama",
-        "models/../models/llama",
-        "../llama",
-    ):  # none becomes a hub id
-        assert not is_hub_id(spec.locate(missing))
+    monkeypatch.setenv("HOME", str(work_folder))
+    assert spec.locate("~/both") == str(work_folder / "both")
+    # The name of a missing folder must not become a hub id.
+    for name in ("./models/llama", "models/../models/llama", "../llama"):
+        assert not is_hub_id(spec.locate(name))
 
 
 def test_digest_follows_what_the_spec_says_not_how() -> None:
     one = '{"load_fn": "f", "model_dir": "m", "engine": {"a": 1, "b": {"c": 2, "d": 3}}}'
     same = '{"engine":{"b":{"d":3,"c":2},"a":1},\n\n "model_dir":"m","load_fn":"f"}'
     other = one.replace("3", "4")
-    digests = [
-        parse_model_spec(json.loads(text), Path("m.json")).digest() for text in (one, same, other)
-    ]
+    digests = []
+    for text in (one, same, other):
+        digests.append(parse_model_spec(json.loads(text), Path("m.json")).digest())
     assert digests[0] == digests[1] != digests[2]
-    assert (
-        parse_data_spec(DATA, Path("a/d.json")).digest()
-        == parse_data_spec(DATA, Path("b/e.json")).digest()
-    )
+
+
+def test_digest_does_not_follow_the_file() -> None:
+    one = parse_data_spec(DATA, Path("a/d.json"))
+    other = parse_data_spec(DATA, Path("b/e.json"))
+    assert one.digest() == other.digest()
