@@ -139,7 +139,7 @@ class Comparison:
             measure_name = options.pop("measure", None)
             if measure_name not in (None, "kld", "ppl"):
                 raise ValueError(f"measure: {measure_name!r} is neither kld nor ppl")
-            measure = measures.chosen(self.results, measure_name, None)
+            measure = measures.measure_of_flags(self.results, measure_name, None)
             size = measures.size_of(options.pop("x_axis", None) or "bpw")
             origin = ""
             if options.get("card"):

@@ -187,7 +187,7 @@ def draw_scatter(file: Path, flags: PictureFlags, results: RunResult, outputs: O
         results,
         file,
         outputs,
-        measures.chosen(results, flags.measure, flags.kld_value),
+        measures.measure_of_flags(results, flags.measure, flags.kld_value),
         size=measures.size_of(flags.x_axis or "bpw"),
         max_x=flags.max_x,
         max_y=flags.max_y,

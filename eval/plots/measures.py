@@ -10,14 +10,19 @@ from typing import Any, NamedTuple
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import nearest
 from ..results import ModelResult, RunResult
-from ..stats.block_sums import paired_difference
+from ..stats.block_sums import BlockSums, paired_difference
 from ..table import columns
 from ..table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
 
 
 class Size(NamedTuple):
-    """An x axis: name in messages, title of the axis (a card leaves out its parentheses), column,
-    its field's unit.
+    """An x axis.
+
+    Attributes:
+        name: in messages
+        axis: title of the axis; a card leaves out its parentheses
+        column: of the table
+        unit: the axis shows the column's value divided by this
     """
 
     name: str
@@ -25,20 +30,30 @@ class Size(NamedTuple):
     column: str
     unit: float = 1.0
 
-    def of(self, model: ModelResult) -> float | None:
+    def value_of(self, model: ModelResult) -> float | None:
         """Return the model's size; None if unknown."""
         value: float | None = columns.named(self.column).value(model)
-        return None if value is None else value / self.unit
+        if value is None:
+            return None
+        return value / self.unit
 
 
 class Measure(NamedTuple):
-    """A y axis."""
+    """A y axis.
 
-    title: str  # of the plot
-    name: str  # in messages
-    axis: str  # title of the axis
-    field: str  # of a row
-    digits: int = 0  # significant digits of a value without an error; 0: as many as the table shows
+    Attributes:
+        title: of the plot
+        name: in messages
+        axis: title of the axis
+        field: of a row
+        digits: significant digits of a value without an error; 0: as many as the table shows
+    """
+
+    title: str
+    name: str
+    axis: str
+    field: str
+    digits: int = 0
 
     @property
     def kld(self) -> bool:
@@ -50,9 +65,13 @@ class Measure(NamedTuple):
         """Return True for a percentile of the KLD of tokens, whose error is unknown."""
         return self.kld and self.field != "kld"
 
-    def of(self, model: ModelResult) -> float | None:
-        """Return the model's value, None if unknown; every KLD of the reference is 0."""
-        value: float | None = getattr(model, "kld" if self.kld and model.reference else self.field)
+    def value_of(self, model: ModelResult) -> float | None:
+        """Return the model's value; None if unknown."""
+        field = self.field
+        if self.kld and model.reference:
+            # Every KLD of the reference is 0, but only the mean is a field of its row.
+            field = "kld"
+        value: float | None = getattr(model, field)
         return value
 
 
@@ -78,8 +97,12 @@ KLD_VALUES = {
     ),
 }
 """Values of ``--kld-value``."""
-BPW, VRAM, FILES = SIZES["bpw"], SIZES["vram"], SIZES["size"]
+BPW = SIZES["bpw"]
+VRAM = SIZES["vram"]
+FILE_SIZE = SIZES["size"]
 KLD = KLD_VALUES["mean"]
+TITLE_CHARACTERS = 70
+"""Maximum characters of an axis title that names the reference."""
 SUFFIXES: dict[str, dict[str, Any]] = {
     ".png": {},
     ".svg": {"Date": None},
@@ -89,8 +112,9 @@ SUFFIXES: dict[str, dict[str, Any]] = {
 
 
 def size_of(word: str) -> Size:
-    """Return the x axis of a value of ``--x-axis``, one of ``SIZES`` or ``memory:N``; InputError
-    for another word.
+    """Return the x axis of a value of ``--x-axis``: one of ``SIZES``, or ``memory:N``.
+
+    InputError for another word.
     """
     if word.partition(":")[0] == "memory":
         tokens = columns.named(word).context
@@ -99,46 +123,62 @@ def size_of(word: str) -> Size:
             f"memory for {tokens:,} tokens", f"Memory for {tokens:,} tokens / GB ({parts})", word
         )
     if word not in SIZES:
-        raise InputError(
-            f"{word!r} is none of {', '.join(SIZES)}, memory:N (as memory:32k){nearest(word, SIZES)}"
-        )
+        names = ", ".join(SIZES)
+        hint = nearest(word, SIZES)
+        raise InputError(f"{word!r} is none of {names}, memory:N (as memory:32k){hint}")
     return SIZES[word]
 
 
-def chosen(results: RunResult, kind: str | None, value: str | None) -> Measure:
+def measure_of_flags(results: RunResult, kind: str | None, value: str | None) -> Measure:
     """Return the measure that ``-kld``, ``-ppl`` (``kind``) and ``--kld-value`` (``value``) select.
 
     Default: KLD if a model has a KLD that is not 0, or else perplexity.
     """
     if kind is None:
-        kind = "kld" if any(model.kld for model in results.models) else "ppl"
-    return KLD_VALUES[value or "mean"] if kind == "kld" else PPL
+        kind = "ppl"
+        if any(model.kld for model in results.models):
+            kind = "kld"
+    if kind == "kld":
+        return KLD_VALUES[value or "mean"]
+    return PPL
 
 
 def error_of(run: RunResult, model: ModelResult, measure: Measure) -> tuple[float | None, bool]:
-    """Return (standard error, True if it is the error of the difference from the reference); None
-    for percentiles.
+    """Return (standard error, True if it is the error of the difference from the reference).
 
-    Perplexity: PPL * standard error of ln(PPL / PPL of the reference).  This is the distance that
-    the point would move if the reference stayed in place.  A model that was not compared with the
-    reference (a server) is paired with it by blocks of the text.  An unpaired error is mostly about
-    the choice of text, which all models share.
+    The error is None if it is not known, as that of percentiles.  Perplexity: PPL * standard error
+    of ln(PPL / PPL of the reference).  This is the distance that the point would move if the
+    reference stayed in place.  A model that was not compared with the reference (a server) is
+    paired with it by blocks of the text.  An unpaired error is mostly about the choice of text,
+    which all models share.
     """
+    if measure.is_percentile:
+        return None, True
     if measure.kld:
-        return None if measure.is_percentile else model.kld_stderr, True
-    value = measure.of(model)
+        return model.kld_stderr, True
+    value = measure.value_of(model)
     if model.reference or value is None or model.blocks is None:
         return None, True
     relative = model.ln_ppl_ratio_stderr
     if not model.is_compared:
-        reference = next(
-            (other.blocks for other in run.models if other.reference and other.blocks), None
-        )
-        difference = paired_difference(model.blocks, reference, "nll") if reference else None
+        difference = None
+        reference_blocks = blocks_of_reference(run)
+        if reference_blocks is not None:
+            difference = paired_difference(model.blocks, reference_blocks, "nll")
         if difference is None:
             return model.ppl_stderr, False
         relative = difference.stderr
-    return (None if relative is None else value * relative), True
+    if relative is None:
+        return None, True
+    return value * relative, True
+
+
+def blocks_of_reference(run: RunResult) -> BlockSums | None:
+    """Return the block sums of a run's reference; None if it has no row, or no blocks."""
+    for model in run.models:
+        if model.reference and model.blocks:
+            return model.blocks
+    return None
 
 
 def value_text(value: float, error: float | None, measure: Measure) -> str:
@@ -147,22 +187,23 @@ def value_text(value: float, error: float | None, measure: Measure) -> str:
     Without an error: with the measure's significant digits, or as in the table.
     """
     if error:
-        return (
-            f"{value:.1e}"
-            if 0 < abs(value) < 1e-5
-            else number_text(value, max(decimals_of_error(error) - 1, 0))
-        )
+        if 0 < abs(value) < 1e-5:
+            return f"{value:.1e}"
+        return number_text(value, max(decimals_of_error(error) - 1, 0))
     if measure.digits:
-        size = int(
-            f"{value:.{measure.digits - 1}e}".partition("e")[2]
-        )  # of the rounded value: 0.999 is 1.0
-        return number_text(value, max(measure.digits - 1 - size, 0))
-    return number_text(value, KLD_DIGITS if measure.kld else PPL_DIGITS - 1)
+        # The exponent is that of the rounded value: with two digits, 0.999 is 1.0.
+        _, _, exponent = f"{value:.{measure.digits - 1}e}".partition("e")
+        return number_text(value, max(measure.digits - 1 - int(exponent), 0))
+    if measure.kld:
+        return number_text(value, KLD_DIGITS)
+    return number_text(value, PPL_DIGITS - 1)
 
 
 def kld_axis(run: RunResult, measure: Measure = KLD) -> str:
     """Return the title of a KLD axis, with the reference's label if that fits."""
     if run.reference is None:
         return measure.axis
-    named = f"{measure.axis} against {run.reference['label']}"
-    return named if len(named) <= 70 else measure.axis
+    axis_title = f"{measure.axis} against {run.reference['label']}"
+    if len(axis_title) > TITLE_CHARACTERS:
+        return measure.axis
+    return axis_title

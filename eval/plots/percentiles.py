@@ -1,5 +1,6 @@
-"""Plot percentiles of the tokens' KLD: one row per model, on a logarithmic axis, since KLD spans
-seven decades.
+"""Plot percentiles of the tokens' KLD: one row per model, on a logarithmic axis.
+
+KLD spans seven decades.
 """
 
 from __future__ import annotations
@@ -7,105 +8,106 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..results import RunResult
+from ..results import ModelResult, RunResult
 from . import picture_style
-from .picture_style import Theme
+from .picture_style import Look, Theme
 from .points import subtitle_of
 
-TITLE = "KL divergence of single tokens"
+PERCENTILES_TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
-ROW, MARGINS, LABEL_WIDTH = 0.3, 3.0, 2.3
-"""Inches: height of a row, of everything above and below the rows, and largest width of the rows'
-labels."""
-CHARACTERS, COLUMN = 80, 57
-"""Longest line of the heading, and width of a column of numbers (points)."""
-SMALLEST = 1e-8
+ROW_HEIGHT = 0.3
+"""Height of a row (inches)."""
+HEIGHT_WITHOUT_ROWS = 3.0
+"""Height of everything above and below the rows (inches)."""
+ROW_LABEL_WIDTH = 2.3
+"""Largest width of the rows' labels (inches)."""
+LINE_CHARACTERS = 80
+"""Longest line of the heading, which is above the columns of numbers too."""
+COLUMN = 57
+"""Width of a column of numbers (points)."""
+SMALLEST_KLD = 1e-8
 """Smallest value on an axis (nats); smaller ones are float32 rounding."""
 
 
-def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
-    """Return the plot: quartiles, whiskers, mean, maximum and their numbers, models by mean;
-    ValueError without KLDs.
+class Row(NamedTuple):
+    """A model: its mean KLD and percentiles (nats), and its index in the run."""
 
-    A whisker that begins at 0 or below leaves the axes at the left edge, without a cap.
+    mean: float
+    number: int
+    model: ModelResult
+    look: Look
+    percentiles: dict[str, float]
+
+
+def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = False) -> Figure:
+    """Return the plot: quartiles, whiskers, mean, maximum and their numbers, models by mean.
+
+    ValueError without KLDs.  A whisker that begins at 0 or below leaves the axes at the left edge,
+    without a cap.
     """
-    rows = []  # (mean in nats, index of the model, percentiles in nats)
-    for number, model in enumerate(run.models):
-        if model.kld_percentiles and model.kld is not None:
-            rows.append((model.kld, number, model.kld_percentiles))
-    rows.sort(key=lambda row: row[:2])
-    shown = [x for mean, _, p in rows for x in (mean, p["1"], p["max"]) if x >= SMALLEST]
-    if not shown:
-        raise ValueError(
-            "no token has a KLD above 0" if rows else "no model was compared with a reference"
-        )
-    title, labels = (
-        TITLE if title is None else title,
-        [run.models[number].marked_label for _, number, _ in rows],
-    )
-    height = MARGINS + ROW * (len(rows) + max(len(textwrap.wrap(title, CHARACTERS // 2)) - 1, 0))
-    left, right = min(shown) / 1.5, max(shown) * 1.5
+    rows = _rows(run)
+    if not rows:
+        raise ValueError("no model was compared with a reference")
+    on_axis = _values_on_axis(rows)
+    if not on_axis:
+        raise ValueError("no token has a KLD above 0")
+    if title is None:
+        title = PERCENTILES_TITLE
+    labels = [row.model.marked_label for row in rows]
+    more_title_lines = max(len(textwrap.wrap(title, LINE_CHARACTERS // 2)) - 1, 0)
+    height = HEIGHT_WITHOUT_ROWS + ROW_HEIGHT * (len(rows) + more_title_lines)
+    smallest = min(on_axis) / 1.5
+    largest = max(on_axis) * 1.5
     subtitle = f"{subtitle_of(run, labels)}\n{EXPLANATION}"
-    with picture_style.canvas(height, title, subtitle, dark=dark, characters=CHARACTERS) as (
+    with picture_style.canvas(height, title, subtitle, dark=dark, characters=LINE_CHARACTERS) as (
         figure,
         axes,
         theme,
     ):
-        axes.set(xscale="log", xlabel=f"{TITLE} (nats)", xlim=(left, right))
+        axes.set(xscale="log", xlabel=f"{PERCENTILES_TITLE} (nats)", xlim=(smallest, largest))
         picture_style.log_ticks(axes.xaxis, most=12)
-        models = picture_style.looks_of(run.models)
         _label_rows(axes, labels)
-        for i, (mean, number, p) in enumerate(rows):
-            colour = theme.families[models[number].colour]
-            axes.get_yticklabels()[i].set(
-                color=picture_style.ink_of(colour, theme), gid=f"label-{number}"
-            )
-            _draw_row(axes, i, f"-{number}", p, colour, theme)
-            axes.plot(
-                max(mean, left),
-                i,
-                models[number].marker,
-                color=colour,
-                ms=7,
-                mec=theme.paper,
-                mew=0.8,
-                zorder=5,
-                clip_on=False,
-                gid=f"mean-{number}",
-            )
-            _write(
-                axes,
-                i,
-                [short(x) for x in (p["50"], mean, p["99"], p["max"])],
-                theme.ink,
-                f"number-{number}",
-            )
-        picture_style.draw_legend(
-            axes, [models[number] for _, number, _ in rows], theme, below=figure
-        )
+        for place, row in enumerate(rows):
+            _draw_row(axes, place, row, theme)
+        picture_style.draw_legend(axes, [row.look for row in rows], theme, below=figure)
         _write(axes, -0.9, ["median", "mean", "p99", "max"], theme.muted, "head-0")
         picture_style.freeze_layout(figure)
         floor = run.noise_floor
-        if floor is not None and floor.kld is not None and left <= floor.kld <= right:
-            axes.axvline(
-                floor.kld, color=theme.muted, ls=(0, (1, 2)), lw=1.6, zorder=3.5, gid="level-0"
-            )
-            side, shift = ("right", -6) if floor.kld**2 > left * right else ("left", 6)
-            words, at = f"noise floor {short(floor.kld)}", (floor.kld, -1.6)
-            name = axes.annotate(
-                words, at, (shift, -8), textcoords="offset points", ha=side, va="center", size=10.5
-            )
-            name.set(color=theme.muted, gid="level-name-0", in_layout=False)
+        if floor is not None and floor.kld is not None and smallest <= floor.kld <= largest:
+            _draw_floor(axes, floor.kld, theme)
     return figure
 
 
+def _rows(run: RunResult) -> list[Row]:
+    """Return the models that have percentiles, by mean."""
+    rows = []
+    looks = picture_style.looks_of(run.models)
+    for number, model in enumerate(run.models):
+        if model.kld_percentiles and model.kld is not None:
+            rows.append(Row(model.kld, number, model, looks[number], model.kld_percentiles))
+    rows.sort(key=lambda row: (row.mean, row.number))
+    return rows
+
+
+def _values_on_axis(rows: Sequence[Row]) -> list[float]:
+    """Return the values that the axis must show."""
+    values = []
+    for row in rows:
+        for value in (row.mean, row.percentiles["1"], row.percentiles["max"]):
+            if value >= SMALLEST_KLD:
+                values.append(value)
+    return values
+
+
 def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Write the labels at the left of rows 0, 1, ... downwards, smaller if they need more than
-    ``LABEL_WIDTH``.
+    """Write the labels at the left of rows 0, 1, ... downwards.
+
+    They are smaller if they need more than ``ROW_LABEL_WIDTH``.
     """
     axes.set_ylim(len(labels) - 0.4, -1.6)
     axes.set_yticks(range(len(labels)), picture_style.names_of(labels))
@@ -113,20 +115,27 @@ def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     ticks = axes.get_yticklabels()
-    wide = max(tick.get_window_extent().width for tick in ticks) / picture_style.DPI
-    axes.tick_params(
-        axis="y", labelsize=float(ticks[0].get_fontsize()) * min(1, LABEL_WIDTH / wide)
-    )
+    width = max(tick.get_window_extent().width for tick in ticks) / picture_style.DPI
+    size = float(ticks[0].get_fontsize()) * min(1, ROW_LABEL_WIDTH / width)
+    axes.tick_params(axis="y", labelsize=size)
 
 
-def _draw_row(
-    axes: Axes, i: int, gid: str, percentiles: dict[str, float], colour: str, theme: Theme
-) -> None:
-    """Draw box, whiskers, median and maximum of row ``i``."""
-    at = {name: max(value, axes.get_xlim()[0]) for name, value in percentiles.items()}
-    ends = [at[name] for name in ("1", "99") if at[name] == percentiles[name]]
+def _draw_row(axes: Axes, place: int, row: Row, theme: Theme) -> None:
+    """Draw box, whiskers, median, maximum and mean of a model, and write its numbers."""
+    left_edge, _ = axes.get_xlim()
+    colour = theme.families[row.look.colour]
+    percentiles = row.percentiles
+    # Nothing is drawn left of the axes: what ends there has no cap.
+    at = {name: max(value, left_edge) for name, value in percentiles.items()}
+    caps = []
+    for name in ("1", "99"):
+        if at[name] == percentiles[name]:
+            caps.append(at[name])
+    label = axes.get_yticklabels()[place]
+    label.set(color=picture_style.ink_of(colour, theme), gid=f"label-{row.number}")
+    gid = f"-{row.number}"
     axes.barh(
-        i,
+        place,
         at["75"] - at["25"],
         0.56,
         at["25"],
@@ -136,12 +145,53 @@ def _draw_row(
         zorder=3,
         gid=f"box{gid}",
     )
-    axes.plot([at["1"], at["99"]], [i, i], color=colour, lw=1.3, zorder=2, gid=f"whisker{gid}")
-    axes.plot(ends, [i] * len(ends), "|", color=colour, ms=8, mew=1.3, zorder=2, gid=f"cap{gid}")
+    whisker = [at["1"], at["99"]]
+    axes.plot(whisker, [place, place], color=colour, lw=1.3, zorder=2, gid=f"whisker{gid}")
     axes.plot(
-        [at["50"]] * 2, [i - 0.28, i + 0.28], color=theme.ink, lw=1.8, zorder=4, gid=f"median{gid}"
+        caps, [place] * len(caps), "|", color=colour, ms=8, mew=1.3, zorder=2, gid=f"cap{gid}"
     )
-    axes.plot(at["max"], i, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max{gid}")
+    median = [at["50"], at["50"]]
+    ends = [place - 0.28, place + 0.28]
+    axes.plot(median, ends, color=theme.ink, lw=1.8, zorder=4, gid=f"median{gid}")
+    axes.plot(at["max"], place, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max{gid}")
+    axes.plot(
+        max(row.mean, left_edge),
+        place,
+        row.look.marker,
+        color=colour,
+        ms=7,
+        mec=theme.paper,
+        mew=0.8,
+        zorder=5,
+        clip_on=False,
+        gid=f"mean{gid}",
+    )
+    values = (percentiles["50"], row.mean, percentiles["99"], percentiles["max"])
+    numbers = [short_number(value) for value in values]
+    _write(axes, place, numbers, theme.ink, f"number{gid}")
+
+
+def _draw_floor(axes: Axes, kld: float, theme: Theme) -> None:
+    """Draw the noise floor's mean KLD as a line, with its name on the side that has more room."""
+    dots = (0, (1, 2))
+    axes.axvline(kld, color=theme.muted, ls=dots, lw=1.6, zorder=3.5, gid="level-0")
+    left_edge, right_edge = axes.get_xlim()
+    side = "left"
+    shift = 6
+    if kld**2 > left_edge * right_edge:
+        # It is right of the middle of the logarithmic axis.
+        side = "right"
+        shift = -6
+    name = axes.annotate(
+        f"noise floor {short_number(kld)}",
+        (kld, -1.6),
+        (shift, -8),
+        textcoords="offset points",
+        ha=side,
+        va="center",
+        size=10.5,
+    )
+    name.set(color=theme.muted, gid="level-name-0", in_layout=False)
 
 
 def _write(axes: Axes, y: float, texts: Sequence[str], colour: str, gid: str) -> None:
@@ -161,12 +211,14 @@ def _write(axes: Axes, y: float, texts: Sequence[str], colour: str, gid: str) ->
         )
 
 
-def short(value: float) -> str:
-    """Return two or three significant digits, which fit a column: 0.00154, 12.3, -0.0200; 0 for
-    float32 rounding.
+def short_number(value: float) -> str:
+    """Return two or three significant digits, which fit a column: 0.00154, 12.3, -0.0200.
+
+    Float32 rounding is 0.
     """
-    if abs(value) < SMALLEST:
+    if abs(value) < SMALLEST_KLD:
         return "0"
     if abs(value) < 1e-4:
         return f"{value:.1e}".replace("e-0", "e-")
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"

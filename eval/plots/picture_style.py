@@ -1,6 +1,4 @@
-"""Look of all pictures: themes, colours and markers of models, canvas with its heading, ticks,
-saving.
-"""
+"""Look of all pictures: themes, colours, markers, names, canvas with heading, ticks, saving."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import re
 import textwrap
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from ...backends import ENGINES
 from ...backends.layers.groups import PLAIN
@@ -35,11 +33,15 @@ from ..results import MARK, ModelResult
 from .fonts import harmless
 from .measures import SUFFIXES
 
-DPI, WIDTH, CHARACTERS = 160, 10.5, 105
-"""Pixels per inch; width of a picture (inches) and of a line of its heading (characters)."""
+DPI = 160
+"""Pixels per inch."""
+WIDTH = 10.5
+"""Width of a picture (inches).  A wider one would have smaller characters on a phone."""
+CHARACTERS = 105
+"""Characters of a line of a picture's heading."""
 CARD = 7.5, 4.21875
 """Width and height (inches) of a picture for social media: 1,200 x 675 pixels."""
-WIDE = 10**1.5
+LOG_AXIS_RATIO = 10**1.5
 """An axis is logarithmic if the largest value above 0 is more than this many times the smallest."""
 MARKERS = "soD^vPX<>p"
 """Markers of engines, in the order of the registry."""
@@ -54,15 +56,24 @@ DASHES: tuple[tuple[float, ...], ...] = (
     (12, 3, 2, 3),
 )
 """Dashes and gaps of the lines of one family, in widths of the line."""
-LEGEND = 24
+LEGEND_CHARACTERS = 24
 """Characters of a line of the legend."""
-NAME_CHARACTERS, TAIL = 40, 17
-"""Maximum characters of a model's name, and how many characters at its end are kept."""
+LEGEND_ROWS = 30
+"""Maximum number of rows of a legend right of the axes."""
+NAME_CHARACTERS = 40
+"""Maximum characters of a model's name."""
+NAME_TAIL = 17
+"""Characters at the end of a name that stay if its middle is left out."""
 
 
 class Family(NamedTuple):
-    """Formats that share a colour: name, pattern of their weights ("int4 g128"), other names of
-    ``group``, colours.
+    """Formats that share a colour.
+
+    Attributes:
+        weights: pattern of the beginning of their weights' names, as "int4 g128"
+        groups: other values of a spec's ``group``, in capitals, with spaces between them
+        light: colour on white
+        dark: colour on black
     """
 
     name: str
@@ -101,12 +112,14 @@ class Theme(NamedTuple):
     families: tuple[str, ...]
 
 
-LIGHT = Theme("#ffffff", "#1b1f24", "#5b6470", "#e9ebee", tuple(each.light for each in FAMILIES))
-DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37", tuple(each.dark for each in FAMILIES))
+LIGHT = Theme(
+    "#ffffff", "#1b1f24", "#5b6470", "#e9ebee", tuple(family.light for family in FAMILIES)
+)
+DARK = Theme("#14171c", "#e8eaed", "#9aa3ad", "#2a2f37", tuple(family.dark for family in FAMILIES))
 
 
 class Look(NamedTuple):
-    """Family and engine of a model, the place of its colour in ``Theme.families``, and its marker."""
+    """Look of a model; ``colour``: its place in ``Theme.families``."""
 
     family: str = ""
     engine: str = ""
@@ -115,66 +128,106 @@ class Look(NamedTuple):
 
 
 def family_of(model: ModelResult) -> str:
-    """Return the group that a model's spec names, or the family of its weights' format, or its
-    label's first word.
+    """Return the group that a model's spec names, or the family of its weights' format.
+
+    Without both it is the first word of the label.
     """
-    if group := str(model.spec.get("group") or "").strip():
+    group = str(model.spec.get("group") or "").strip()
+    if group:
         return group
     if not model.is_quantized:
         return "unquantized"
     quantized = [layer for layer in model.layers if layer.weights not in PLAIN]
-    most = max(quantized, key=lambda layer: layer.count).weights if quantized else ""
-    first_word = (model.label.split() or ["?"])[0]
-    return next((each.name for each in FAMILIES if re.match(each.weights, most)), first_word)
+    weights = ""
+    if quantized:
+        weights = max(quantized, key=lambda layer: layer.count).weights
+    for family in FAMILIES:
+        if re.match(family.weights, weights):
+            return family.name
+    words = model.label.split()
+    if not words:
+        return "?"
+    return words[0]
 
 
 def looks_of(models: Sequence[ModelResult]) -> list[Look]:
-    """Return the look of each model of a run.  Families share a colour only if there are more than
-    ``FAMILIES``.
+    """Return the look of each model of a run.
+
+    Families share a colour only if there are more than ``FAMILIES``.
     """
-    own = {
-        name: place
-        for place, each in enumerate(FAMILIES)
-        for name in (each.name.upper(), *each.groups.split())
-    }
     families = [family_of(model) for model in models]
-    colours: dict[str, int] = {}
-    for family in sorted(set(families), key=lambda each: (each.upper() not in own, each)):
-        first = own.get(family.upper(), zlib.crc32(family.upper().encode()) % len(FAMILIES))
-        ring = [(first + step) % len(FAMILIES) for step in range(len(FAMILIES))]
-        colours[family] = next((each for each in ring if each not in colours.values()), first)
+    colours = colours_of(families)
+    # The registry's engines come first, so that an engine has one marker in all pictures.
     engines = list(dict.fromkeys([*ENGINES, *sorted(model.engine for model in models)]))
-    marks = [MARKERS[engines.index(model.engine) % len(MARKERS)] for model in models]
-    return [
-        Look(family, model.engine, colours[family], mark)
-        for family, model, mark in zip(families, models, marks, strict=True)
-    ]
+    looks = []
+    for family, model in zip(families, models, strict=True):
+        marker = MARKERS[engines.index(model.engine) % len(MARKERS)]
+        looks.append(Look(family, model.engine, colours[family], marker))
+    return looks
+
+
+def colours_of(families: Sequence[str]) -> dict[str, int]:
+    """Return family -> place of its colour in ``Theme.families``."""
+    colour_of_family = {}
+    for place, family in enumerate(FAMILIES):
+        for name in (family.name.upper(), *family.groups.split()):
+            colour_of_family[name] = place
+    # Those with a fixed colour come first, so that no other family takes it.
+    in_order = sorted(set(families), key=lambda name: (name.upper() not in colour_of_family, name))
+    colours: dict[str, int] = {}
+    for name in in_order:
+        colour = colour_of_family.get(name.upper())
+        if colour is None:
+            # The name decides, so that a family has mostly the same colour in all pictures.
+            colour = zlib.crc32(name.upper().encode()) % len(FAMILIES)
+        colours[name] = nearest_free(colour, colours.values())
+    return colours
+
+
+def nearest_free(colour: int, used: Collection[int]) -> int:
+    """Return this colour, or the next one that is not used; this colour if all are."""
+    for step in range(len(FAMILIES)):
+        candidate = (colour + step) % len(FAMILIES)
+        if candidate not in used:
+            return candidate
+    return colour
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
-    """Return the labels without brackets at their end, cut in the middle; longer if two would
-    become equal.
+    """Return the labels without brackets at their end, cut in the middle.
+
+    A name is longer if two would become equal.
     """
-    forms = []
-    for label in map(harmless, labels):
-        whole = " ".join(label.split()) or "?"
-        short = re.sub(rf"(?<=.)\s*\[[^\[\]]*\](?= {MARK}$|$)", "", whole)
-        cut = (
-            short
-            if len(short) <= NAME_CHARACTERS
-            else f"{short[: NAME_CHARACTERS - 3 - TAIL]}...{short[-TAIL:]}"
-        )
-        forms.append((cut, short, whole, label))
+    forms_of_labels = [forms_of(harmless(label)) for label in labels]
     owners = defaultdict(set)
-    for each in forms:
-        for form in each:
-            owners[form].add(each[-1])
-    return [next((form for form in each if len(owners[form]) == 1), each[-1]) for each in forms]
+    for forms in forms_of_labels:
+        for form in forms:
+            owners[form].add(forms[-1])
+    names = []
+    for forms in forms_of_labels:
+        name = forms[-1]
+        # From the longest form to the shortest, which is taken if no other label has it.
+        for form in reversed(forms):
+            if len(owners[form]) == 1:
+                name = form
+        names.append(name)
+    return names
+
+
+def forms_of(label: str) -> tuple[str, str, str, str]:
+    """Return the label as a name, the shortest form first and the label itself last."""
+    one_line = " ".join(label.split()) or "?"
+    without_brackets = re.sub(rf"(?<=.)\s*\[[^\[\]]*\](?= {MARK}$|$)", "", one_line)
+    cut = without_brackets
+    if len(cut) > NAME_CHARACTERS:
+        cut = f"{cut[: NAME_CHARACTERS - 3 - NAME_TAIL]}...{cut[-NAME_TAIL:]}"
+    return cut, without_brackets, one_line, label
 
 
 def ink_of(colour: str, theme: Theme) -> str:
     """Return a family's colour for text: half way to the ink, so that it can be read."""
-    return to_hex([(a + b) / 2 for a, b in zip(to_rgb(colour), to_rgb(theme.ink), strict=True)])
+    channels = zip(to_rgb(colour), to_rgb(theme.ink), strict=True)
+    return to_hex([(family + ink) / 2 for family, ink in channels])
 
 
 def halo(theme: Theme) -> list[withStroke]:
@@ -196,7 +249,9 @@ def canvas(
 
     ``height``, ``width``: inches.  ``characters``: longest line of the subtitle.
     """
-    theme = DARK if dark else LIGHT
+    theme = LIGHT
+    if dark:
+        theme = DARK
     below = "\n".join(textwrap.fill(line, characters) for line in subtitle.splitlines())
     with style.context(["default", _settings(theme)]):
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
@@ -226,32 +281,35 @@ def draw_legend(
     below: Figure | None = None,
     markers: bool = True,
 ) -> None:
-    """Draw which colour is which family and which marker is which engine, each only where there are
-    several.
+    """Draw which colour is which family and which marker is which engine.
 
-    The legend is right of the axes.  ``below``: the figure, for a legend below the axes; it grows
-    by its height.
+    Each is left out if there is only one.  The legend is right of the axes.  ``below``: the figure,
+    for a legend below the axes; it grows by its height.  ``markers``: False if the picture has
+    none.
     """
-    families = {look.family: theme.families[look.colour] for look in looks}
-    engines = {look.engine: look.marker for look in looks if markers}
-    entries: list[tuple[str, Artist]] = []
-    if len(families) > 1:
-        entries += [
-            (name, Patch(color=families[name])) for name in sorted(families, key=str.casefold)
-        ]
-    if len(engines) > 1:
-        entries += [
-            (name, Line2D([], [], ls="", marker=engines[name], ms=9, color="none", mec=theme.muted))
-            for name in sorted(engines)
-        ]
-    if not entries:
+    colour_of_family = {}
+    marker_of_engine = {}
+    for look in looks:
+        colour_of_family[look.family] = theme.families[look.colour]
+        marker_of_engine[look.engine] = look.marker
+    names: list[str] = []
+    handles: list[Artist] = []
+    if len(colour_of_family) > 1:
+        for family in sorted(colour_of_family, key=str.casefold):
+            names.append(family)
+            handles.append(Patch(color=colour_of_family[family]))
+    if markers and len(marker_of_engine) > 1:
+        for engine in sorted(marker_of_engine):
+            marker = Line2D([], [], ls="", marker=marker_of_engine[engine], ms=9, color="none")
+            marker.set_markeredgecolor(theme.muted)
+            names.append(engine)
+            handles.append(marker)
+    if not names:
         return
-    names = [name for name, _ in entries]
-    handles = [artist for _, artist in entries]
     if below:
         legend_below(below, handles, names)
         return
-    columns = math.ceil(len(entries) / 30)
+    columns = math.ceil(len(names) / LEGEND_ROWS)
     legend = axes.legend(
         handles, ["-"] * len(names), loc="upper left", bbox_to_anchor=(1.01, 1.01), ncols=columns
     )
@@ -260,7 +318,8 @@ def draw_legend(
 
 def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """Draw a legend below the axes; the figure grows by its height."""
-    longest = min(max(map(len, names)), LEGEND)
+    longest = min(max(len(name) for name in names), LEGEND_CHARACTERS)
+    # A handle and the space between columns take about seven characters.
     columns = CHARACTERS // (longest + 7)
     legend = figure.legend(
         handles, ["-"] * len(names), loc="outside lower left", ncols=columns, borderaxespad=1.2
@@ -270,9 +329,10 @@ def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]
 
 
 def _write_legend(legend: Legend, names: Sequence[str]) -> None:
-    """Write the names, which are not given to the legend, since it hides those that start with "_"."""
+    """Write the names into a legend that was made with other ones."""
+    # Matplotlib leaves out entries of a legend whose names start with "_".
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(textwrap.fill(name, LEGEND))
+        text.set_text(textwrap.fill(name, LEGEND_CHARACTERS))
 
 
 def freeze_layout(figure: Figure) -> None:
@@ -284,7 +344,7 @@ def freeze_layout(figure: Figure) -> None:
 def is_wide(values: Iterable[float]) -> bool:
     """Return True if the values above 0 need a logarithmic axis."""
     above = [value for value in values if value > 0]
-    return bool(above) and max(above) > WIDE * min(above)
+    return bool(above) and max(above) > LOG_AXIS_RATIO * min(above)
 
 
 def tick_text(value: float) -> str:
@@ -293,25 +353,51 @@ def tick_text(value: float) -> str:
 
 
 def log_ticks(
-    axis: Axis, *, near: float = 0.0, most: int = 14, text: Callable[[float], str] = tick_text
+    axis: Axis,
+    *,
+    linear_below: float = 0.0,
+    most: int = 14,
+    text: Callable[[float], str] = tick_text,
 ) -> None:
-    """Set ticks at 1, 2 and 5 times the powers of ten, or only at the powers if these are more than
-    ``most``.
+    """Set ticks at 1, 2 and 5 times the powers of ten, or only at the powers.
 
-    ``near``: where a symmetric axis becomes linear; it has no tick nearer to 0, except at 0.
+    The latter if the former are more than ``most``.  ``linear_below``: where a symmetric axis
+    becomes linear; it has no tick nearer to 0, except at 0.
     """
     low, high = sorted(axis.get_view_interval())
-    decades = range(math.floor(math.log10(near or low)), math.ceil(math.log10(max(high, -low))) + 1)
-    for factors in (1, 2, 5), (1,):
-        steps = [f * 10.0**decade for decade in decades for f in factors]
-        steps = [step for step in steps if step > 0.99 * near]
-        around = [*(-step for step in steps), 0.0, *steps] if near else steps
-        ticks = [tick for tick in around if low <= tick <= high]
-        if len(ticks) <= most:
-            break
-    axis.set_major_locator(FixedLocator(ticks) if len(ticks) > 2 else MaxNLocator(8))
+    ticks = _ticks_between(low, high, (1, 2, 5), linear_below)
+    if len(ticks) > most:
+        ticks = _ticks_between(low, high, (1,), linear_below)
+    locator: Locator = FixedLocator(ticks)
+    if len(ticks) <= 2:
+        # Within a decade there are too few of them.
+        locator = MaxNLocator(8)
+    axis.set_major_locator(locator)
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
+
+
+def _ticks_between(
+    low: float, high: float, factors: Sequence[int], linear_below: float
+) -> list[float]:
+    """Return the products of factors and powers of ten between the ends of an axis.
+
+    ``linear_below``: 0 for an axis of values above 0; other axes have ticks on both sides of 0.
+    """
+    smallest = linear_below or low
+    first_decade = math.floor(math.log10(smallest))
+    last_decade = math.ceil(math.log10(max(high, -low)))
+    steps = []
+    for decade in range(first_decade, last_decade + 1):
+        for factor in factors:
+            step = factor * 10.0**decade
+            # 0.99: the tick at the limit itself stays, whatever its rounding.
+            if step > 0.99 * linear_below:
+                steps.append(step)
+    ticks = steps
+    if linear_below:
+        ticks = [*(-step for step in steps), 0.0, *steps]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def escape_controls(figure: Figure) -> None:
@@ -321,45 +407,51 @@ def escape_controls(figure: Figure) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write PNG, SVG or PDF by suffix, whole or not at all; the same figure gives the same bytes."""
+    """Write PNG, SVG or PDF by suffix, whole or not at all.
+
+    The same figure gives the same bytes.
+    """
     escape_controls(figure)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(
             f"cannot write {path.name}: its suffix must be one of {', '.join(SUFFIXES)}"
         )
+    # Without a salt, the ids in an SVG are random.
     with replacing(path) as part, style.context(["default", {"svg.hashsalt": "plot"}]):
         figure.savefig(part, format=suffix[1:], dpi=DPI, metadata=SUFFIXES[suffix])
 
 
 def _settings(theme: Theme) -> dict[str, Any]:
-    off = (
-        "axes.spines.top",
-        "axes.spines.right",
-        "axes.formatter.useoffset",
-        "legend.frameon",
-        "text.parse_math",
-    )
     return {
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), theme.paper),
-        **dict.fromkeys(("axes.labelcolor", "text.color"), theme.ink),
-        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), theme.muted),
-        **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 11.5),
-        **dict.fromkeys(
-            ("figure.constrained_layout.w_pad", "figure.constrained_layout.h_pad"), 0.2
-        ),
-        **dict.fromkeys(off, False),
-        **{
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": theme.grid,
-            "axes.labelsize": 13,
-        },
-        **{"axes.titlesize": 18, "axes.titleweight": "bold", "axes.labelpad": 9},
-        **{
-            "axes.xmargin": 0.08,
-            "axes.ymargin": 0.1,
-            "legend.handlelength": 1.5,
-            "legend.handleheight": 0.8,
-        },
+        "figure.facecolor": theme.paper,
+        "axes.facecolor": theme.paper,
+        "axes.labelcolor": theme.ink,
+        "text.color": theme.ink,
+        "axes.edgecolor": theme.muted,
+        "xtick.color": theme.muted,
+        "ytick.color": theme.muted,
+        "grid.color": theme.grid,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 18,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 13,
+        "xtick.labelsize": 11.5,
+        "ytick.labelsize": 11.5,
+        "legend.fontsize": 11.5,
+        "axes.labelpad": 9,
+        "axes.xmargin": 0.08,
+        "axes.ymargin": 0.1,
+        "figure.constrained_layout.w_pad": 0.2,
+        "figure.constrained_layout.h_pad": 0.2,
+        "legend.frameon": False,
+        "legend.handlelength": 1.5,
+        "legend.handleheight": 0.8,
+        # An offset above the axis would have to be added to each tick.
+        "axes.formatter.useoffset": False,
+        # Labels may have dollars: "$x$" is no formula.
+        "text.parse_math": False,
     }

@@ -14,18 +14,18 @@ from ..common.output_files import Outputs
 from ..common.terminal import say
 from ..results import RunResult
 from . import percentiles, picture_style, position, scatter, slice_bars
-from .measures import BPW, FILES, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
+from .measures import BPW, FILE_SIZE, KLD, KLD_VALUES, PPL, VRAM, Measure, Size
 from .points import points_of
 
 Picture = Callable[[], Figure]
 SCATTER = {
     "ppl_bpw": (BPW, PPL),
     "ppl_vram": (VRAM, PPL),
-    "ppl_size": (FILES, PPL),
+    "ppl_size": (FILE_SIZE, PPL),
     "kld_bpw": (BPW, KLD),
     "kld_vram": (VRAM, KLD),
-    "kld_size": (FILES, KLD),
-    "kld_p99.9_size": (FILES, KLD_VALUES["p99.9"]),
+    "kld_size": (FILE_SIZE, KLD),
+    "kld_p99.9_size": (FILE_SIZE, KLD_VALUES["p99.9"]),
 }
 """Name -> axes of a scatter plot."""
 
@@ -55,29 +55,37 @@ def origin_of(results: RunResult) -> str:
     """Return the machines, the date and the version of compare_q of a run, for a card."""
     parts = []
     for model in results.models:
-        ran_on = model.provenance
-        parts.append(machine.words({"gpus": ran_on["gpus"]} if ran_on.get("gpus") else ran_on))
+        hardware = model.provenance
+        if hardware.get("gpus"):
+            # A card names the GPUs alone, without driver and processor.
+            hardware = {"gpus": hardware["gpus"]}
+        parts.append(machine.words(hardware))
     parts.append(results.created[:10])
-    if version := results.versions.get("compare-q"):
+    version = results.versions.get("compare-q")
+    if version:
         parts.append(f"compare_q {version}")
     return ", ".join(part for part in dict.fromkeys(parts) if part)
 
 
 def write_all(results: RunResult, folder: Path, outputs: Outputs, *, dark: bool = False) -> None:
-    """Write all pictures of a run into a folder, and print the missing models and pictures with the
-    reasons.
+    """Write all pictures of a run into a folder.
+
+    Missing models and pictures are printed with the reasons.
     """
     lines = []
     for size, measure in SCATTER.values():
         points, left_out = points_of(results, size, measure)
+        # A picture without a point is missing as a whole, which ``write`` prints.
         if points:
             lines += left_out
     for line in dict.fromkeys(lines):
         say(line)
-    drawn = 0
+    is_any_drawn = False
     for name, picture in pictures_of(results, dark=dark, title=results.title).items():
-        drawn += write(name, picture, [folder / f"{name}.png", folder / f"{name}.svg"], outputs)
-    if not drawn:
+        files = [folder / f"{name}.png", folder / f"{name}.svg"]
+        if write(name, picture, files, outputs):
+            is_any_drawn = True
+    if not is_any_drawn:
         outputs.failures.append(f"{folder}: nothing was drawn")
 
 
@@ -102,19 +110,17 @@ def write(name: str, picture: Picture, files: Sequence[Path], outputs: Outputs) 
 def pictures_of(
     run: RunResult, *, dark: bool = False, title: str | None = None
 ) -> dict[str, Picture]:
-    """Return the name of each picture of a run with the function that draws it, or raises
-    ValueError.
+    """Return the name of each picture of a run with the function that draws it.
 
-    ``title`` None: each picture has its own title.
+    The function raises ValueError if there is nothing to draw.  ``title`` None: each picture has
+    its own title.
     """
-    same: dict[str, Any] = {"title": title, "dark": dark}
-    drawn: dict[str, Picture] = {}
+    options: dict[str, Any] = {"title": title, "dark": dark}
+    pictures: dict[str, Picture] = {}
     for name, (size, measure) in SCATTER.items():
-        drawn[name] = partial(scatter.scatter_figure, run, size=size, measure=measure, **same)
-    return {
-        **drawn,
-        "slices": partial(slice_bars.slice_bars, run, **same),
-        "kld_percentiles": partial(percentiles.percentile_plot, run, **same),
-        "loss_by_position": partial(position.by_position, run, **same),
-        "kld_by_position": partial(position.by_position, run, kld=True, **same),
-    }
+        pictures[name] = partial(scatter.scatter_figure, run, size=size, measure=measure, **options)
+    pictures["slices"] = partial(slice_bars.slice_bars, run, **options)
+    pictures["kld_percentiles"] = partial(percentiles.percentile_plot, run, **options)
+    pictures["loss_by_position"] = partial(position.by_position, run, **options)
+    pictures["kld_by_position"] = partial(position.by_position, run, kld=True, **options)
+    return pictures

@@ -1,6 +1,4 @@
-"""Data of a scatter plot: points, horizontal lines, which points belong together, and the Pareto
-front.
-"""
+"""Data of a scatter plot: points, horizontal lines, lines of schemes, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -20,24 +18,34 @@ from .picture_style import Look
 
 NOT_AS_REQUESTED = f"{MARK}: not run as requested"
 """Explanation of marked labels, for a subtitle."""
-ALIKE = 1.005
-"""Sizes that differ by less are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""
+SAME_SIZE = 1.005
+"""Sizes of a smaller ratio are equal: with its global scales, NVFP4 of 4.5 bits has 4.501."""
 NO_LOOK = Look()
 
 
 @dataclass(frozen=True)
 class Point:
-    """One model."""
+    """One model.
 
-    label: str  # "EXL3 4.0 [h8]"
-    x: float  # its size, in bits per weight or GiB
-    y: float  # its perplexity or KLD
-    shown: str = ""  # y as text; empty: with three decimals
-    error: float | None = None  # half the length of the error bar; None for no bar
+    Attributes:
+        label: "EXL3 4.0 [h8]"
+        x: its size, in bits per weight or GiB
+        y: its perplexity or KLD
+        y_text: y as text; empty: with three decimals
+        error: half the length of the error bar; None for no bar
+        number: index of the model in its run, for the ids of artists
+        paired: the error is that of the difference from the reference
+    """
+
+    label: str
+    x: float
+    y: float
+    y_text: str = ""
+    error: float | None = None
     look: Look = NO_LOOK
     unquantized: bool = False
-    number: int = 0  # index of the model in its run, for the ids of artists
-    paired: bool = True  # the error is that of the difference from the reference
+    number: int = 0
+    paired: bool = True
 
 
 class Level(NamedTuple):
@@ -50,44 +58,50 @@ class Level(NamedTuple):
 
 def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point], list[str]]:
     """Return (points of a measure over a size, one line for each model that cannot be drawn)."""
-    drawn = []
+    points = []
     left_out = []
-    for number, (model, look) in enumerate(
-        zip(run.models, picture_style.looks_of(run.models), strict=True)
-    ):
-        x = size.of(model)
-        y = measure.of(model)
-        if x is None or y is None:
-            missing = size.name if y is not None else measure.name
-            left_out.append(f"{model.label}: not in the plot: {missing} unknown")
+    looks = picture_style.looks_of(run.models)
+    for number, model in enumerate(run.models):
+        x = size.value_of(model)
+        y = measure.value_of(model)
+        if y is None:
+            left_out.append(f"{model.label}: not in the plot: {measure.name} unknown")
+            continue
+        if x is None:
+            left_out.append(f"{model.label}: not in the plot: {size.name} unknown")
             continue
         error, is_paired = measures.error_of(run, model, measure)
-        shown = measures.value_text(y, error, measure)
+        y_text = measures.value_text(y, error, measure)
         if measure.kld and model.reference:
-            shown = "reference: 0"
+            y_text = "reference: 0"
         point = Point(
             model.marked_label,
             x,
             y,
-            shown,
+            y_text,
             error,
-            look,
+            looks[number],
             unquantized=not model.is_quantized,
             number=number,
             paired=is_paired,
         )
-        drawn.append(point)
-    return drawn, left_out
+        points.append(point)
+    return points, left_out
 
 
 def levels_of(run: RunResult, measure: Measure) -> list[Level]:
     """Return the horizontal line at the reference's perplexity, or at the noise floor's KLD."""
     if not measure.kld:
-        reference = finite_reference(run)
-        return [] if reference is None else [Level(reference, f"reference {reference:.2f}")]
+        reference_ppl = finite_reference(run)
+        if reference_ppl is None:
+            return []
+        return [Level(reference_ppl, f"reference {reference_ppl:.2f}")]
     floor = run.noise_floor
-    height = None if floor is None else measure.of(floor)
-    if floor is None or not height:
+    if floor is None:
+        return []
+    height = measure.value_of(floor)
+    # A line at 0 would be the axis, and a logarithmic axis has no 0.
+    if not height:
         return []
     name = picture_style.names_of([floor.label])[0]
     return [Level(height, f"noise floor ({name}) {height:.2g}", dotted=True)]
@@ -96,43 +110,49 @@ def levels_of(run: RunResult, measure: Measure) -> list[Level]:
 def finite_reference(run: RunResult) -> float | None:
     """Return the reference's perplexity; None if it is unknown or infinite."""
     ppl = run.reference_ppl
-    return ppl if ppl is not None and math.isfinite(ppl) else None
+    if ppl is None or not math.isfinite(ppl):
+        return None
+    return ppl
 
 
 def reference_name(run: RunResult) -> str:
-    """Return the last part of the name of the reference's folder or repository; its label if it has
-    no row.
+    """Return the last part of the name of the reference's folder or repository.
+
+    Without its row it is the label; empty without a reference.
     """
     for model in run.models:
-        place = model.spec.get("model_dir")
-        if model.reference and isinstance(place, str) and PurePath(place).name:
-            return unicode(PurePath(place).name)
-    return unicode(str(run.reference["label"])) if run.reference else ""
+        model_dir = model.spec.get("model_dir")
+        if model.reference and isinstance(model_dir, str):
+            name = PurePath(model_dir).name
+            if name:
+                return unicode(name)
+    if run.reference:
+        return unicode(str(run.reference["label"]))
+    return ""
 
 
 def error_note(points: Sequence[Point], measure: Measure) -> str:
-    """Return what the error bars of these points show; empty without bars, unless the measure has
-    no error.
+    """Return what the error bars of these points show; empty if there are none.
 
     The error of a perplexity is mostly about the choice of text, which all models share, so it
     would suggest that no two neighbours differ.  Bars therefore show the error of the ratio to the
     reference's perplexity where it is known.
     """
-    barred = [point for point in points if point.error is not None]
-    alone = [point.label for point in barred if not point.paired]
     if measure.is_percentile:
         return "no error bars: errors of percentiles are not known"
-    words = "ratio to the reference's" + (
-        f" ({', '.join(alone)}: of the perplexity)" if alone else ""
-    )
-    if len(alone) == len(barred):
-        words = "perplexity (mostly common to all)"
-    what = "mean" if measure.kld else words
-    return (
-        f"error bars, where longer than the marker: one standard error of the {what}"
-        if barred
-        else ""
-    )
+    with_bar = [point for point in points if point.error is not None]
+    if not with_bar:
+        return ""
+    unpaired = [point.label for point in with_bar if not point.paired]
+    if measure.kld:
+        quantity = "mean"
+    elif len(unpaired) == len(with_bar):
+        quantity = "perplexity (mostly common to all)"
+    elif unpaired:
+        quantity = f"ratio to the reference's ({', '.join(unpaired)}: of the perplexity)"
+    else:
+        quantity = "ratio to the reference's"
+    return f"error bars, where longer than the marker: one standard error of the {quantity}"
 
 
 def subtitle_of(run: RunResult, labels: Collection[str]) -> str:
@@ -142,72 +162,110 @@ def subtitle_of(run: RunResult, labels: Collection[str]) -> str:
     return run.subtitle
 
 
-def series(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the lists of quantized points that a line joins: one scheme, in order of size, of at
-    least two sizes.
+def lines_of_schemes(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the lists of quantized points that a line joins.
 
-    A scheme is a family and the form of its labels.  Numbers in labels count as equal, and so do
-    llama.cpp's sizes of one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K"
-    too, but "Q4_0" is another one.
+    Each has the points of a scheme in order of size, which differs within it.  A scheme is a family
+    and the form of its labels.  Numbers in labels count as equal, and so do llama.cpp's sizes of
+    one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K" too, but "Q4_0" is
+    another one.
     """
-    members: dict[tuple[str, str], list[Point]] = defaultdict(list)
-    for point in sorted(points, key=lambda p: p.x):
-        if not point.unquantized:
-            mixture = re.sub(r"(?<=_K)_(XS|S|M|L|XL)\b", "", re.sub(r"\s*\[.*", "", point.label))
-            members[point.look.family, re.sub(r"\d+(\.\d+)?", "#", mixture)].append(point)
-    return [own for own in members.values() if own[-1].x > ALIKE * own[0].x]
+    members_of_scheme: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in sorted(quantized_points(points), key=lambda point: point.x):
+        members_of_scheme[point.look.family, form_of(point.label)].append(point)
+    lines = []
+    for members in members_of_scheme.values():
+        if members[-1].x > SAME_SIZE * members[0].x:
+            lines.append(members)
+    return lines
+
+
+def form_of(label: str) -> str:
+    """Return what the labels of a scheme's sizes have in common, with # for each number."""
+    without_options = re.sub(r"\s*\[.*", "", label)
+    without_size = re.sub(r"(?<=_K)_(XS|S|M|L|XL)\b", "", without_options)
+    return re.sub(r"\d+(\.\d+)?", "#", without_size)
+
+
+def quantized_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points of quantized models."""
+    return [point for point in points if not point.unquantized]
 
 
 def dominates(other: Point, one: Point) -> bool:
     """Return True if another point is as small and better, or as good and smaller."""
     gain = one.y - other.y
-    return other.x <= ALIKE * one.x if gain > 0 else gain == 0 and ALIKE * other.x < one.x
+    if gain > 0:
+        return other.x <= SAME_SIZE * one.x
+    return gain == 0 and SAME_SIZE * other.x < one.x
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the quantized points that no other one dominates, by size.  Equal points are all on
-    the front.
+    """Return the quantized points that no other one dominates, by size.
+
+    Equal points are all on the front.
     """
-    quantized = sorted((p for p in points if not p.unquantized), key=lambda p: p.x)
-    return [one for one in quantized if not any(dominates(other, one) for other in quantized)]
+    quantized = sorted(quantized_points(points), key=lambda point: point.x)
+    front = []
+    for point in quantized:
+        if not any(dominates(other, point) for other in quantized):
+            front.append(point)
+    return front
 
 
 def nearest_to_front(points: Sequence[Point], most: int) -> list[int]:
-    """Return the indices of at most ``most`` points: unquantized ones, then those that the fewest
-    others dominate.
+    """Return the indices of at most ``most`` points, in order.
+
+    They are unquantized ones, then those that the fewest others dominate.
     """
-    quantized = [p for p in points if not p.unquantized]
-
-    def dominating(i: int) -> int:
-        """Return how many points dominate this one."""
-        if points[i].unquantized:
-            return -1
-        return sum(dominates(other, points[i]) for other in quantized)
-
-    indices = list(range(len(points)))
-    if len(points) > most:
-        indices = sorted(indices, key=dominating)[:most]
-    return sorted(indices)
+    if len(points) <= most:
+        return list(range(len(points)))
+    quantized = quantized_points(points)
+    ranks = []
+    for point in points:
+        # Unquantized points are the first, before those that no other dominates.
+        rank = -1
+        if not point.unquantized:
+            rank = sum(dominates(other, point) for other in quantized)
+        ranks.append(rank)
+    nearest_first = sorted(range(len(points)), key=lambda i: ranks[i])
+    return sorted(nearest_first[:most])
 
 
 def at_edge(points: Sequence[Point]) -> tuple[list[Point], float | None]:
-    """Return (the points, with unquantized ones moved near the quantized ones; their new x, None if
-    nothing moved).
+    """Return (the points, the new x of unquantized ones); None if they were not moved.
 
-    They move if they are more than 1.2 times as large.  Otherwise the space from 8 to 16 bits would
-    fill half the plot.
+    Unquantized points move near the quantized ones if they are more than 1.2 times as large.
+    Otherwise the space from 8 to 16 bits would fill half the plot.
     """
-    sizes = [p.x for p in points if not p.unquantized]
-    others = [p.x for p in points if p.unquantized]
-    if not sizes or not others or min(others) <= 1.2 * max(sizes):
+    quantized_sizes = []
+    unquantized_sizes = []
+    for point in points:
+        if point.unquantized:
+            unquantized_sizes.append(point.x)
+        else:
+            quantized_sizes.append(point.x)
+    if not quantized_sizes or not unquantized_sizes:
         return list(points), None
-    edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
-    return [replace(p, x=edge) if p.unquantized else p for p in points], edge
+    largest = max(quantized_sizes)
+    if min(unquantized_sizes) <= 1.2 * largest:
+        return list(points), None
+    edge = largest + 0.1 * max(largest - min(quantized_sizes), largest / 2)
+    moved = []
+    for point in points:
+        if point.unquantized:
+            moved.append(replace(point, x=edge))
+        else:
+            moved.append(point)
+    return moved, edge
 
 
 def front_labels(run: RunResult) -> set[str]:
-    """Return the marked labels on the front of KLD over bits per weight, or of perplexity without
-    any KLD.
+    """Return the marked labels on the front of KLD over bits per weight.
+
+    Without any KLD, the front is that of perplexity.
     """
-    kld, ppl = (points_of(run, measures.BPW, measure)[0] for measure in (KLD, PPL))
-    return {point.label for point in pareto_front(kld or ppl)}
+    points, _ = points_of(run, measures.BPW, KLD)
+    if not points:
+        points, _ = points_of(run, measures.BPW, PPL)
+    return {point.label for point in pareto_front(points)}

@@ -1,6 +1,4 @@
-"""Scatter plot of a quality measure (perplexity, KLD) over the size of a model (bits per weight,
-GiB).
-"""
+"""Scatter plot of a quality measure (perplexity, KLD) over the size of a model (bits, GiB)."""
 
 from __future__ import annotations
 
@@ -25,28 +23,42 @@ from .points import Level, Point
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
-HEIGHT, MORE = 8.4, 0.12
-"""Height (inches), and its increase for each point beyond the first ``labels.FEW``."""
-MARKER_SIZE, RING, COVERED = 9.0, 5.0, 10.0
-"""Size of a marker (points).  Growth of a covered marker (points); if several markers cover it, it
-grows less for each.  Distance (pixels) below which a marker covers one that was drawn earlier."""
-FLOOR, ZERO = 0.045, 0.1
-"""Share of a linear axis below y = 0, and of a logarithmic axis between 0 and the smallest value.
-"""
+HEIGHT_OF_FEW_POINTS = 8.4
+"""Height of a picture of at most ``labels.FEW`` points (inches)."""
+HEIGHT_OF_POINT = 0.12
+"""Increase of the height for each further point (inches)."""
+MARKER_SIZE = 9.0
+"""Size of a marker (points)."""
+RING = 5.0
+"""Growth of a covered marker (points); if several markers cover it, it grows less for each."""
+COVERED = 10.0
+"""Distance (pixels) below which a marker covers one that was drawn earlier."""
+SHARE_BELOW_ZERO = 0.045
+"""Share of a linear axis below y = 0."""
+ZERO_DECADES = 0.1
+"""Height of a logarithmic axis below the smallest value, as a share of its decades."""
 NEGLIGIBLE = 0.01
-"""A logarithmic axis ends at this share of the smallest value of a quantized model; the rest is
-linear down to 0."""
-WRAP = 24, 28
-"""Characters per line of a label, if there are many labels and if there are at most ``labels.FEW``.
+"""A logarithmic axis ends at this share of the smallest value of a quantized model.
+
+The rest is linear down to 0, so that a noise floor far below does not stretch the axis.
 """
+WRAP_MANY = 24
+"""Characters per line of a label, if there are many."""
+WRAP_FEW = 28
+"""Characters per line of a label, if there are at most ``labels.FEW``."""
 NAMES_ON_CARD = 8
-"""Largest number of points on a card that all have labels; with more, only the ends of the Pareto
-front have labels."""
+"""Largest number of points on a card that all have labels.
+
+With more, only the ends of the Pareto front have labels.
+"""
 CARD_MARGIN = 0.25
-"""Share of the data's height that is free above it and below it on a card where all points have
-labels."""
-TICKS, CARD_TICKS = 16, 7
-"""Maximum number of ticks of the y axis, in a plot and on a card."""
+"""Share of the data's height that is free above it and below it on a card with all labels."""
+CARD_CHARACTERS = 70
+"""Characters of the longest line of a card's heading."""
+MOST_TICKS = 16
+"""Maximum number of ticks of the y axis."""
+MOST_CARD_TICKS = 7
+"""Maximum number of ticks of the y axis of a card."""
 
 
 def scatter_figure(
@@ -69,48 +81,107 @@ def scatter_figure(
     span more than a decade and a half.  Perplexity is drawn as the excess over the reference's
     perplexity, if that is known.
     """
-    found = data.points_of(run, size, measure)[0]
-    shown = [
-        p
-        for p in found
-        if p.x <= max_x and p.y <= max_y and math.isfinite(p.x) and math.isfinite(p.y)
-    ]
-    if not shown:
+    points = _points_within(run, size, measure, max_x, max_y)
+    if not points:
         raise ValueError(f"no model has both {measure.name} and {size.name} within the limits")
     levels = [level for level in data.levels_of(run, measure) if level.y <= max_y]
-    wide = is_wide(point.y for point in shown) if log_y is None else log_y
-    scale = "log" if wide else "zero" if measure.kld else "linear"
-    y_label = measures.kld_axis(run, measure) if measure.kld else measure.axis
-    notes = [
-        data.subtitle_of(run, [point.label for point in shown]),
-        data.error_note(shown, measure),
-        BOLD,
-    ]
-    reference = data.finite_reference(run) if measure is PPL and log_y is None else None
-    if reference:
-        scale, y_label = "percent", EXCESS_AXIS
-        levels = [level._replace(y=100 * (level.y / reference - 1)) for level in levels]
-        shown = [
-            replace(p, y=100 * (p.y / reference - 1), error=p.error and 100 * p.error / reference)
-            for p in shown
-        ]
-    ends = " (" if card else "\n"  # a card's axis is named up to the parenthesis
+    scale = _scale_of(points, measure, log_y)
+    y_label = measure.axis
+    if measure.kld:
+        y_label = measures.kld_axis(run, measure)
+    # The subtitle is about perplexity and its errors, also where the excess is drawn.
     if card:
-        is_marked = len(shown) <= NAMES_ON_CARD and any(MARK in point.label for point in shown)
-        notes = [run.subtitle, "; ".join(filter(None, [origin, data.NOT_AS_REQUESTED * is_marked]))]
-        name = data.reference_name(run)
-        title = f"{name}, quantized" if title is None and name else title
+        subtitle = _card_subtitle(run, points, origin)
+    else:
+        subtitle = _subtitle(run, points, measure)
+    reference_ppl = None
+    if measure is PPL and log_y is None:
+        reference_ppl = data.finite_reference(run)
+    if reference_ppl:
+        scale = "percent"
+        y_label = EXCESS_AXIS
+        points = [_as_excess(point, reference_ppl) for point in points]
+        levels = [level._replace(y=100 * (level.y / reference_ppl - 1)) for level in levels]
+    if title is None:
+        title = _title_of(run, measure, card=card)
+    # The reference's label in results of others may have several lines; the first one is shown.
+    end_of_label = "\n"
+    if card:
+        # A card has no room for what is in parentheses.
+        end_of_label = " ("
     return scatter_plot(
-        shown,
-        x_label=size.axis.partition(ends)[0],
-        y_label=y_label.partition(ends)[0],
-        title=f"{measure.title} of quantized models" if title is None else title,
-        subtitle="\n".join(filter(None, notes)),
+        points,
+        x_label=size.axis.partition(end_of_label)[0],
+        y_label=y_label.partition(end_of_label)[0],
+        title=title,
+        subtitle=subtitle,
         dark=dark,
         levels=levels,
         scale=scale,
         card=card,
     )
+
+
+def _points_within(
+    run: RunResult, size: Size, measure: Measure, max_x: float, max_y: float
+) -> list[Point]:
+    """Return the finite points of a run within the limits."""
+    points, _ = data.points_of(run, size, measure)
+    points_within = []
+    for point in points:
+        is_within = point.x <= max_x and point.y <= max_y
+        if is_within and math.isfinite(point.x) and math.isfinite(point.y):
+            points_within.append(point)
+    return points_within
+
+
+def _scale_of(points: Sequence[Point], measure: Measure, log_y: bool | None) -> str:
+    """Return the scale of the y axis, as ``scatter_plot`` takes it; ``log_y`` None: it depends."""
+    is_log = log_y
+    if is_log is None:
+        is_log = is_wide(point.y for point in points)
+    if is_log:
+        return "log"
+    if measure.kld:
+        return "zero"
+    return "linear"
+
+
+def _title_of(run: RunResult, measure: Measure, *, card: bool) -> str:
+    """Return the title of a plot; that of a card names the reference."""
+    if card:
+        name = data.reference_name(run)
+        if name:
+            return f"{name}, quantized"
+    return f"{measure.title} of quantized models"
+
+
+def _subtitle(run: RunResult, points: Sequence[Point], measure: Measure) -> str:
+    """Return the lines below the title of a plot that is no card."""
+    labels_shown = [point.label for point in points]
+    notes = (data.subtitle_of(run, labels_shown), data.error_note(points, measure), BOLD)
+    return "\n".join(note for note in notes if note)
+
+
+def _card_subtitle(run: RunResult, points: Sequence[Point], origin: str) -> str:
+    """Return the lines below the title of a card."""
+    notes = []
+    if origin:
+        notes.append(origin)
+    has_mark = any(MARK in point.label for point in points)
+    # Of more points a card names few, and may not show the mark.
+    if has_mark and len(points) <= NAMES_ON_CARD:
+        notes.append(data.NOT_AS_REQUESTED)
+    lines = (run.subtitle, "; ".join(notes))
+    return "\n".join(line for line in lines if line)
+
+
+def _as_excess(point: Point, reference_ppl: float) -> Point:
+    """Return a point whose perplexity is the excess over the reference's in percent."""
+    error = point.error
+    if error:
+        error = 100 * error / reference_ppl
+    return replace(point, y=100 * (point.y / reference_ppl - 1), error=error)
 
 
 def scatter_plot(
@@ -132,98 +203,151 @@ def scatter_plot(
     small plot that labels few points.  Unquantized points far to the right are drawn at the edge,
     after a break of the axis.
     """
-    if scale == "log" and not any(p.y > 0 for p in points):
+    if scale == "log" and not any(point.y > 0 for point in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
-    unquantized = {picture_style.tick_text(float(f"{p.x:.3g}")) for p in points if p.unquantized}
-    points, edge = data.at_edge(sorted(points, key=lambda p: (p.x, p.y, p.label)))
-    height = HEIGHT + MORE * max(min(len(points), labels.MOST_LABELS) - labels.FEW, 0)
-    height, width, characters = (
-        (*picture_style.CARD[::-1], 70)
-        if card
-        else (height, picture_style.WIDTH, picture_style.CHARACTERS)
-    )
+    unquantized_sizes = _sizes_in_words(points)
+    points, edge = data.at_edge(sorted(points, key=lambda point: (point.x, point.y, point.label)))
+    has_few_names = len(points) <= NAMES_ON_CARD
+    n_labels = min(len(points), labels.MOST_LABELS)
+    height = HEIGHT_OF_FEW_POINTS + HEIGHT_OF_POINT * max(n_labels - labels.FEW, 0)
+    width = picture_style.WIDTH
+    characters = picture_style.CHARACTERS
+    if card:
+        width, height = picture_style.CARD
+        characters = CARD_CHARACTERS
     with picture_style.canvas(
         height, title, subtitle, dark=dark, characters=characters, width=width
-    ) as (
-        figure,
-        axes,
-        theme,
-    ):
+    ) as (figure, axes, theme):
         axes.set(xlabel=x_label, ylabel=y_label)
-        near = _set_scale(axes, points, scale)
+        linear_below = _set_scale(axes, points, scale)
         marks = _draw_points(axes, points, theme)
         names = _draw_levels(axes, levels, theme)
-        few = len(points) <= NAMES_ON_CARD
-        if card and few:
+        if card and has_few_names:
             axes.margins(y=CARD_MARGIN)
         axes.autoscale_view()
         axes.autoscale(False)
-        if scale == "zero" or (scale == "log" and near):
-            floor = near / 2 or FLOOR * axes.get_ylim()[1]
-            axes.set_ylim(bottom=min(0.0, *(p.y for p in points)) - floor)
-        text = percent if scale == "percent" else picture_style.tick_text
-        if scale == "log" or near:
-            picture_style.log_ticks(
-                axes.yaxis, near=near, most=CARD_TICKS if card else TICKS, text=text
-            )
-        elif scale == "percent":
-            axes.yaxis.set_major_locator(MaxNLocator(4 if card else 8, steps=[1, 2, 2.5, 5, 10]))
-            axes.yaxis.set_major_formatter(lambda value, _: text(value))
+        _set_bottom(axes, points, scale, linear_below)
+        _set_y_ticks(axes, scale, linear_below, card=card)
         picture_style.draw_legend(axes, [point.look for point in points], theme)
         if edge is not None:
-            name = unquantized.pop() if len(unquantized) == 1 else "unquantized"
-            _draw_edge(axes, max(p.x for p in points if not p.unquantized), edge, name, theme)
-        texts = _draw_labels(axes, points, theme, card=card and not few)
+            name = "unquantized"
+            if len(unquantized_sizes) == 1:
+                name = unquantized_sizes.pop()
+            last = max(point.x for point in data.quantized_points(points))
+            _draw_edge(axes, last, edge, name, theme)
+        texts = _draw_labels(axes, points, theme, card=card and not has_few_names)
+        # From here on artists are placed to the pixel.
         picture_style.freeze_layout(figure)
-        spots = axes.transData.transform([(point.x, point.y) for point in points])
-        for i, mark in enumerate(marks):  # enlarge covered markers so that their rims stay visible
-            covering = int((np.hypot(*(spots[i + 1 :] - spots[i]).T) < COVERED).sum())
-            mark.set_markersize(MARKER_SIZE + RING * covering**0.75)
-        marks = [marks[i] for i in sorted(range(len(marks)), key=lambda i: i not in texts)]
-        unnamed = 0 if card else len(points) - len(texts)
-        labels.place_labels(axes, list(texts.values()), marks, names, unnamed)
+        _enlarge_covered(axes, points, marks)
+        labelled_marks = []
+        other_marks = []
+        for i, mark in enumerate(marks):
+            if i in texts:
+                labelled_marks.append(mark)
+            else:
+                other_marks.append(mark)
+        unnamed = len(other_marks)
+        if card:
+            unnamed = 0
+        labels.place_labels(
+            axes, list(texts.values()), labelled_marks + other_marks, names, unnamed
+        )
     return figure
 
 
-def _set_scale(axes: Axes, points: Sequence[Point], scale: str) -> float:
-    """Set the scale of the y axis; return the y below which a logarithmic axis is linear; 0 if
-    there is none.
+def _sizes_in_words(points: Sequence[Point]) -> set[str]:
+    """Return the sizes of the unquantized points as texts of ticks."""
+    texts = set()
+    for point in points:
+        if point.unquantized:
+            texts.add(picture_style.tick_text(float(f"{point.x:.3g}")))
+    return texts
 
-    Percentages are linear up to the smallest excess or error (the larger of both) of a quantized
-    point.
+
+def _enlarge_covered(axes: Axes, points: Sequence[Point], marks: Sequence[Line2D]) -> None:
+    """Enlarge markers that later ones cover, so that their rims stay visible."""
+    spots = axes.transData.transform([(point.x, point.y) for point in points])
+    for i, mark in enumerate(marks):
+        distances = np.hypot(*(spots[i + 1 :] - spots[i]).T)
+        covering = int((distances < COVERED).sum())
+        mark.set_markersize(MARKER_SIZE + RING * covering**0.75)
+
+
+def _set_bottom(axes: Axes, points: Sequence[Point], scale: str, linear_below: float) -> None:
+    """Set the lower end of an axis that shows 0, a little below it, so that markers are whole."""
+    if scale != "zero" and not (scale == "log" and linear_below):
+        return
+    space = linear_below / 2
+    if not space:
+        space = SHARE_BELOW_ZERO * axes.get_ylim()[1]
+    axes.set_ylim(bottom=min(0.0, *(point.y for point in points)) - space)
+
+
+def _set_y_ticks(axes: Axes, scale: str, linear_below: float, *, card: bool) -> None:
+    """Set the ticks of the y axis, except of a linear one that does not show percentages."""
+    text = picture_style.tick_text
+    if scale == "percent":
+        text = percent_text
+    most = MOST_TICKS
+    intervals = 8
+    if card:
+        most = MOST_CARD_TICKS
+        intervals = 4
+    if scale == "log" or linear_below:
+        picture_style.log_ticks(axes.yaxis, linear_below=linear_below, most=most, text=text)
+    elif scale == "percent":
+        axes.yaxis.set_major_locator(MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(lambda value, _: text(value))
+
+
+def _set_scale(axes: Axes, points: Sequence[Point], scale: str) -> float:
+    """Set the scale of the y axis; return the y below which a logarithmic axis is linear.
+
+    0 if there is none.  Percentages are linear up to the smallest excess or error (the larger of
+    both) of a quantized point.
     """
     if scale == "log":
-        positive = [p.y for p in points if p.y > 0]
-        least = min((p.y for p in points if p.y > 0 and not p.unquantized), default=0.0)
-        near = max(min(positive), 1e-6 * max(positive), NEGLIGIBLE * least)
-        if min(p.y for p in points) >= near:
-            axes.set_yscale("log")
-            return 0.0
-        axes.set_yscale(
-            "symlog", linthresh=near, linscale=max(ZERO * math.log10(max(positive) / near), 0.1)
-        )
-        return near
-    sizes = [max(abs(p.y), p.error or 0.0) for p in points if not p.unquantized]
-    if scale != "percent" or not is_wide(sizes):
+        return _set_log_scale(axes, points)
+    if scale != "percent":
         return 0.0
-    near = min(max(min(sizes), 1e-3), 10.0)
-    axes.set_yscale("symlog", linthresh=near, linscale=0.8)
-    return near
+    excesses = []
+    for point in data.quantized_points(points):
+        excesses.append(max(abs(point.y), point.error or 0.0))
+    if not is_wide(excesses):
+        return 0.0
+    linear_below = min(max(min(excesses), 1e-3), 10.0)
+    axes.set_yscale("symlog", linthresh=linear_below, linscale=0.8)
+    return linear_below
 
 
-def percent(excess: float) -> str:
+def _set_log_scale(axes: Axes, points: Sequence[Point]) -> float:
+    """Set a logarithmic scale; return the y below which it is linear, 0 if all values are above."""
+    positive = [point.y for point in points if point.y > 0]
+    positive_of_quantized = [point.y for point in data.quantized_points(points) if point.y > 0]
+    least = min(positive_of_quantized, default=0.0)
+    linear_below = max(min(positive), 1e-6 * max(positive), NEGLIGIBLE * least)
+    if min(point.y for point in points) >= linear_below:
+        axes.set_yscale("log")
+        return 0.0
+    decades = math.log10(max(positive) / linear_below)
+    axes.set_yscale("symlog", linthresh=linear_below, linscale=max(ZERO_DECADES * decades, 0.1))
+    return linear_below
+
+
+def percent_text(excess: float) -> str:
     """Return the text of a tick: +10 %."""
-    return f"{'+' if excess > 0 else ''}{picture_style.tick_text(excess)} %"
+    text = f"{picture_style.tick_text(excess)} %"
+    if excess > 0:
+        return f"+{text}"
+    return text
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line2D]:
-    """Draw each point with a thin bar of one standard error up and down, and a line through the
-    points of a scheme.
-    """
+    """Draw points with bars of one standard error, and a line through the points of a scheme."""
     marks = []
-    lowest = min((p.y for p in points if p.y > 0), default=0.0)
+    lowest = min((point.y for point in points if point.y > 0), default=0.0)
     for point in points:
-        colour, gid = theme.families[point.look.colour], f"-{point.number}"
+        colour = theme.families[point.look.colour]
         marks += axes.plot(
             point.x,
             point.y,
@@ -234,36 +358,34 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
             mew=0.8,
             zorder=4,
             clip_on=False,
-            gid=f"point{gid}",
+            gid=f"point-{point.number}",
         )
         if point.error:
             low = point.y - point.error
-            ends = (
-                max(low, lowest / 2) if axes.get_yscale() == "log" else low,
-                point.y + point.error,
-            )
+            if axes.get_yscale() == "log":
+                # Such an axis has no place for 0 and below.
+                low = max(low, lowest / 2)
             axes.plot(
-                [point.x] * 2,
-                ends,
+                [point.x, point.x],
+                [low, point.y + point.error],
                 color=colour,
                 lw=1.1,
                 marker="_",
                 ms=6,
                 mew=1.1,
                 zorder=3,
-                gid=f"bar{gid}",
+                gid=f"bar-{point.number}",
             )
-    for own in data.series(points):
-        colour, gid = theme.families[own[0].look.colour], f"series-{own[0].number}"
+    for scheme in data.lines_of_schemes(points):
         axes.plot(
-            [p.x for p in own],
-            [p.y for p in own],
+            [point.x for point in scheme],
+            [point.y for point in scheme],
             ":",
-            color=colour,
+            color=theme.families[scheme[0].look.colour],
             lw=1.3,
             alpha=0.75,
             zorder=2,
-            gid=gid,
+            gid=f"series-{scheme[0].number}",
         )
     return marks
 
@@ -271,10 +393,19 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
 def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text]:
     """Draw the horizontal lines, and return their names, which are not placed yet."""
     names = []
-    for i, level in enumerate(levels):
-        dashes, width = ((1, 2), 1.6) if level.dotted else ((6, 4), 1.1)
+    for number, level in enumerate(levels):
+        dashes = (6, 4)
+        width = 1.1
+        if level.dotted:
+            dashes = (1, 2)
+            width = 1.6
         axes.axhline(
-            level.y, color=theme.muted, ls=(0, dashes), lw=width, zorder=1.5, gid=f"level-{i}"
+            level.y,
+            color=theme.muted,
+            ls=(0, dashes),
+            lw=width,
+            zorder=1.5,
+            gid=f"level-{number}",
         )
         name = axes.text(
             axes.dataLim.x0,
@@ -286,26 +417,28 @@ def _draw_levels(axes: Axes, levels: Sequence[Level], theme: Theme) -> list[Text
             color=theme.muted,
         )
         name.set(
-            gid=f"level-name-{i}", path_effects=picture_style.halo(theme), in_layout=False, zorder=5
+            gid=f"level-name-{number}",
+            path_effects=picture_style.halo(theme),
+            in_layout=False,
+            zorder=5,
         )
         names.append(name)
     return names
 
 
 def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) -> None:
-    """Draw the vertical line of the unquantized points with its tick, and a break of the axis after
-    ``last``.
+    """Draw the vertical line of the unquantized points with its tick.
+
+    The axis has a break after ``last``.
     """
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= last]
-    axes.set_xticks([*ticks, edge], [*axes.xaxis.get_major_formatter().format_ticks(ticks), name])
+    words = axes.xaxis.get_major_formatter().format_ticks(ticks)
+    axes.set_xticks([*ticks, edge], [*words, name])
     axes.set_xlim(low, high)
     axes.axvline(edge, color=theme.grid, lw=6, zorder=0.9, gid="edge-0")
-    behind = {
-        "facecolor": theme.paper,
-        "edgecolor": "none",
-        "pad": 0,
-    }  # a wider box would cover the ticks' numbers
+    # A box with a margin would cover the ticks' numbers.
+    box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0}
     axes.text(
         (last + edge) / 2,
         0,
@@ -314,7 +447,7 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
         ha="center",
         va="center",
         color=theme.muted,
-        bbox=behind,
+        bbox=box,
         size=11,
         zorder=1,
         gid="break-0",
@@ -325,37 +458,48 @@ def _draw_edge(axes: Axes, last: float, edge: float, name: str, theme: Theme) ->
 def _draw_labels(
     axes: Axes, points: Sequence[Point], theme: Theme, *, card: bool
 ) -> dict[int, Text]:
-    """Return index -> label with name and value, placed on its point; on a ``card`` only names of
-    the front's ends.
+    """Return index -> label with name and value, placed on its point, in order of the points.
 
-    Of very many points only those near the front have labels.
+    On a ``card`` there are only names, and only of the front's ends.  Of very many points only
+    those near the front have labels.
     """
-    best = data.pareto_front(points)
-    ends = [
-        *{p.look.family: p for p in best}.values(),
-        *{p.look.family: p for p in reversed(best)}.values(),
-    ]
-    named = data.nearest_to_front(points, labels.MOST_LABELS)
-    names = picture_style.names_of([p.label for p in points])
-    wrap = WRAP[len(points) <= labels.FEW]
+    front = data.pareto_front(points)
+    front_ends = _ends_of_families(front)
+    names = picture_style.names_of([point.label for point in points])
+    wrap = WRAP_MANY
+    if len(points) <= labels.FEW:
+        wrap = WRAP_FEW
     texts = {}
-    for i in named:
+    for i in data.nearest_to_front(points, labels.MOST_LABELS):
         point = points[i]
-        if not card or point in ends:
-            words = textwrap.fill(names[i], wrap) + (
-                "" if card else f"\n{point.shown or f'{point.y:.3f}'}"
-            )
-            text = axes.text(
-                point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False
-            )
-            text.set(
-                color=picture_style.ink_of(theme.families[point.look.colour], theme),
-                path_effects=picture_style.halo(theme),
-            )
-            text.set(
-                fontweight="bold" if point in best else "normal",
-                zorder=5,
-                gid=f"label-{point.number}",
-            )
-            texts[i] = text
+        words = textwrap.fill(names[i], wrap)
+        if card:
+            if point not in front_ends:
+                continue
+        elif point.y_text:
+            words += f"\n{point.y_text}"
+        else:
+            words += f"\n{point.y:.3f}"
+        text = axes.text(
+            point.x, point.y, words, ha="center", va="center", linespacing=1.05, in_layout=False
+        )
+        text.set(
+            color=picture_style.ink_of(theme.families[point.look.colour], theme),
+            path_effects=picture_style.halo(theme),
+            zorder=5,
+            gid=f"label-{point.number}",
+        )
+        if point in front:
+            text.set_fontweight("bold")
+        texts[i] = text
     return texts
+
+
+def _ends_of_families(front: Sequence[Point]) -> list[Point]:
+    """Return the smallest and the largest point of each family on the front."""
+    smallest: dict[str, Point] = {}
+    largest: dict[str, Point] = {}
+    for point in front:
+        smallest.setdefault(point.look.family, point)
+        largest[point.look.family] = point
+    return [*smallest.values(), *largest.values()]

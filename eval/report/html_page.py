@@ -116,7 +116,7 @@ def shell_command(words: Sequence[str]) -> str:
 
 def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
     """Return the pictures of a run; its usual measure over bits per weight comes first."""
-    first = f"{measures.chosen(results, None, None).field}_bpw"
+    first = f"{measures.measure_of_flags(results, None, None).field}_bpw"
     drawn = pictures.pictures_of(results)
     names = [name for name in drawn if not name.endswith("_vram")]
     pictures_by_title = {}

@@ -1,6 +1,4 @@
-"""Pictures: points of scatter plots, the published table of 41 rows on an H200, and functions to
-inspect a figure.
-"""
+"""Pictures: points of scatter plots, the published table, and functions to inspect a figure."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.transforms import Bbox
 
 from compare_q.eval.plots import picture_style, scatter
@@ -31,15 +30,17 @@ def real_run() -> RunResult:
 
 
 def clump(count: int, *, spread: float) -> list[Point]:
-    """Return a cloud around 4 bpw with standard deviation ``spread``, and two distant points that
-    widen the axes.
+    """Return a cloud around 4 bpw, and two distant points that widen the axes.
+
+    ``spread``: standard deviation of the sizes in the cloud.
     """
     rng = random.Random(count)
-    cloud = [
-        Point(f"G{i % 5} variant{i}", rng.gauss(4, spread), rng.gauss(7, spread / 20))
-        for i in range(count - 2)
-    ]
-    return [*cloud, Point("bf16", 16, 6.8), Point("EXL3 2.0", 2, 7.4)]
+    points = []
+    for i in range(count - 2):
+        x = rng.gauss(4, spread)
+        y = rng.gauss(7, spread / 20)
+        points.append(Point(f"G{i % 5} variant{i}", x, y))
+    return [*points, Point("bf16", 16, 6.8), Point("EXL3 2.0", 2, 7.4)]
 
 
 CASES = {
@@ -62,16 +63,36 @@ CASES = {
 
 def draw(points: list[Point], **keys: Any) -> Figure:
     """Return the plot of these points, each with the look of a model of its label."""
-    found = picture_style.looks_of([ModelResult.of(point.label, "fake") for point in points])
-    points = [replace(point, look=look) for point, look in zip(points, found, strict=True)]
+    looks = picture_style.looks_of([ModelResult.of(point.label, "fake") for point in points])
+    points_with_looks = []
+    for point, look in zip(points, looks, strict=True):
+        points_with_looks.append(replace(point, look=look))
     return scatter.scatter_plot(
-        points, x_label="x", y_label="y", title="Model", subtitle="data", **keys
+        points_with_looks, x_label="x", y_label="y", title="Model", subtitle="data", **keys
     )
 
 
 def artists_of_kind(figure: Figure, kind: str) -> list[Any]:
     """Return the artists of a kind ("label", "point", "bar", ...), in drawing order."""
-    return list(figure.findobj(lambda artist: (artist.get_gid() or "").rpartition("-")[0] == kind))
+    artists = []
+    for artist in figure.findobj():
+        kind_of_artist, _, _ = (artist.get_gid() or "").rpartition("-")
+        if kind_of_artist == kind:
+            artists.append(artist)
+    return artists
+
+
+def texts_of(figure: Figure, kind: str) -> list[str]:
+    """Return the texts of the artists of a kind."""
+    return [artist.get_text() for artist in artists_of_kind(figure, kind)]
+
+
+def legend_of(figure: Figure) -> list[str]:
+    """Return the texts of the legends of a figure."""
+    names = []
+    for legend in figure.findobj(Legend):
+        names += [text.get_text() for text in legend.get_texts()]
+    return names
 
 
 def boxes_of(figure: Figure, kind: str = "label") -> list[Bbox]:
@@ -86,8 +107,11 @@ def pixels_apart(box: Bbox, other: Bbox) -> float:
 
 def smallest_gap(boxes: Sequence[Bbox], others: Sequence[Bbox] | None = None) -> float:
     """Return the pixels between the closest two boxes: one of each list, or any two of one list."""
-    pairs = itertools.combinations(boxes, 2) if others is None else itertools.product(boxes, others)
-    return min((pixels_apart(*pair) for pair in pairs), default=math.inf)
+    if others is None:
+        pairs = list(itertools.combinations(boxes, 2))
+    else:
+        pairs = list(itertools.product(boxes, others))
+    return min((pixels_apart(box, other) for box, other in pairs), default=math.inf)
 
 
 def is_within(box: Bbox, outer: Bbox) -> bool:

@@ -161,7 +161,7 @@ def test_flags_of_the_plot(
         "--no-log_y",
         f"-output={tmp_path / 'r.json'}",
     )
-    posted = {"size": measures.FILES, "measure": measures.KLD_VALUES["p99.9"]}
+    posted = {"size": measures.FILE_SIZE, "measure": measures.KLD_VALUES["p99.9"]}
     for flag, flags, changed in (
         ("-pf", (), {}),
         ("--plot-file", words, expected),

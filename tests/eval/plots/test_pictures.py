@@ -1,18 +1,15 @@
-"""Pictures of a run: the files, the missing pictures with their reasons, and the content of each
-picture.
-"""
+"""Pictures of a run: files, missing pictures with their reasons, content of each picture."""
 
 from pathlib import Path
 
 import pytest
-from matplotlib.legend import Legend
 
 from compare_q.eval.common.output_files import Outputs
 from compare_q.eval.plots import measures, picture_style, pictures
 from compare_q.eval.plots.measures import KLD
 from compare_q.eval.results import RunResult
 from compare_q.eval.stats.slices import Slice
-from tests.support.figures import FLOOR, MARKED, artists_of_kind, real_run
+from tests.support.figures import FLOOR, MARKED, artists_of_kind, legend_of, real_run, texts_of
 from tests.support.made import BASE, FAILED, replace, run_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
@@ -22,45 +19,42 @@ OTHERS = ("slices", "kld_percentiles", "loss_by_position", "kld_by_position")
 
 
 def small() -> RunResult:
-    """Four rows of the real table: reference, noise floor, a marked row, EXL3; each has one slice
-    of all its tokens.
+    """Return four rows of the real table: reference, noise floor, a marked row, EXL3.
+
+    Each has one slice of all its tokens.
     """
+    real_models = {model.label: model for model in real_run().models}
     models = []
     for label in ("bf16 vLLM", FLOOR, MARKED, "EXL3 4.0 bpw"):
-        model = next(each for each in real_run().models if each.label == label)
-        whole = Slice(model.tokens, model.ppl, model.ppl_stderr, model.kld, model.kld_stderr)
-        models.append(replace(model, slices={"rest": whole}))
+        model = real_models[label]
+        all_tokens = Slice(model.tokens, model.ppl, model.ppl_stderr, model.kld, model.kld_stderr)
+        models.append(replace(model, slices={"rest": all_tokens}))
     return replace(real_run(), models=tuple(models))
 
 
 def test_every_picture_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(picture_style, "DPI", 40)  # 160 takes three times as long
+    # 160 takes three times as long.
+    monkeypatch.setattr(picture_style, "DPI", 40)
     some = {name: pictures.SCATTER[name] for name in ("ppl_bpw", "kld_p99.9_size")}
     monkeypatch.setattr(pictures, "SCATTER", some)
     pictures.write_all(small(), tmp_path, Outputs())
-    expected = {f"{name}.{suffix}" for name in (*some, *OTHERS) for suffix in ("png", "svg")}
-    assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == expected
-    said = capsys.readouterr().out.splitlines()
-    assert sorted(said) == sorted(f"plot: {tmp_path / name}" for name in expected)
+    gold = []
+    for name in (*some, *OTHERS):
+        gold += [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
+    assert sorted(tmp_path.iterdir()) == sorted(gold)
+    assert all(file.stat().st_size for file in gold)
+    assert capsys.readouterr().out.splitlines() == [f"plot: {file}" for file in gold]
 
 
 def test_legends_name_only_what_differs() -> None:
     drawn = pictures.pictures_of(small())
-
-    def legend_of(name: str) -> list[str]:
-        return [
-            text.get_text()
-            for legend in drawn[name]().findobj(Legend)
-            for text in legend.get_texts()
-        ]
-
     families = ["bf16", "EXL3", "FP4"]
-    assert legend_of("loss_by_position") == families
-    assert legend_of("kld_bpw") == [*families, "exllamav3", "vllm_score"]
-    one = pictures.pictures_of(small().updated(models=small().models[:1]))["ppl_bpw"]()
-    assert not one.findobj(Legend)
+    assert legend_of(drawn["loss_by_position"]()) == families
+    assert legend_of(drawn["kld_bpw"]()) == [*families, "exllamav3", "vllm_score"]
+    one_model = small().updated(models=small().models[:1])
+    assert legend_of(pictures.pictures_of(one_model)["ppl_bpw"]()) == []
 
 
 def test_without_a_reference_only_perplexity_is_drawn(
@@ -69,12 +63,12 @@ def test_without_a_reference_only_perplexity_is_drawn(
     monkeypatch.setattr(picture_style, "save_figure", lambda *_: None)
     pictures.write_all(run_of(BASE, FAILED, reference=None), tmp_path, Outputs())
     lines = capsys.readouterr().out.splitlines()
-    assert [line.rpartition("/")[2] for line in lines if line.startswith("plot: ")] == [
-        f"{name}.{suffix}"
-        for name in ("ppl_bpw", "ppl_vram", "loss_by_position")
-        for suffix in ("png", "svg")
-    ]
-    others = [line for line in lines if not line.startswith("plot: ")]
+    drawn = [line for line in lines if line.startswith("plot: ")]
+    gold = []
+    for name in ("ppl_bpw", "ppl_vram", "loss_by_position"):
+        gold += [f"plot: {tmp_path / name}.png", f"plot: {tmp_path / name}.svg"]
+    assert drawn == gold
+    others = [line for line in lines if line not in drawn]
     assert others[0] == "broken: not in the plot: PPL unknown"
     missing = (
         "ppl_size",
@@ -89,21 +83,39 @@ def test_without_a_reference_only_perplexity_is_drawn(
     assert [line.partition(":")[0] for line in others[1:]] == [f"no {name}" for name in missing]
 
 
-def test_pictures_show_what_the_run_holds() -> None:
-    found = {name: draw() for name, draw in pictures.pictures_of(small()).items()}
-    words = {"bpw": "Bits per weight", "vram": "Stored weights", "size": "Weight files"}
-    for name in SCATTER:
-        assert found[name].axes[0].get_xlabel().startswith(words[name.rpartition("_")[2]])
-    rows = [text.get_text() for text in artists_of_kind(found["kld_percentiles"], "label")]
+AXIS_WORDS = {"bpw": "Bits per weight", "vram": "Stored weights", "size": "Weight files"}
+"""Last word of a scatter plot's name -> beginning of its x axis."""
+
+
+@pytest.mark.parametrize("name", SCATTER)
+def test_scatter_plots_have_the_axes_of_their_names(name: str) -> None:
+    figure = pictures.pictures_of(small())[name]()
+    assert figure.axes[0].get_xlabel().startswith(AXIS_WORDS[name.rpartition("_")[2]])
+
+
+def test_percentiles_have_a_row_for_each_compared_model() -> None:
+    figure = pictures.pictures_of(small())["kld_percentiles"]()
+    rows = texts_of(figure, "label")
     assert rows == [FLOOR, "EXL3 4.0 bpw", f"{MARKED} †"]
-    assert "†: " in found["kld_percentiles"].axes[0].texts[0].get_text()
-    bars = [bar.get_width() for bar in artists_of_kind(found["slices"], "bar")]
+    assert "†: " in figure.axes[0].texts[0].get_text()
+
+
+def test_slices_have_a_bar_for_each_quantized_model() -> None:
+    figure = pictures.pictures_of(small())["slices"]()
+    bars = [bar.get_width() for bar in artists_of_kind(figure, "bar")]
     assert bars == [small().models[3].kld, small().models[2].kld]
-    loss, kld = found["loss_by_position"], found["kld_by_position"]
-    assert (len(artists_of_kind(loss, "line")), len(artists_of_kind(kld, "line"))) == (4, 3)
+
+
+def test_positions_have_a_line_for_each_model() -> None:
+    drawn = pictures.pictures_of(small())
+    loss = drawn["loss_by_position"]()
+    kld = drawn["kld_by_position"]()
+    loss_lines = artists_of_kind(loss, "line")
+    kld_lines = artists_of_kind(kld, "line")
+    assert (len(loss_lines), len(kld_lines)) == (4, 3)
     assert (loss.axes[0].get_yscale(), kld.axes[0].get_yscale()) == ("linear", "log")
     assert kld.axes[0].get_ylabel() == measures.kld_axis(small(), KLD)
     curve = small().models[3].curve
     assert curve is not None
-    assert artists_of_kind(kld, "line")[2].get_ydata().tolist() == list(curve.kld or ())
-    assert artists_of_kind(loss, "line")[3].get_ydata().tolist() == list(curve.nll)
+    assert kld_lines[2].get_ydata().tolist() == list(curve.kld or ())
+    assert loss_lines[3].get_ydata().tolist() == list(curve.nll)

@@ -8,8 +8,17 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.layers.groups import KVCache
-from compare_q.eval.plots.measures import BPW, FILES, KLD, KLD_VALUES, PPL, SIZES, VRAM, error_of
-from compare_q.eval.plots.points import Point, levels_of, pareto_front, points_of
+from compare_q.eval.plots.measures import (
+    BPW,
+    FILE_SIZE,
+    KLD,
+    KLD_VALUES,
+    PPL,
+    SIZES,
+    VRAM,
+    error_of,
+)
+from compare_q.eval.plots.points import Level, Point, levels_of, pareto_front, points_of
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support.made import (
     BASE,
@@ -24,26 +33,30 @@ from tests.support.made import (
 )
 
 
-def shown(found: list[Point]) -> list[tuple[object, ...]]:
-    return [(each.number, each.label, each.x, each.y, each.shown, each.error) for each in found]
+def facts_of(points: list[Point]) -> list[tuple[object, ...]]:
+    """Return what a picture shows of these points."""
+    facts = []
+    for point in points:
+        facts.append((point.number, point.label, point.x, point.y, point.y_text, point.error))
+    return facts
 
 
 @pytest.mark.parametrize(
     ("rows", "gold"),
     [
         ([("a", 2, 5), ("b", 3, 5), ("c", 4, 1), ("d", 5, 2), ("e", 6, 0.5)], "ace"),
-        ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),  # equally good and small: both
-        (
-            [("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)],
-            "b",
-        ),  # 4.5 and 4.501 are alike, 4.53 is larger
-        ([("a", 4, 1), ("bf16", 16, 0)], "a"),  # only quantized rows
+        # Equally good and small: both.
+        ([("a", 4, 1), ("b", 4, 2), ("c", 4, 1)], "ac"),
+        # 4.5 and 4.501 are equal, 4.53 is larger.
+        ([("a", 4.5, 2), ("b", 4.501, 1), ("c", 4.53, 1)], "b"),
+        # Only quantized rows.
+        ([("a", 4, 1), ("bf16", 16, 0)], "a"),
         ([("bf16", 16, 0)], ""),
     ],
 )
 def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> None:
-    front = pareto_front([Point(label, x, y, unquantized=x >= 16) for label, x, y in rows])
-    assert "".join(point.label for point in front) == gold
+    points = [Point(label, x, y, unquantized=x >= 16) for label, x, y in rows]
+    assert "".join(point.label for point in pareto_front(points)) == gold
 
 
 def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
@@ -55,15 +68,15 @@ def test_the_error_of_ppl_is_that_of_the_ratio_to_the_reference() -> None:
     run = run_of(REF, quant)
     assert error_of(run, REF, PPL) == (None, True)
     assert error_of(run, quant, PPL) == (0.016, True)
-    assert error_of(run, with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0)), PPL) == (
-        None,
-        True,
-    )
+    without_error = with_against(quant, ln_ppl_ratio=Mean(0.1, 1.0, 10, 0))
+    assert error_of(run, without_error, PPL) == (None, True)
 
 
 def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
-    """The blocks' nll differ by (0, 0, 0, 4), 0.1 per token of 40, and deviate by (-1, -1, -1, 3):
-    the error is 0.115487 (tests/eval/test_ranking.py), times PPL 8.
+    """The error of the blocks' differences is 0.115487, times PPL 8.
+
+    The blocks' nll differ by (0, 0, 0, 4), 0.1 per token of 40, and deviate by (-1, -1, -1, 3);
+    tests/eval/test_ranking.py has this error.
     """
     server = with_sums(
         with_ppl(BASE, Perplexity(8.0, -83.2, 40, 0, 0.9)), nll=(10.0, 20.0, 30.0, 40.0)
@@ -74,10 +87,10 @@ def test_a_server_is_paired_with_the_reference_by_its_blocks() -> None:
     error, paired = error_of(run_of(reference, server), server, PPL)
     assert paired
     assert error == pytest.approx(8 * 0.115487, rel=1e-5)
-    elsewhere = with_sums(server, tokens=(10, 10, 10, 9))
+    of_other_tokens = with_sums(server, tokens=(10, 10, 10, 9))
     with_holes = with_sums(server, whole=())
-    for other in (elsewhere, with_holes):
-        assert error_of(run_of(reference, other), other, PPL) == (0.9, False)
+    for unpaired in (of_other_tokens, with_holes):
+        assert error_of(run_of(reference, unpaired), unpaired, PPL) == (0.9, False)
     assert error_of(run_of(server, reference=None), server, PPL) == (0.9, False)
 
 
@@ -85,7 +98,7 @@ def test_points_are_what_is_known() -> None:
     sizeless = replace(QUANT, label="sizeless", storage=Storage(file_bytes=2_500_000_000))
     run = run_of(REF, QUANT, sizeless, BASE, FAILED)
     drawn, left_out = points_of(run, BPW, PPL)
-    assert shown(drawn) == [
+    assert facts_of(drawn) == [
         (0, "bf16", 4.5, 7.5, "7.500", None),
         (1, "W4A16", 4.5, 7.5, "7.50", 0.015),
         (3, "base", 4.5, 7.5, "7.500", 0.0),
@@ -95,7 +108,7 @@ def test_points_are_what_is_known() -> None:
         "broken: not in the plot: PPL unknown",
     ]
     drawn, left_out = points_of(run, VRAM, KLD)
-    assert shown(drawn) == [
+    assert facts_of(drawn) == [
         (0, "bf16", 1.0, 0.0, "reference: 0", None),
         (1, "W4A16", 1.0, 0.01234567, "0.0123", 0.000452),
     ]
@@ -107,46 +120,38 @@ def test_points_are_what_is_known() -> None:
 
 
 def test_points_of_file_sizes_and_percentiles() -> None:
-    """The reference's KLD is 0; 0.999 is the 99.9 % KLD of the results by hand, shown with two
-    digits.
-    """
-    files = [
-        replace(model, storage=Storage(file_bytes=size))
-        for model, size in ((REF, 10**9), (QUANT, 3 * 10**8))
-    ]
-    drawn, left_out = points_of(run_of(*files, BASE), FILES, KLD_VALUES["p99.9"])
-    assert shown(drawn) == [
+    """The reference's KLD is 0; that of the results by hand is 0.999, shown with two digits."""
+    reference = replace(REF, storage=Storage(file_bytes=10**9))
+    quant = replace(QUANT, storage=Storage(file_bytes=3 * 10**8))
+    drawn, left_out = points_of(run_of(reference, quant, BASE), FILE_SIZE, KLD_VALUES["p99.9"])
+    assert facts_of(drawn) == [
         (0, "bf16", 1.0, 0.0, "reference: 0", None),
         (1, "W4A16", 0.3, 0.999, "1.0", None),
     ]
     assert left_out == ["base: not in the plot: 99.9 % KLD unknown"]
-    drawn, _ = points_of(run_of(*files), FILES, KLD_VALUES["median"])
-    assert [point.shown for point in drawn] == ["reference: 0", "0.500"]
-    cache = {
-        "kv_cache_layers": [
-            asdict(KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0))
-        ]
-    }
-    drawn, left_out = points_of(run_of(replace(QUANT, provenance=cache), BASE), SIZES["kv"], PPL)
-    assert [(p.label, p.x) for p in drawn] == [(f"{QUANT.label}", 65.536)]
+    drawn, _ = points_of(run_of(reference, quant), FILE_SIZE, KLD_VALUES["median"])
+    assert [point.y_text for point in drawn] == ["reference: 0", "0.500"]
+    drawn, left_out = points_of(run_of(QUANT), FILE_SIZE, KLD)
+    assert drawn == []
+    assert left_out == ["W4A16: not in the plot: file size unknown"]
+
+
+def test_points_of_kv_caches() -> None:
+    cache = KVCache("*", 32, "fp8", prefill="", named=True, token_bytes=2048.0)
+    quant = replace(QUANT, provenance={"kv_cache_layers": [asdict(cache)]})
+    drawn, left_out = points_of(run_of(quant, BASE), SIZES["kv"], PPL)
+    assert [(point.label, point.x) for point in drawn] == [(QUANT.label, 65.536)]
     assert left_out == ["base: not in the plot: KV cache unknown"]
-    assert points_of(run_of(QUANT), FILES, KLD) == (
-        [],
-        ["W4A16: not in the plot: file size unknown"],
-    )
 
 
 def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor = replace(QUANT, label="bf16 " + "noise " * 20, spec={"noise_floor": True})
     run = run_of(REF, floor)
-    assert [(level.y, level.name, level.dotted) for level in levels_of(run, PPL)] == [
-        (7.5, "reference 7.50", False)
-    ]
+    assert levels_of(run, PPL) == [Level(7.5, "reference 7.50", dotted=False)]
     name = "noise floor (bf16 noise noise noi...noise noise noise) 0.012"
-    assert [(level.y, level.name, level.dotted) for level in levels_of(run, KLD)] == [
-        (0.01234567, name, True)
-    ]
+    assert levels_of(run, KLD) == [Level(0.01234567, name, dotted=True)]
     assert [level.y for level in levels_of(run, KLD_VALUES["p99.9"])] == [0.999]
     assert levels_of(run_of(REF, QUANT), KLD) == []
-    assert levels_of(run_of(REF, with_against(floor, kld=Mean(0.0, 0.0, 40, 0))), KLD) == []
+    floor_of_zero = with_against(floor, kld=Mean(0.0, 0.0, 40, 0))
+    assert levels_of(run_of(REF, floor_of_zero), KLD) == []
     assert levels_of(run_of(BASE, reference=None), PPL) == []

@@ -1,6 +1,8 @@
-"""Curves over the position in the window: their coordinates, gaps, and names at the ends of lines."""
+"""Curves over the position in the window: their coordinates and bands."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +21,17 @@ def run_with(
     errors: tuple[float | None, ...] | None = None,
     **values_of: tuple[float | None, ...],
 ) -> RunResult:
-    """Return a run of models with these labels (underscores are spaces), with these curves for both
-    loss and KLD.
+    """Return a run of models with these labels, and these curves for both loss and KLD.
+
+    Underscores in labels are spaces; bf16 is the reference.
     """
     models = []
     for label, values in values_of.items():
-        known = REF if label == "bf16" else QUANT
+        model = QUANT
+        if label == "bf16":
+            model = REF
         curve = Curve(edges, values, values, errors, errors)
-        models.append(replace(known, label=label.replace("_", " "), curve=curve))
+        models.append(replace(model, label=label.replace("_", " "), curve=curve))
     return run_of(*models)
 
 
@@ -37,29 +42,40 @@ def test_bins_are_drawn_in_their_middle() -> None:
     assert line.get_xdata().tolist() == pytest.approx([1, 6**0.5, 6])
     assert line.get_ydata().tolist() == [3.0, 2.0, 1.0]
     assert (figure.axes[0].get_xscale(), figure.axes[0].get_yscale()) == ("log", "linear")
-    assert line.get_color() == next(
-        each.light for each in picture_style.FAMILIES if each.name == "EXL3"
-    )
+    colours = {family.name: family.light for family in picture_style.FAMILIES}
+    assert line.get_color() == colours["EXL3"]
+
+
+EDGES = (1, 2, 3, 4)
+VALUES = (1.0, 2.0, 40.0)
+
+
+def heights_at(band: Any, x: float) -> list[float]:
+    """Return the y of the corners of a band at this x, sorted."""
+    corners = band.get_paths()[0].vertices
+    return sorted({float(y) for corner_x, y in corners if corner_x == x})
 
 
 def test_standard_errors_are_bands() -> None:
-    """All rows have bands in KLD, only the reference in loss.  On a logarithmic axis, a band is the
-    error of the logarithm.  An unknown error is a gap; results without errors have no bands.
+    """All rows have bands in KLD, only the reference in loss.
+
+    On a logarithmic axis, a band is the error of the logarithm.
     """
-    edges, values, errors = (1, 2, 3, 4), (1.0, 2.0, 40.0), (0.5, 1.0, None)
-    run = run_with(edges, errors, a=values, bf16=values)
-    log, linear = (position.by_position(run, kld=kld) for kld in (True, False))
-    assert [len(artists_of_kind(figure, "band")) for figure in (log, linear)] == [2, 1]
-    assert artists_of_kind(linear, "band")[0].get_gid() == "band-1"
-    for figure, scale, ends in (
-        (log, "log", [np.exp(-0.5), np.exp(0.5)]),
-        (linear, "linear", [0.5, 1.5]),
-    ):
-        assert figure.axes[0].get_yscale() == scale
-        corners = artists_of_kind(figure, "band")[0].get_paths()[0].vertices
-        assert sorted({float(y) for x, y in corners if x == 1}) == pytest.approx(ends)
-        assert corners[:, 0].max() < 3
+    run = run_with(EDGES, (0.5, 1.0, None), a=VALUES, bf16=VALUES)
+    log = position.by_position(run, kld=True)
+    linear = position.by_position(run, kld=False)
+    assert (log.axes[0].get_yscale(), linear.axes[0].get_yscale()) == ("log", "linear")
+    log_band, other_log_band = artists_of_kind(log, "band")
+    assert heights_at(log_band, 1.0) == pytest.approx([np.exp(-0.5), np.exp(0.5)])
+    (linear_band,) = artists_of_kind(linear, "band")
+    assert linear_band.get_gid() == "band-1"
+    assert heights_at(linear_band, 1.0) == pytest.approx([0.5, 1.5])
+    # The last bin has no error.
+    for band in (log_band, other_log_band, linear_band):
+        assert band.get_paths()[0].vertices[:, 0].max() < 3
     assert "± one standard error" in log.axes[0].texts[0].get_text()
-    assert (
-        artists_of_kind(position.by_position(run_with(edges, a=values, bf16=values)), "band") == []
-    )
+
+
+def test_results_without_errors_have_no_bands() -> None:
+    figure = position.by_position(run_with(EDGES, a=VALUES, bf16=VALUES))
+    assert artists_of_kind(figure, "band") == []

@@ -1,6 +1,4 @@
-"""Scatter plots: points, bars, lines and legend agree with the results, and the axes cover the
-relevant range.
-"""
+"""Scatter plots: points, bars and lines agree with the results; axes cover what matters."""
 
 from __future__ import annotations
 
@@ -21,26 +19,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unplaced")]
 
 @pytest.mark.parametrize(("measure", "size"), [(PPL, BPW), (KLD, VRAM)])
 def test_every_row_of_the_real_table_is_where_it_belongs(measure: Measure, size: Size) -> None:
-    """x is the size, or the edge if unquantized; for PPL, y is the excess over the reference's
-    21.98 in percent.
+    """x is the size, or the edge if unquantized.
+
+    For PPL, y is the excess over the reference's 21.98 in percent.
     """
     run = real_run()
     figure = scatter.scatter_figure(run, measure=measure, size=size)
     points, left_out = points_of(run, size, measure)
     sizes = [point.x for point in points if not point.unquantized]
     edge = max(sizes) + 0.1 * max(max(sizes) - min(sizes), max(sizes) / 2)
-    expected = sorted(
-        (
-            edge if point.unquantized else point.x,
-            point.y if measure.kld else 100 * (point.y / run.reference_ppl - 1),
-        )
-        for point in points
-    )
-    found = sorted(
-        (mark.get_xdata()[0], mark.get_ydata()[0]) for mark in artists_of_kind(figure, "point")
-    )
-    assert (len(found), left_out) == (41, [])
-    for (x, y), (gold_x, gold_y) in zip(found, expected, strict=True):
+    gold = []
+    for point in points:
+        x = point.x
+        y = point.y
+        if point.unquantized:
+            x = edge
+        if not measure.kld:
+            y = 100 * (y / run.reference_ppl - 1)
+        gold.append((x, y))
+    marks = artists_of_kind(figure, "point")
+    drawn = sorted((mark.get_xdata()[0], mark.get_ydata()[0]) for mark in marks)
+    assert (len(drawn), left_out) == (41, [])
+    for (x, y), (gold_x, gold_y) in zip(drawn, sorted(gold), strict=True):
         assert x == pytest.approx(gold_x)
         assert y == pytest.approx(gold_y) or gold_y == 0
 
@@ -66,9 +66,8 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
 def test_several_texts_are_one_plot_of_all_tokens() -> None:
     """KLDs over all tokens are 0.05 and 0.03; PPL is 20 * (1 + KLD), and the reference's is 20."""
     figure = scatter.scatter_figure(three(), measure=KLD)
-    assert [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")][:2] == pytest.approx(
-        [0.05, 0.03]
-    )
+    klds = [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")]
+    assert klds[:2] == pytest.approx([0.05, 0.03])
     assert artists_of_kind(figure, "level")[0].get_ydata()[0] == pytest.approx(0.002)
     figure = scatter.scatter_figure(three(), measure=PPL)
     assert figure.axes[0].get_ylabel().startswith(scatter.EXCESS_AXIS)
@@ -76,10 +75,11 @@ def test_several_texts_are_one_plot_of_all_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "near"),
+    ("rows", "linear_below"),
     [
         ([("a", 1.0, None, False), ("b", 50.0, None, False), ("bf16", 0.005, None, True)], 1.0),
-        ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),  # not below its error
+        # Not below its error.
+        ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),
         ([("a", 0.0005, None, False), ("b", 50.0, None, False)], 1e-3),
         ([("a", 0.0, None, False), ("b", 50.0, None, False)], None),
         ([("a", 200.0, None, False)], None),
@@ -87,16 +87,18 @@ def test_several_texts_are_one_plot_of_all_tokens() -> None:
     ],
 )
 def test_the_scale_of_excesses_resolves_what_the_errors_of_quantized_rows_allow(
-    rows: list, near: float | None
+    rows: list, linear_below: float | None
 ) -> None:
     """The scale is linear (None) if values span at most a decade and a half."""
-    points = [
-        Point(label, 4.0, y, error=error, unquantized=unquantized)
-        for label, y, error, unquantized in rows
-    ]
+    points = []
+    for label, y, error, unquantized in rows:
+        points.append(Point(label, 4.0, y, error=error, unquantized=unquantized))
     axes = draw(points, scale="percent").axes[0]
-    assert axes.get_yscale() == ("linear" if near is None else "symlog")
-    assert near is None or axes.yaxis.get_transform().linthresh == pytest.approx(near)
+    if linear_below is None:
+        assert axes.get_yscale() == "linear"
+    else:
+        assert axes.get_yscale() == "symlog"
+        assert axes.yaxis.get_transform().linthresh == pytest.approx(linear_below)
 
 
 @pytest.mark.parametrize("reference", [math.inf, None])
@@ -112,12 +114,12 @@ def test_a_reference_of_no_finite_perplexity_has_no_excess(
 
 def test_a_logarithmic_axis_shows_all_values_and_zero() -> None:
     values = (0.0, 0.0004, 0.02, 0.3, 9.0, -1e-6)
-    figure = draw([Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)], scale="log")
-    axes = figure.axes[0]
-    assert sorted(mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")) == sorted(
-        values
-    )
-    assert [text.get_text() for text in axes.get_yticklabels()][:3] == ["0", "0.0005", "0.001"]
+    points = [Point(f"EXL3 {i}", 2.0 + i, y) for i, y in enumerate(values)]
+    figure = draw(points, scale="log")
+    drawn = [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")]
+    assert sorted(drawn) == sorted(values)
+    ticks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert ticks[:3] == ["0", "0.0005", "0.001"]
 
 
 BARS = [
@@ -132,9 +134,9 @@ BARS = [
 def test_error_bars_are_one_error_long(scale: str) -> None:
     """A point without an error has no bar."""
     figure = draw(BARS, scale=scale)
-    bars = {
-        float(bar.get_xdata()[0]): tuple(bar.get_ydata()) for bar in artists_of_kind(figure, "bar")
-    }
+    bars = {}
+    for bar in artists_of_kind(figure, "bar"):
+        bars[float(bar.get_xdata()[0])] = tuple(bar.get_ydata())
     assert bars == {2.0: (25.0, 35.0), 4.0: (20.0, 24.0), 9.0: (20.999, 21.001)}
     low, high = figure.axes[0].get_ylim()
     assert low < 20

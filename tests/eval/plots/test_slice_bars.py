@@ -1,6 +1,4 @@
-"""Bars of the KLD by slice: their lengths and errors, which models and slices have them, and names
-of strangers.
-"""
+"""Bars of the KLD by slice: lengths, errors, which models and slices have them, odd names."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from compare_q.eval.plots import picture_style, slice_bars
 from compare_q.eval.results import ModelResult, RunResult
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean
-from tests.support.figures import artists_of_kind, boxes_of, smallest_gap
+from tests.support.figures import artists_of_kind, boxes_of, legend_of, smallest_gap, texts_of
 from tests.support.made import BASE, QUANT, REF, replace, run_of, with_against
 from tests.support.several_texts import three
 
@@ -24,10 +22,12 @@ def model_of(label: str, kld: float = 0.01, **slices: float | None) -> ModelResu
     """Return a quantized row with a KLD for each slice (error: a tenth)."""
     parts = {}
     for name, value in slices.items():
-        parts[name] = Slice(100, 7.5, 0.5, value, None if value is None else abs(value) / 10)
-    return with_against(
-        replace(QUANT, label=label, slices=parts), kld=Mean(kld, 0.4, 40, 0, kld / 10)
-    )
+        error = None
+        if value is not None:
+            error = abs(value) / 10
+        parts[name] = Slice(100, 7.5, 0.5, value, error)
+    model = replace(QUANT, label=label, slices=parts)
+    return with_against(model, kld=Mean(kld, 0.4, 40, 0, kld / 10))
 
 
 def bars_of(run: RunResult, **keys: Any) -> dict[str, tuple[float, float]]:
@@ -41,15 +41,20 @@ def bars_of(run: RunResult, **keys: Any) -> dict[str, tuple[float, float]]:
 
 def lines_of(run: RunResult, kind: str) -> list[str]:
     """Return the first line of each text of a kind."""
-    return [
-        text.get_text().splitlines()[0]
-        for text in artists_of_kind(slice_bars.slice_bars(run), kind)
-    ]
+    texts = artists_of_kind(slice_bars.slice_bars(run), kind)
+    return [text.get_text().splitlines()[0] for text in texts]
+
+
+def heading_of(run: RunResult) -> str:
+    """Return the lines below the title."""
+    heading: str = slice_bars.slice_bars(run).axes[0].texts[0].get_text()
+    return heading
 
 
 def test_bars_are_the_klds_of_the_slices() -> None:
-    """The two quantized rows of three texts, 2 and 3, have bars from 0; the reference and the noise
-    floor have none.
+    """The quantized rows of three texts, 2 and 3, have bars from 0.
+
+    The reference and the noise floor have none.
     """
     assert bars_of(three()) == {
         "2.0": (0.0, 0.05),
@@ -60,17 +65,16 @@ def test_bars_are_the_klds_of_the_slices() -> None:
         "3.2": (0.0, 0.01),
     }
     figure = slice_bars.slice_bars(three())
-    errors = {bar.get_gid(): tuple(bar.get_xdata()) for bar in artists_of_kind(figure, "error")}
+    errors = {}
+    for bar in artists_of_kind(figure, "error"):
+        errors[bar.get_gid()] = tuple(bar.get_xdata())
     assert errors["error-2.0"] == pytest.approx((0.045, 0.055))
     assert errors["error-3.2"] == pytest.approx((0.009, 0.011))
     assert len(errors) == 6
-    assert [text.get_text() for text in artists_of_kind(figure, "slice")] == [
-        "wiki2\n50 tokens",
-        "c4\n50 tokens",
-        "chat\n50 tokens",
-    ]
-    legend = [text.get_text() for each in figure.findobj(Legend) for text in each.get_texts()]
-    assert legend == ["GGUF Q4_K", "EXL3 4.0"]  # KLD 0.03 and 0.05
+    slices = texts_of(figure, "slice")
+    assert slices == ["wiki2\n50 tokens", "c4\n50 tokens", "chat\n50 tokens"]
+    # Their KLDs are 0.03 and 0.05.
+    assert legend_of(figure) == ["GGUF Q4_K", "EXL3 4.0"]
 
 
 def test_texts_and_roles_come_before_the_slices_of_every_run() -> None:
@@ -81,8 +85,9 @@ def test_texts_and_roles_come_before_the_slices_of_every_run() -> None:
 
 
 def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> None:
-    """There, what is not above 0 is a number and not a bar; a slice that a row does not have is
-    n/a.
+    """There, what is not above 0 is a number and not a bar.
+
+    A slice that a row does not have is n/a.
     """
     run = run_of(REF, model_of("a", x=0.01, y=0.4, z=-1e-7), model_of("b", x=0.02, y=None))
     assert bars_of(run) == {
@@ -92,16 +97,17 @@ def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> No
     }
     figure = slice_bars.slice_bars(run)
     assert figure.axes[0].get_xscale() == "log"
-    missing = {text.get_gid(): text.get_text() for text in artists_of_kind(figure, "missing")}
+    missing = {}
+    for text in artists_of_kind(figure, "missing"):
+        missing[text.get_gid()] = text.get_text()
     assert missing == {"missing-1.2": "-1e-07", "missing-2.1": "n/a", "missing-2.2": "n/a"}
-    linear = slice_bars.slice_bars(run_of(REF, model_of("a", x=0.01, y=0.3)))
-    assert (linear.axes[0].get_xscale(), linear.axes[0].get_xlim()[0]) == ("linear", 0.0)
-    assert (
-        artists_of_kind(slice_bars.slice_bars(run_of(REF, model_of("a", x=0.0))), "bar")[
-            0
-        ].get_width()
-        == 0
-    )
+
+
+def test_other_values_have_a_linear_axis_from_zero() -> None:
+    figure = slice_bars.slice_bars(run_of(REF, model_of("a", x=0.01, y=0.3)))
+    assert figure.axes[0].get_xscale() == "linear"
+    assert figure.axes[0].get_xlim()[0] == 0.0
+    assert bars_of(run_of(REF, model_of("a", x=0.0))) == {"1.0": (0.0, 0.0)}
 
 
 def test_the_eight_models_with_the_lowest_kld_have_bars() -> None:
@@ -109,10 +115,9 @@ def test_the_eight_models_with_the_lowest_kld_have_bars() -> None:
     models = [model_of(f"m{number}", 0.01 * (20 - number), x=0.1) for number in range(10)]
     run = run_of(REF, *models)
     assert list(bars_of(run)) == [f"{number}.0" for number in range(10, 2, -1)]
-    heading = slice_bars.slice_bars(run).axes[0].texts[0].get_text()
-    assert "left out: m1, m0" in heading
+    assert "left out: m1, m0" in heading_of(run)
     many = [model_of(f"m{number}", 0.01, x=0.1) for number in range(20)]
-    assert "12 others" in slice_bars.slice_bars(run_of(REF, *many)).axes[0].texts[0].get_text()
+    assert "12 others" in heading_of(run_of(REF, *many))
 
 
 def test_models_of_a_family_share_a_colour_and_differ_by_their_hatches() -> None:
@@ -143,10 +148,9 @@ def test_names_of_strangers_overlap_nothing(count: int) -> None:
     figure = slice_bars.slice_bars(run_of(REF, *models))
     figure.draw_without_rendering()
     slices = boxes_of(figure, "slice")
-    legend = [
-        text.get_window_extent() for each in figure.findobj(Legend) for text in each.get_texts()
-    ]
-    assert (len(slices), len(legend)) == (9, min(count, slice_bars.MOST))
+    (drawn_legend,) = figure.findobj(Legend)
+    legend = [text.get_window_extent() for text in drawn_legend.get_texts()]
+    assert (len(slices), len(legend)) == (9, min(count, slice_bars.MOST_MODELS))
     assert smallest_gap(slices) > 0
     assert smallest_gap(legend) > 0
     assert smallest_gap(slices, legend) > 0

@@ -1,6 +1,4 @@
-"""Properties of all pictures: looks of families, distinct on both papers and in grey; names;
-reproducible files.
-"""
+"""Properties of all pictures: looks of families, distinct colours, names, reproducible files."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from compare_q.eval.plots.picture_style import Theme
 from compare_q.eval.results import ModelResult
 from tests.support.figures import real_run
 
-# of linear sRGB; Machado, Oliveira and Fernandes 2009, severity 1
+# Matrices of linear sRGB: Machado, Oliveira and Fernandes 2009, severity 1.
 PROTANOPIA = [
     [0.152286, 1.052583, -0.204868],
     [0.114503, 0.786281, 0.099216],
@@ -59,8 +57,12 @@ def model(label: str, weights: str = "", **fields: object) -> ModelResult:
             "asked": "",
         }
     ]
-    bits = 16.0 if weights == "bfloat16" else 4.0
-    provenance = {"layers": layers if weights else []}
+    bits = 4.0
+    if weights == "bfloat16":
+        bits = 16.0
+    provenance: dict[str, Any] = {"layers": []}
+    if weights:
+        provenance["layers"] = layers
     return ModelResult.of(label, "fake", Storage(bits, bits), provenance=provenance, **fields)
 
 
@@ -87,23 +89,20 @@ def test_the_family_is_the_spec_group_or_the_format_or_the_first_word(
     assert picture_style.family_of(row) == family
 
 
-def test_up_to_nine_families_have_nine_colours_and_engines_a_marker_each() -> None:
-    found = picture_style.looks_of(
-        [model(f"group{i}") for i in range(8)] + [model("a", "int4 g32")]
-    )
-    assert len({look.colour for look in found}) == 9
-    assert picture_style.FAMILIES[found[-1].colour].name == "INT ≤ 4 bits"
-    assert {
-        look.colour for look in picture_style.looks_of([model(f"group{i}") for i in range(30)])
-    } == set(range(9))
-    table = real_run().models
-    markers = {(look.engine, look.marker) for look in picture_style.looks_of(table)}
-    assert (
-        len(markers)
-        == len({marker for _, marker in markers})
-        == len({row.engine for row in table})
-        == 5
-    )
+def test_up_to_nine_families_have_nine_colours() -> None:
+    models = [model(f"group{i}") for i in range(8)]
+    looks = picture_style.looks_of([*models, model("a", "int4 g32")])
+    assert len({look.colour for look in looks}) == 9
+    assert picture_style.FAMILIES[looks[-1].colour].name == "INT ≤ 4 bits"
+    looks = picture_style.looks_of([model(f"group{i}") for i in range(30)])
+    assert {look.colour for look in looks} == set(range(9))
+
+
+def test_each_engine_has_a_marker() -> None:
+    marker_of_engine = {}
+    for look in picture_style.looks_of(real_run().models):
+        assert marker_of_engine.setdefault(look.engine, look.marker) == look.marker
+    assert len(marker_of_engine) == len(set(marker_of_engine.values())) == 5
 
 
 def linear(theme: Theme) -> Any:
@@ -115,16 +114,18 @@ def linear(theme: Theme) -> Any:
 @pytest.mark.parametrize("theme", [picture_style.LIGHT, picture_style.DARK])
 def test_colours_differ_in_grey(theme: Theme) -> None:
     """Lightness (CIE L*) differs by at least 6; a difference of 2 is visible."""
-    assert np.diff(np.sort(116 * np.cbrt(linear(theme) @ [0.2126, 0.7152, 0.0722]))).min() > 5.9
+    luminance = linear(theme) @ [0.2126, 0.7152, 0.0722]
+    lightness = np.sort(116 * np.cbrt(luminance))
+    assert np.diff(lightness).min() > 5.9
 
 
 @pytest.mark.parametrize("theme", [picture_style.LIGHT, picture_style.DARK])
-@pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA, TRITANOPIA])
-def test_colours_differ_without_one_kind_of_cones(theme: Theme, seen: Any) -> None:
+@pytest.mark.parametrize("sight", [np.eye(3), PROTANOPIA, DEUTERANOPIA, TRITANOPIA])
+def test_colours_differ_without_one_kind_of_cones(theme: Theme, sight: Any) -> None:
     """Colours differ by at least 0.06 in Oklab; a difference of 0.02 is visible."""
-    cones = np.clip(linear(theme) @ np.array(seen).T, 0, 1) @ np.array(OKLAB_CONES).T
-    places = np.cbrt(cones) @ np.array(OKLAB_AXES).T
-    assert min(np.linalg.norm(a - b) for a, b in combinations(places, 2)) > 0.06
+    cones = np.clip(linear(theme) @ np.array(sight).T, 0, 1) @ np.array(OKLAB_CONES).T
+    colours = np.cbrt(cones) @ np.array(OKLAB_AXES).T
+    assert min(np.linalg.norm(a - b) for a, b in combinations(colours, 2)) > 0.06
 
 
 @pytest.mark.parametrize(
@@ -151,8 +152,9 @@ def test_saved_files_are_readable_and_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("a.png", "a.svg", "A.PDF")
-    for folder, seconds in ("first", "1000000000"), ("second", "2000000000"):
-        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)  # matplotlib uses it as the current time
+    for folder, seconds in (("first", "1000000000"), ("second", "2000000000")):
+        # Matplotlib uses it as the current time.
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
         (tmp_path / folder).mkdir()
         for name in names:
             with picture_style.canvas(3.0, "Title", "below", dark=False) as (figure, axes, _):
@@ -162,8 +164,6 @@ def test_saved_files_are_readable_and_the_same_each_time(
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
     assert sorted(file.name for file in (tmp_path / "first").iterdir()) == sorted(names)
     assert imread(tmp_path / "first" / "a.png").size > 0
-    assert (
-        ElementTree.parse(tmp_path / "first" / "a.svg").getroot().tag
-        == "{http://www.w3.org/2000/svg}svg"
-    )
+    root = ElementTree.parse(tmp_path / "first" / "a.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert (tmp_path / "first" / "A.PDF").read_bytes().startswith(b"%PDF-")
