@@ -27,10 +27,11 @@ def help_of(command: str) -> str:
     """Return the help of a command for the width of this terminal."""
     width = shutil.get_terminal_size().columns - MARGIN
     groups: dict[str, list[Flag]] = {}
+    longest = 0
     for heading, flags in FLAGS.items():
         groups[heading] = [flag for flag in flags if command in flag.commands]
-    titles = [title_of(flag) for flags in groups.values() for flag in flags]
-    longest = max(map(len, titles))
+        for flag in groups[heading]:
+            longest = max(longest, len(title_of(flag)))
     # In a narrow terminal the help begins further left, so that 20 columns remain for it.
     furthest = min(HELP_COLUMN, max(width - 20, 2 * MARGIN))
     column = min(MARGIN + longest + MARGIN, furthest)
@@ -38,10 +39,10 @@ def help_of(command: str) -> str:
         f"usage: {usage_of(command)}",
         paragraph(f"{COMMANDS[command].capitalize()}.", width),
     ]
-    for heading, flags in groups.items():
-        if flags:
+    for heading, group in groups.items():
+        if group:
             lines = [f"{heading}:"]
-            for flag in flags:
+            for flag in group:
                 lines += lines_of(flag, column, width)
             sections.append("\n".join(lines))
     sections.append(paragraph(EPILOG, width))

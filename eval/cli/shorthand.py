@@ -486,7 +486,7 @@ def keys_of_windows(
     keys: dict[str, Any] = {"tokenizer_dir": tokenizer, "eval_len": length}
     if word != "chat":
         keys["eval_stride"] = length
-    return keys | window_keys
+    return {**keys, **window_keys}
 
 
 def save(
