@@ -333,10 +333,11 @@ class LlamacppEngine(LogitsEngine):
 
     def flash_attention(self) -> bool | None:
         """Return llama.cpp's choice as logged; the option if the log has no such line."""
+        choice: bool | None = self.options.flash_attn
         line = FLASH.search(self.log.text)
-        if line is None:
-            return self.options.flash_attn
-        return bool(line[1])
+        if line is not None:
+            choice = bool(line[1])
+        return choice
 
     def notes(self) -> list[str]:
         """Return the notes of the model's row."""

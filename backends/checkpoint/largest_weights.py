@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import RawIOBase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,7 +184,7 @@ def bound_of(parts: Parts, config: CheckpointConfig, read: Read) -> Bound | None
     if kind == "nvfp4" and part not in ("weight_global_scale", "weight_scale_2"):
         return None
     scales = read(parts[part])
-    multipliers = scales
+    multipliers: NDArray[Any] = scales
     if part == "weight_global_scale":
         with np.errstate(divide="ignore"):
             multipliers = 1 / scales
