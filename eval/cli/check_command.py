@@ -27,7 +27,7 @@ from ..common.terminal import say
 from ..run import plan, reference
 from ..run.run_config import RunConfig
 from ..specs.spec_types import DataSpec, ModelSpec
-from ..text import corpus, text_windows
+from ..text import corpus, text_windows, tokens_cache, windows_in_words
 from ..text.eval_data import EvalData
 from ..text.text_windows import TextWindows
 from .doctor_command import contents_of, engine_tokens_of
@@ -116,7 +116,7 @@ def check_texts(
                 )
                 built_texts.append(text)
             if tokenize or missing_parts:
-                report.lines.append(f"{title}: {text_windows.in_words(spec, text)}")
+                report.lines.append(f"{title}: {windows_in_words.describe_windows(spec, text)}")
             for part in missing_parts:
                 report.lines.append(f"{title}: {part}")
             if text is not None:
@@ -268,7 +268,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     if spec.pack is not None:
         return []
     # InputError for a missing file.
-    corpus.identity(spec)
+    corpus.text_identity(spec)
     tokenizer = spec.locate(spec.tokenizer_dir)
     lines = []
     try:
@@ -279,7 +279,7 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
         size = hub.would_fetch(tokenizer, spec.tokenizer_revision, hub.TOKENIZER_FILES)
         lines.append(f"the tokenizer of {tokenizer}, {size}")
     # Without the tokenizer it is not known whether the text's tokens are in the cache.
-    text_download = text_windows.would_fetch(spec, cache, tokenizer_is_here=not lines)
+    text_download = tokens_cache.would_fetch(spec, cache, tokenizer_is_here=not lines)
     if text_download:
         lines.append(text_download)
     return lines

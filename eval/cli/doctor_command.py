@@ -26,7 +26,7 @@ from ..common.processes import run_in_subprocess
 from ..common.progress import Progress
 from ..common.terminal import say
 from ..specs import spec_files
-from ..text import text_tokens
+from ..text import stored_tokens
 from .pack_command import described
 
 
@@ -118,7 +118,7 @@ def check_pack(folder: Path) -> None:
             f"{len(manifest.windows):,} windows"
         )
     # Both raise InputError if a run could not read the text.
-    text_tokens.of_pack(folder)
+    stored_tokens.tokens_of_pack(folder)
     spec_files.parse_data_spec({"pack": str(folder)}, spec_files.COMMAND_LINE)
 
 

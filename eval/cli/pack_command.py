@@ -35,7 +35,7 @@ from ..run.runner import RunOutcome
 from ..run.workers import signals_interrupt
 from ..specs import spec_files
 from ..specs.spec_types import DataSpec, ModelSpec
-from ..text import corpus, text_tokens, text_windows
+from ..text import corpus, stored_tokens, tokens_cache
 from ..text.eval_data import EvalData
 from . import run_inputs
 from .commands import PackCommand
@@ -141,7 +141,7 @@ def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
 
     These are digests of the text and of the model's files.
     """
-    return {"text_digest": data.texts[0].series, "model_digest": model_digest or ""}
+    return {"text_digest": data.texts[0].text_digest, "model_digest": model_digest or ""}
 
 
 def noise_floor_specs(spec: ModelSpec) -> list[ModelSpec]:
@@ -212,7 +212,7 @@ def write_pack(folder: Path, cache: Cache, recording: Recording) -> Manifest:
     folder.mkdir()
     copy_store(recording.reader, folder / pack_files.STATES, data.digests)
     copy_tokenizer(data.tokenizer, folder / pack_files.TOKENIZER)
-    text_tokens.write_pack(folder, text_windows.tokens_of(recording.text, cache))
+    stored_tokens.write_pack(folder, tokens_cache.load_again(recording.text, cache))
     write_scores(folder, cache, recording.row, data)
     reference = results.reference or {}
     facts: dict[str, Any] = {
@@ -285,7 +285,7 @@ def copy_store(reader: store.Reader, target: Path, windows: Collection[str]) -> 
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the files of a tokenizer, without code."""
     target.mkdir()
-    for file in text_windows.tokenizer_files(source):
+    for file in tokens_cache.tokenizer_files(source):
         name = file.relative_to(source)
         if file.suffix != ".py" and not name.name.endswith(".index.json"):
             (target / name).parent.mkdir(exist_ok=True)

@@ -184,7 +184,7 @@ class Cache:
         file = self.root / "logs" / f"{name}.{key}.log"
         while os.path.lexists(file) and not storage.is_regular(file):  # a pipe
             file = file.with_name(f"_{file.name}")
-        # Another worker of this run may already write into the file: it is not begun anew then.
+        # Another worker of this run may already write into the file; then it is not emptied.
         is_first_use = file not in self.logs
         self.logs.add(file)
         size = storage.size_of(file) or 0

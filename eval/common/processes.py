@@ -353,7 +353,7 @@ class WorkerProcess:
         self.log.close()
 
     def end_within(self, seconds: float) -> None:
-        """Wait for the exit status; kill the worker if there is no message for ``seconds``."""
+        """Wait for the exit status; kill the worker if it sends nothing for ``seconds``."""
         with suppress(TimeoutError, ModelError):
             while self.status is None:
                 message = self.next_message(time.monotonic() + seconds)
@@ -402,7 +402,7 @@ def explaining_line(log: IO[bytes], start: int = 0) -> str:
 
 
 def fatal_error_in(lines: Sequence[str]) -> str:
-    """Return the first line by which Python reports a crash, such as a segmentation fault."""
+    """Return Python's line on a crash, such as a segmentation fault; empty without one."""
     for line in lines:
         if line.startswith("Fatal Python error"):
             return line

@@ -185,7 +185,7 @@ class Progress:
                 # If nothing is drawn (``disable``), rich 13 would print an empty line.
                 if not (self.bars.tasks or self.bars.disable):
                     self.bars.stop()
-        # A download that found all bytes on this machine is no line.
+        # A download of nothing, because all files are on this machine, prints no line.
         if phase.done or unit != "bytes":
             elapsed_s = time.perf_counter() - began
             amount = units_in_words(unit, phase.done)

@@ -26,7 +26,7 @@ def say(*lines: str, console: Console | None = None) -> None:
         text = printable(line)
         if console.is_terminal:
             text = broken(text, console.width)
-        # With soft_wrap, rich itself neither breaks nor crops the line.
+        # With soft_wrap, rich itself does not break or crop the line.
         console.print(Text(text), soft_wrap=True)
 
 

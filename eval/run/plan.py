@@ -277,7 +277,7 @@ def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
         data.tokenizer,
         trusted=bool(model.options.get("trust_remote_code")),
         data_trusted=any(text.spec.trust_remote_code for text in data.texts),
-        seen=data.seen,
+        ids_in_chats=data.ids_in_chats,
     )
     return [f"{where} is not this model's tokenizer: {difference}"] if difference else []
 

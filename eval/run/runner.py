@@ -18,7 +18,7 @@ from ...backends.base import PlannedModel
 from ...backends.common.errors import CompareQError
 from ..results import RunResult
 from ..specs.spec_types import DataSpec, ModelSpec
-from ..text import text_windows
+from ..text import text_windows, tokens_cache
 from ..text.eval_data import EvalData
 from . import plan
 from .rows import Rows
@@ -102,7 +102,7 @@ def prepared(
     models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
     with suppress(CompareQError):  # tokenizing reports it
         if config.clear or not all(
-            text_windows.are_stored(spec, config.cache) for spec in data_specs.values()
+            tokens_cache.are_stored(spec, config.cache) for spec in data_specs.values()
         ):
             first = next((model for model in models if model.is_reference), models[0])
             if not backends.files_of(

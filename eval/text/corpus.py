@@ -43,12 +43,21 @@ BATCH_ROWS = 64
 
 def display_name(spec: DataSpec) -> str:
     """Return the name of the data for titles."""
-    named = spec.dataset_path if spec.is_chat else None
-    fallback = Path(spec.path).stem if spec.path else named or spec.dataset
+    return str(redacted(unicode(name_in_spec(spec))))
+
+
+def name_in_spec(spec: DataSpec) -> str:
+    """Return the name of the data, which may be a URL with a password or have odd characters."""
+    if spec.dataset_display_name:
+        return spec.dataset_display_name
     source = SOURCES.get(spec.dataset.lower())
-    return str(
-        redacted(unicode(spec.dataset_display_name or (source.display if source else fallback)))
-    )
+    if source is not None:
+        return source.display
+    if spec.path:
+        return Path(spec.path).stem
+    if spec.is_chat and spec.dataset_path:
+        return spec.dataset_path
+    return spec.dataset
 
 
 def names_of(specs: Sequence[DataSpec]) -> list[str]:
@@ -57,37 +66,44 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
     If two texts without a label have the same name, the second is called ``name (2)``.
     InputError if a name already means something else (``eval/text/slice_names.py``).
     """
-    labels = [spec.label for spec in specs if spec.label is not None]
-    others = iter(
-        spec_files.numbered([display_name(spec) for spec in specs if spec.label is None], labels)
-    )
-    different = [next(others) if spec.label is None else spec.label for spec in specs]
-    refuse_ambiguous(specs, different)
-    return different
+    labels = []
+    names_without_label = []
+    for spec in specs:
+        if spec.label is None:
+            names_without_label.append(display_name(spec))
+        else:
+            labels.append(spec.label)
+    unique_names = iter(spec_files.numbered(names_without_label, labels))
+    names = []
+    for spec in specs:
+        if spec.label is None:
+            names.append(next(unique_names))
+        else:
+            names.append(spec.label)
+    refuse_ambiguous(specs, names)
+    return names
 
 
 def method_notes(spec: DataSpec) -> list[str]:
-    """Return a note on whether the text is a raw file or joined rows, if the other kind is usual
-    for the method.
-    """
-    raw = spec.path is not None and Path(spec.path).suffix.lower() not in TABLES
+    """Return a note on a raw file or joined rows, if the other kind is usual for the method."""
+    is_raw_file = spec.path is not None and Path(spec.path).suffix.lower() not in TABLES
     if spec.method == "gptq" and not spec.is_chat:
         rows = "the rows of data sets joined with blank lines"
-        return [
-            f"method gptq on a raw file; published GPTQ numbers are of {rows}"
-            if raw
-            else f"method gptq on {rows}"
-        ]
-    if spec.method == "llamacpp" and not raw:
+        if is_raw_file:
+            return [f"method gptq on a raw file; published GPTQ numbers are of {rows}"]
+        return [f"method gptq on {rows}"]
+    if spec.method == "llamacpp" and not is_raw_file:
         return [
             "method llamacpp on joined rows; published numbers of llama-perplexity are of raw files"
         ]
     return []
 
 
-def identity(spec: DataSpec) -> dict[str, Any]:
-    """Return everything the text depends on, as JSON types: digests of local files, or a place on
-    the hub.
+def text_identity(spec: DataSpec) -> dict[str, Any]:
+    """Return everything the text depends on, as JSON types.
+
+    These are digests of local files, or a place on the hub.  They are part of the tokens' key: a
+    renamed field of ``Source`` would change it.
     """
     if spec.path is None:
         return {
@@ -95,12 +111,13 @@ def identity(spec: DataSpec) -> dict[str, Any]:
             "files": digests(paths_of(spec)),
             "rows": row_limit(spec),
         }
-    file, rows = text_file(spec), row_limit(spec)
+    file = text_file(spec)
+    n_rows = row_limit(spec)
     return {
         "files": [file_digest(file)],
         "column": spec.text_column,
         "suffix": file.suffix,
-        "rows": rows,
+        "rows": n_rows,
     }
 
 
@@ -113,19 +130,24 @@ def paths_of(spec: DataSpec) -> list[Path]:
 
 
 def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:
-    """Return the files on this machine that match ``names`` (with wildcards), and all files in
-    ``folders``.
+    """Return the files on this machine that match ``names``, and all files in ``folders``.
+
+    Names may have wildcards.
     """
-    named = [Path(match) for name in names for match in glob.iglob(name, recursive=True)]
-    held = [
-        file for folder in folders if is_folder(Path(folder)) for file in Path(folder).rglob("*")
-    ]
-    return sorted(file for file in named + held if is_file(file))
+    paths: list[Path] = []
+    for name in names:
+        for match in glob.iglob(name, recursive=True):
+            paths.append(Path(match))
+    for folder in folders:
+        if is_folder(Path(folder)):
+            paths += Path(folder).rglob("*")
+    return sorted(path for path in paths if is_file(path))
 
 
 def digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return path -> SHA-256; paths count, because ``datasets`` derives splits and the order of
-    rows from them.
+    """Return path -> SHA-256.
+
+    Paths count, because ``datasets`` derives splits and the order of rows from them.
     """
     return {str(file): file_digest(file) for file in files if is_file(file)}
 
@@ -137,21 +159,26 @@ def file_digest(file: Path) -> str:
 
 
 def text_file(spec: DataSpec) -> Path:
-    """Return the local file of a text or of conversations; InputError if it is missing or of an
-    unsupported type.
+    """Return the local file of a text or of conversations.
+
+    InputError if it is missing or of an unsupported type.
     """
     file = Path(spec.locate(spec.path or ""))
     if not is_file(file):
-        what = "not a regular file" if exists(file) else "no such file"
-        raise InputError(f"path: {printable(file)}: {what}")
+        reason = "no such file"
+        if exists(file):
+            reason = "not a regular file"
+        raise InputError(f"path: {printable(file)}: {reason}")
     suffix = file.suffix.lower()
-    if spec.is_chat and suffix not in TABLES:
-        raise InputError(f"path: {file}: conversations are read from .jsonl and .parquet files")
-    if not spec.is_chat and suffix in (".json", ".csv", ".tsv"):
+    if spec.is_chat:
+        if suffix not in TABLES:
+            raise InputError(f"path: {file}: conversations are read from .jsonl and .parquet files")
+        return file
+    if suffix in (".json", ".csv", ".tsv"):
         raise InputError(
             f"path: {file}: {suffix} is not read as text; give .jsonl, .parquet or plain text"
         )
-    if not spec.is_chat and suffix not in TABLES and (spec.text_column or row_limit(spec)):
+    if suffix not in TABLES and (spec.text_column or row_limit(spec)):
         raise InputError(
             f"path: {file}: a plain text file has no rows: leave text_column and max_text_rows out"
         )
@@ -164,28 +191,43 @@ def is_here(spec: DataSpec) -> bool:
 
 
 def load_texts(spec: DataSpec, progress: Progress) -> list[str]:
-    """Return the texts of a data spec, which are tokenized one by one: lm-eval's documents, or a
-    single text.
+    """Return the texts of a data spec, which are tokenized one by one.
 
-    A document is a whole file, or a row of a data set that is a string.  Blank rows are documents
-    too: lm-eval counts an empty row as a word, and scores the tokens of a blank row.
+    They are lm-eval's documents, or a single text.  A document is a whole file, or a row of a data
+    set that is a string.  Blank rows are documents too: lm-eval counts an empty row as a word, and
+    scores the tokens of a blank row.
     """
-    if spec.path is not None and (file := text_file(spec)).suffix.lower() not in TABLES:
-        text = whole_file(file, raw=spec.method == "llamacpp")
-    else:
-        rows = load_rows(spec, progress)
-        if spec.method == "lm_eval":
-            return rows
-        text = "\n\n".join(row for row in rows if row.strip() or spec.method == "gptq")
-    return [text.removesuffix("\n") if spec.method == "llamacpp" else text]
+    is_llamacpp = spec.method == "llamacpp"
+    if spec.path is not None:
+        file = text_file(spec)
+        if file.suffix.lower() not in TABLES:
+            return [without_last_newline(whole_file(file, raw=is_llamacpp), is_llamacpp)]
+    rows = load_rows(spec, progress)
+    if spec.method == "lm_eval":
+        return rows
+    if spec.method != "gptq":
+        rows = [row for row in rows if row.strip()]
+    return [without_last_newline("\n\n".join(rows), is_llamacpp)]
+
+
+def without_last_newline(text: str, is_llamacpp: bool) -> str:
+    """Return a text as llama-perplexity's ``-f`` reads it: it drops one newline at the end."""
+    if is_llamacpp:
+        return text.removesuffix("\n")
+    return text
 
 
 def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
     """Return the rows of a data set that are strings; InputError if all of them are blank."""
-    values = [next(iter(row.values())) for _, row in records(spec, progress)]
-    texts = [value for value in values if isinstance(value, str)]
+    texts = []
+    hint = ""
+    for _, row in records(spec, progress):
+        value = next(iter(row.values()))
+        if isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, list):
+            hint = CONVERSATIONS
     if not any(text.strip() for text in texts):
-        hint = CONVERSATIONS if any(isinstance(value, list) for value in values) else ""
         raise InputError(f"dataset {spec.dataset!r}: no text in its rows{hint}")
     return texts
 
@@ -205,27 +247,28 @@ def whole_file(file: Path, *, raw: bool = False) -> str:
         ) from None
     if not text.strip():
         raise InputError(f"path: {printable(file)}: no text in it")
-    return text if raw else text.replace("\r\n", "\n").replace("\r", "\n")
+    if raw:
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def records(spec: DataSpec, progress: Progress) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the row's name in errors, its columns of ``columns``) for the rows of a data set or a
-    local file.
-    """
+    """Yield (name in errors, columns of ``columns``) for each row of a data set or local file."""
     limit = row_limit(spec)
     with progress.phase(f"reading {display_name(spec)}", unit="rows", total=limit or None) as phase:
-        if spec.path is None:
-            rows = hub_datasets.hub_records(spec)
-        else:
-            file = text_file(spec)
-            rows = (
-                parquet_records(spec, file)
-                if file.suffix.lower() == ".parquet"
-                else jsonl_records(file)
-            )
-        for where, row in itertools.islice(rows, limit or None):
-            yield where, {key: row[key] for key in columns(spec, row, where)}
+        for where, row in itertools.islice(all_records(spec), limit or None):
+            yield where, {name: row[name] for name in columns(spec, row, where)}
             phase.advance()
+
+
+def all_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return (name in errors, values) for each row, perhaps of columns that are not needed."""
+    if spec.path is None:
+        return hub_datasets.hub_records(spec)
+    file = text_file(spec)
+    if file.suffix.lower() == ".parquet":
+        return parquet_records(spec, file)
+    return jsonl_records(file)
 
 
 def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
@@ -233,40 +276,66 @@ def columns(spec: DataSpec, names: Iterable[str], where: str) -> list[str]:
 
     Raises InputError unless it is one of ``names``.
     """
-    known = list(names)
-    plain = spec.text_column or ("text" if spec.path is not None else source_of(spec).column)
-    wanted = MESSAGES if spec.is_chat and not spec.text_column else (plain,)
-    if not (found := [name for name in wanted if name in known]):
-        there = f"there are: {shortened(printable(', '.join(known)))}"
-        if spec.is_chat:
-            raise InputError(
-                f"{where}: no key {' or '.join(wanted)}; {there}; name it in text_column"
-            )
-        hint = CONVERSATIONS if {*MESSAGES, "conversation"} & set(known) else ""
-        raise InputError(f"{where}: no text column {plain!r}; {there}{hint}")
-    return [found[0], *(["tools"] if spec.is_chat and "tools" in known else [])]
+    present = list(names)
+    if spec.is_chat:
+        return conversation_columns(spec, present, where)
+    column = text_column(spec)
+    if column in present:
+        return [column]
+    hint = ""
+    if {*MESSAGES, "conversation"} & set(present):
+        hint = CONVERSATIONS
+    columns_in_words = shortened(printable(", ".join(present)))
+    raise InputError(f"{where}: no text column {column!r}; there are: {columns_in_words}{hint}")
+
+
+def text_column(spec: DataSpec) -> str:
+    """Return the name of the column with the text."""
+    if spec.text_column:
+        return spec.text_column
+    if spec.path is not None:
+        return "text"
+    return source_of(spec).column
+
+
+def conversation_columns(spec: DataSpec, present: Sequence[str], where: str) -> list[str]:
+    """Return the column of the messages, and ``tools`` if it is present."""
+    candidates: Sequence[str] = MESSAGES
+    if spec.text_column:
+        candidates = [spec.text_column]
+    column = next((name for name in candidates if name in present), None)
+    if column is None:
+        columns_in_words = shortened(printable(", ".join(present)))
+        raise InputError(
+            f"{where}: no key {' or '.join(candidates)}; there are: {columns_in_words}; "
+            "name it in text_column"
+        )
+    if "tools" in present:
+        return [column, "tools"]
+    return [column]
 
 
 def parquet_records(spec: DataSpec, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the row's name in errors, its columns of ``columns``) for the rows of a parquet file."""
+    """Yield (name in errors, columns of ``columns``) for each row of a parquet file."""
     import pyarrow.parquet as parquet
 
     name = f"path: {printable(file)}"
     try:
         table = parquet.ParquetFile(file)
-        batches = table.iter_batches(
-            BATCH_ROWS, columns=columns(spec, table.schema_arrow.names, name)
-        )
-        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-            yield f"{name}: row {number}", row
-    except InputError:
+        names = columns(spec, table.schema_arrow.names, name)
+        number = 0
+        for batch in table.iter_batches(BATCH_ROWS, columns=names):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{name}: row {number}", row
+    except InputError:  # of ``columns``
         raise
     except Exception as error:  # pyarrow raises its own, and Python's, for a file that is damaged
         raise InputError(f"{name}: not a parquet file: {one_line(error)}") from None
 
 
 def jsonl_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the line's name in errors, its object) for the non-blank lines of a JSON lines file."""
+    """Yield (name in errors, object) for each line of a JSON lines file that is not blank."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"path: {printable(file)}: line {number}"

@@ -1,5 +1,6 @@
-"""Cut a tokenized text into windows by one of five methods; four are named after the tool whose
-windows they repeat.
+"""Cut a tokenized text into windows by one of five methods.
+
+Four are named after the tool whose windows they repeat.
 
 - ``exllamav3`` (its compare_q): windows of ``eval_len`` tokens start at ``range(0, n_tokens -
   eval_len, eval_stride)``, so that a window that would end exactly at the last token is left out.
@@ -31,6 +32,7 @@ Chat prefixes and ``max_rows`` are applied in ``eval/text/text_windows.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +44,7 @@ from .text_tokens import Ids, Tokens
 
 
 class Cut(NamedTuple):
-    """A window: text index of its token 0, its tokens int32 [L], and which of its positions are
-    scored.
+    """A window: text index of its token 0, its tokens int32 [L], and its scored positions.
 
     ``start + position`` is the text index of a scored token; ``start`` is -1 if a prefix token
     precedes the text.
@@ -65,9 +66,7 @@ def scored_from(start: int, token_ids: Ids, first: int) -> Cut:
 
 
 def exllamav3(ids: Ids, eval_len: int, eval_stride: int, warmup: int = 0) -> list[Cut]:
-    """Windows of ``eval_len`` of a text int32 [n]; the module's docstring explains this and the
-    other methods.
-    """
+    """Windows of ``eval_len`` of a text int32 [n]; the module's docstring explains each method."""
     starts = range(0, len(ids) - eval_len, eval_stride)
     return [scored_from(start, ids[start : start + eval_len], warmup + 1) for start in starts]
 
@@ -76,7 +75,7 @@ def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
     """Chunks of ``eval_len``; ``bos`` replaces the first token of each chunk, None leaves it."""
     cuts = []
     for start in range(0, len(ids) - eval_len + 1, eval_len):
-        chunk = ids[start : start + eval_len].copy()
+        chunk = ids[start : start + eval_len].copy()  # the text keeps its token
         if bos is not None:
             chunk[0] = bos
         cuts.append(scored_from(start, chunk, eval_len // 2 + 1))
@@ -84,37 +83,41 @@ def llamacpp(ids: Ids, eval_len: int, bos: int | None) -> list[Cut]:
 
 
 def gptq(ids: Ids, eval_len: int) -> list[Cut]:
-    """Windows of ``eval_len`` that follow one another; the tokens after the last whole window are
-    dropped.
-    """
+    """Windows of ``eval_len`` that follow one another; tokens after the last one are dropped."""
     starts = range(0, len(ids) - eval_len + 1, eval_len)
     return [scored_from(start, ids[start : start + eval_len], 1) for start in starts]
 
 
 def lm_eval(ids: Ids, ends: NDArray[np.int64], eval_len: int, prefix: int) -> list[Cut]:
-    """Windows of up to ``eval_len`` + 1 of documents that end before the text indices ``ends``
-    int64 [D].
+    """Windows of up to ``eval_len`` + 1 tokens of documents.
+
+    ``ends`` int64 [D]: text index after each document.
     """
-    cuts, begin = [], 0
-    for end in map(int, ends):
+    cuts = []
+    begin = 0
+    for end in ends.tolist():
         document = np.concatenate((np.array([prefix], np.int32), ids[begin:end]))
-        cuts += [
-            cut._replace(start=begin - 1 + cut.start)
-            for cut in once(document, eval_len + 1, eval_len)
-        ]
+        for cut in score_each_token_once(document, eval_len + 1, eval_len):
+            # The prefix token is before the document, at ``begin - 1``.
+            cuts.append(cut._replace(start=begin - 1 + cut.start))
         begin = end
     return cuts
 
 
-def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
-    """Windows of ``eval_len``, or one window of a shorter text; none for a text without a second
-    token.
+def score_each_token_once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
+    """Windows of ``eval_len``, or one window of a shorter text.
+
+    There is none for a text without a second token.
     """
+    cuts = []
     done = min(eval_len, len(ids))
-    cuts = [scored_from(0, ids[:done], 1)] if done > 1 else []
+    if done > 1:
+        cuts.append(scored_from(0, ids[:done], 1))
     while done < len(ids):
         end = min(done + eval_stride, len(ids))
-        cuts.append(scored_from(end - eval_len, ids[end - eval_len : end], done - end + eval_len))
+        # Also the last window is full: it begins earlier, and scores fewer tokens.
+        start = end - eval_len
+        cuts.append(scored_from(start, ids[start:end], done - start))
         done = end
     return cuts
 
@@ -122,11 +125,12 @@ def once(ids: Ids, eval_len: int, eval_stride: int) -> list[Cut]:
 def chat(
     ids: Ids, scored: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int, long: Long
 ) -> tuple[list[Cut], int, int]:
-    """Return (windows, number of long conversations, number of conversations without a scored token
-    in a window).
+    """Cut conversations into windows, and count those that are long or not scored.
 
-    Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool [n]: True for
-    scored tokens.  A long conversation has more than ``eval_len`` tokens.  Values of ``long``:
+    Returns (windows, number of long conversations, number of conversations without a scored token
+    in a window).  Conversations end before the text indices ``ends`` int64 [D]; ``scored`` bool
+    [n]: True for scored tokens.  A long conversation has more than ``eval_len`` tokens.  Values of
+    ``long``:
 
     - ``truncate``: a long conversation loses its end;
     - ``skip``: a long conversation is left out;
@@ -138,19 +142,29 @@ def chat(
     has no context.
     """
     cuts: list[Cut] = []
-    too_long = unscored = begin = 0
-    for end in map(int, ends):
+    n_long = 0
+    n_unscored = 0
+    begin = 0
+    for end in ends.tolist():
         is_long = end - begin > eval_len
-        too_long += is_long
-        if not (is_long and long == "skip"):
-            starts = range(begin, end - 1, eval_len - 1) if is_long and long == "split" else [begin]
-            pieces = [slice(start, min(start + eval_len, end)) for start in starts]
-            windows = [Cut(piece.start, ids[piece], ranges(scored[piece])) for piece in pieces]
-            kept = [window for window in windows if window.spans]
-            cuts += kept
-            unscored += not kept
+        if is_long:
+            n_long += 1
+        if is_long and long == "skip":
+            begin = end
+            continue
+        starts: Sequence[int] = [begin]
+        if is_long and long == "split":
+            starts = range(begin, end - 1, eval_len - 1)
+        n_cuts_before = len(cuts)
+        for start in starts:
+            piece = slice(start, min(start + eval_len, end))
+            spans = ranges(scored[piece])
+            if spans:
+                cuts.append(Cut(start, ids[piece], spans))
+        if len(cuts) == n_cuts_before:
+            n_unscored += 1
         begin = end
-    return cuts, too_long, unscored
+    return cuts, n_long, n_unscored
 
 
 def ranges(scored: NDArray[np.bool_]) -> Spans:
@@ -161,48 +175,61 @@ def ranges(scored: NDArray[np.bool_]) -> Spans:
 
 
 def spread(cuts: list[Cut]) -> list[Cut]:
-    """Return the windows in an order in which the first ones are spread over the text: 16 of 160
-    are every tenth.
+    """Return the windows in an order in which the first ones are spread over the text.
 
-    Window number N * v(k) is the k-th one; v is van der Corput's sequence in base 2 (0, 1/2, 1/4,
-    3/4, 1/8, ...).  Thus the first 2^m windows are a systematic sample of the text, and a longer
-    run adds to a shorter one's windows.
+    The first 16 of 160 are every tenth.  Window number N * v(k) is the k-th one; v is van der
+    Corput's sequence in base 2 (0, 1/2, 1/4, 3/4, 1/8, ...).  Thus the first 2^m windows are a
+    systematic sample of the text, and a longer run adds to a shorter one's windows.
     """
-    bits = (len(cuts) - 1).bit_length()
-    places = (int(f"{turn:0{bits}b}"[::-1], 2) * len(cuts) >> bits for turn in range(1 << bits))
-    return [cuts[place] for place in dict.fromkeys(places)] if len(cuts) > 1 else cuts
+    if len(cuts) <= 1:
+        return cuts
+    n_bits = (len(cuts) - 1).bit_length()
+    places = []
+    for turn in range(1 << n_bits):
+        reversed_bits = f"{turn:0{n_bits}b}"[::-1]
+        places.append(int(reversed_bits, 2) * len(cuts) >> n_bits)
+    # If N is not a power of two, some places come twice.
+    return [cuts[place] for place in dict.fromkeys(places)]
 
 
-def tails(spans: Spans, every: int, last: int) -> Spans:
-    """Return the scored positions that are among the ``last`` of each ``every`` positions of a
-    window.
-    """
-    ends = range(every, spans[-1][1] + 1, every)
-    found = ((max(begin, end - last), min(stop, end)) for end in ends for begin, stop in spans)
-    return tuple((begin, end) for begin, end in found if begin < end)
+def last_positions(spans: Spans, every: int, last: int) -> Spans:
+    """Return the scored positions among the ``last`` of each ``every`` positions of a window."""
+    positions = []
+    for stretch_end in range(every, spans[-1][1] + 1, every):
+        for span_begin, span_end in spans:
+            begin = max(span_begin, stretch_end - last)
+            end = min(span_end, stretch_end)
+            if begin < end:
+                positions.append((begin, end))
+    return tuple(positions)
 
 
 def by_method(text: Tokens, spec: DataSpec) -> list[Cut]:
-    """All windows of a tokenized text by the spec's method, without the chat prefix, in the order
-    of its ``sample``.
+    """All windows of a tokenized text by the spec's method, in the order of its ``sample``.
+
+    The chat prefix is not included.
     """
-    ids, length = text.ids, spec.eval_len
+    ids = text.ids
+    length = spec.eval_len
     if spec.method == "llamacpp":
-        cuts = llamacpp(ids, length, text.lead)
+        cuts = llamacpp(ids, length, text.leading_token)
     elif spec.method == "lm_eval":
-        assert text.lead is not None
-        cuts = lm_eval(ids, text.ends, length, text.lead)
+        assert text.leading_token is not None
+        cuts = lm_eval(ids, text.ends, length, text.leading_token)
     elif spec.method == "gptq":
         cuts = gptq(ids, length)
     elif spec.method == "once":
-        cuts = once(ids, length, spec.stride)
+        cuts = score_each_token_once(ids, length, spec.stride)
     else:
         cuts = exllamav3(ids, length, spec.stride, spec.warmup_tokens)
     if spec.score_every is not None and spec.score_last is not None:
         cuts = [
-            cut._replace(spans=tails(cut.spans, spec.score_every, spec.score_last)) for cut in cuts
+            cut._replace(spans=last_positions(cut.spans, spec.score_every, spec.score_last))
+            for cut in cuts
         ]
-    return spread(cuts) if spec.sample == "spread" else cuts
+    if spec.sample == "spread":
+        return spread(cuts)
+    return cuts
 
 
 def least_tokens(method: Method, eval_len: int) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...backends.base import Window
 from ...backends.common.errors import InputError
-from . import text_windows as text_windows
+from . import windows_in_words
 from .text_windows import TextWindows
 
 
@@ -31,8 +31,9 @@ class EvalData:
 
     @classmethod
     def joined(cls, texts: Sequence[TextWindows]) -> EvalData:
-        """Return the windows of all texts, one text after the other; InputError if their tokenizers
-        differ.
+        """Return the windows of all texts, one text after the other.
+
+        InputError if their tokenizers differ.
         """
         for text in texts:
             if text.vocabulary != texts[0].vocabulary:
@@ -49,12 +50,11 @@ class EvalData:
     def part(self, number: int) -> EvalData:
         """Return the windows of one of the texts, numbered from 0."""
         text = self.texts[number]
-        chosen = [
-            window for window, of in zip(self.windows, self.text_of, strict=True) if of == number
-        ]
-        return EvalData(
-            (text,), tuple(replace(window, index=index) for index, window in enumerate(chosen))
-        )
+        windows: list[Window] = []
+        for window, text_number in zip(self.windows, self.text_of, strict=True):
+            if text_number == number:
+                windows.append(replace(window, index=len(windows)))
+        return EvalData((text,), tuple(windows))
 
     @cached_property
     def digests(self) -> frozenset[str]:
@@ -79,41 +79,42 @@ class EvalData:
     def starts(self) -> NDArray[np.int64]:
         """``starts[window] + position`` [W]: index of a token in all texts, one after the other."""
         starts = []
-        before = 0
+        n_tokens_before = 0
         for text in self.texts:
-            starts += [before + start for start in text.starts]
-            before += text.n_tokens
+            starts += [n_tokens_before + start for start in text.starts]
+            n_tokens_before += text.n_tokens
         return np.asarray(starts, np.int64)
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the index in all texts of each token, int64 [N], from its window and position [N]."""
+        """Return each token's index in all texts, int64 [N], from its window and position [N]."""
         return np.asarray(self.starts[window] + position)
 
     def begins(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64] | None:
-        """Return the index of the first token of each entry's conversation [N]; of the token itself
-        in a plain text.
+        """Return the index of the first token of each entry's conversation [N].
 
-        None if no text is conversations.
+        In a plain text it is the index of the token itself.  None if no text is conversations.
         """
         if all(text.documents is None for text in self.texts):
             return None
         begins = self.text_index(window, position)
-        before = 0
-        first = 0
+        n_tokens_before = 0
+        first_window = 0
         for text in self.texts:
-            last = first + len(text.windows)
+            end_window = first_window + len(text.windows)
             if text.documents is not None:
-                inside = (window >= first) & (window < last)
-                of_window = np.asarray(text.documents.begins, np.int64)
-                begins[inside] = before + of_window[window[inside] - first]
-            before += text.n_tokens
-            first = last
+                is_inside = (window >= first_window) & (window < end_window)
+                begin_of_window = np.asarray(text.documents.begins, np.int64)
+                number_in_text = window[is_inside] - first_window
+                begins[is_inside] = n_tokens_before + begin_of_window[number_in_text]
+            n_tokens_before += text.n_tokens
+            first_window = end_window
         return begins
 
     @property
     def n_scored(self) -> int:
-        """Number of scored tokens in all windows.  If windows overlap or are equal, a token counts
-        each time.
+        """Number of scored tokens in all windows.
+
+        If windows overlap or are equal, a token counts each time.
         """
         return sum(window.n_scored for window in self.windows)
 
@@ -138,11 +139,9 @@ class EvalData:
         return self.texts[0].tokenizer
 
     @cached_property
-    def seen(self) -> frozenset[int]:
-        """Token ids in windows of conversations, whose special tokens the model must share; empty
-        without any.
-        """
-        return frozenset().union(*(text.seen for text in self.texts))
+    def ids_in_chats(self) -> frozenset[int]:
+        """Token ids in windows of conversations, whose special tokens the model must share."""
+        return frozenset().union(*(text.ids_in_chats for text in self.texts))
 
     @cached_property
     def digest(self) -> str:
@@ -153,9 +152,7 @@ class EvalData:
 
     @property
     def text_size(self) -> tuple[int, float] | None:
-        """UTF-8 bytes and words of the scored tokens of all texts; None if one of them is not
-        known.
-        """
+        """UTF-8 bytes and words of the scored tokens of all texts; None if one is not known."""
         n_bytes = 0
         n_words = 0.0
         for text in self.texts:
@@ -168,12 +165,14 @@ class EvalData:
     @property
     def subtitle(self) -> str:
         """The line below a plot's title: one part for each text."""
-        return "; ".join(text_windows.subtitle(text) for text in self.texts)
+        return "; ".join(windows_in_words.subtitle(text) for text in self.texts)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the data of a run for results.json: facts about each text, and about all windows."""
+        """Return the data of a run for results.json: facts about each text, and about all."""
         n_bytes, n_words = self.text_size or (None, None)
-        texts = [{"name": text.name, **text_windows.data_json(text)} for text in self.texts]
+        texts = []
+        for text in self.texts:
+            texts.append({"name": text.name, **windows_in_words.data_json(text)})
         return {
             "texts": texts,
             "windows": len(self.windows),

@@ -39,16 +39,21 @@ PICKLED = re.compile(
 )
 """Ends of the names of files that may hold pickles, perhaps compressed."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
-ASK_S = 10.0
+VERSION_S = 10.0
 """Seconds in which a server must return the version of its text."""
-CONVERTED = "refs/convert/parquet"
+CONVERTED_BRANCH = "refs/convert/parquet"
 """The branch with the hub's own parquet copy; datasets refuses loading scripts since version 4."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The arguments of ``datasets.load_dataset``, and a name for titles; part of the tokens' cache
-    key.
+    """The arguments of ``datasets.load_dataset``, and a name for titles.
+
+    The names of these fields are part of the tokens' cache key.
+
+    Attributes:
+        pattern: the files of a split in the repository, with ``{split}`` for the name of the split.
+        streamed: never downloaded as a whole.
     """
 
     path: str
@@ -57,47 +62,49 @@ class Source:
     column: str = "text"
     display: str = ""
     data_files: Any = None
-    pattern: str = (
-        ""  # the files of a split in the repository, with ``{split}`` for the name of the split
-    )
+    pattern: str = ""
     revision: str | None = None
-    streamed: bool = False  # never downloaded as a whole
+    streamed: bool = False
 
     @property
     def base_split(self) -> str:
         """The split without a slice."""
         match = ONE_SPLIT.match(self.split)
-        return match["split"] if match else self.split
+        if match is None:
+            return self.split
+        return match["split"]
 
     @property
     def patterns(self) -> list[str]:
         """The files of the split; empty if the library has to find them."""
-        return [self.pattern.format(split=self.base_split)] if self.pattern else []
+        if not self.pattern:
+            return []
+        return [self.pattern.format(split=self.base_split)]
 
     @property
     def is_local(self) -> bool:
         """True if the data set is in files of this machine."""
+        if exists(Path(self.path)):
+            return True
         names = texts_in(self.data_files)
-        return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
+        return bool(names) and not any("://" in name for name in names)
 
     def is_streamed(self, limit: int) -> bool:
-        """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is
-        cut here instead.
+        """Return True if only the first rows are read.
 
         ``limit``: as from ``row_limit``.
         """
         if "[" in self.split:
+            # Streams have no slices; ``hub_records`` cuts ``train[:1000]`` instead.
             return FIRST_ROWS.fullmatch(self.split) is not None
         return limit > 0 or self.streamed
 
     def is_fetched(self, limit: int) -> bool:
-        """Return True if the files of a known name's split are downloaded and read in the hub's
-        cache.
-        """
-        whole = ONE_SPLIT.fullmatch(self.split) is not None and not self.is_streamed(
-            limit
-        )  # not "train+test"
-        return bool(self.pattern) and not self.streamed and whole
+        """Return True if a known name's files are downloaded, and read in the hub's cache."""
+        if not self.pattern or self.streamed:
+            return False
+        is_one_split = ONE_SPLIT.fullmatch(self.split) is not None  # not "train+test"
+        return is_one_split and not self.is_streamed(limit)
 
 
 WIKITEXT2 = Source(
@@ -112,7 +119,8 @@ WIKITEXT103 = Source(
     display="wiki103",
     pattern="wikitext-103-raw-v1/{split}-*",
 )
-WEB_TEXT, SAMPLE = "plain_text/{split}/*.parquet", "sample/10BT/*.parquet"
+WEB_TEXT_FILES = "plain_text/{split}/*.parquet"
+FINEWEB_FILES = "sample/10BT/*.parquet"
 SOURCES = {
     "wiki2": WIKITEXT2,
     "wikitext2": WIKITEXT2,
@@ -127,14 +135,14 @@ SOURCES = {
         "whole_func_string",
         "CodeSearchNet",
         pattern="python/{split}/*.parquet",
-        revision=CONVERTED,
+        revision=CONVERTED_BRANCH,
     ),
     "ptb": Source(
         "ptb-text-only/ptb_text_only",
         column="sentence",
         display="PTB",
         pattern="penn_treebank/{split}/*.parquet",
-        revision=CONVERTED,
+        revision=CONVERTED_BRANCH,
     ),
     "lambada": Source("EleutherAI/lambada_openai", "default", display="lambada"),
     "tinystories": Source(
@@ -156,62 +164,82 @@ SOURCES = {
         "stas/openwebtext-10k",
         split="train",
         display="openwebtext",
-        pattern=WEB_TEXT,
-        revision=CONVERTED,
+        pattern=WEB_TEXT_FILES,
+        revision=CONVERTED_BRANCH,
     ),
     "openwebtext": Source(
         "Skylion007/openwebtext",
         split="train[:1000]",
         display="openwebtext",
-        pattern=WEB_TEXT,
-        revision=CONVERTED,
+        pattern=WEB_TEXT_FILES,
+        revision=CONVERTED_BRANCH,
     ),
     "fineweb": Source(
-        "HuggingFaceFW/fineweb", "sample-10BT", "train[:1000]", display="fineweb", pattern=SAMPLE
+        "HuggingFaceFW/fineweb",
+        "sample-10BT",
+        "train[:1000]",
+        display="fineweb",
+        pattern=FINEWEB_FILES,
     ),
     "fineweb-edu": Source(
         "HuggingFaceFW/fineweb-edu",
         "sample-10BT",
         "train[:1000]",
         display="fineweb-edu",
-        pattern=SAMPLE,
+        pattern=FINEWEB_FILES,
     ),
 }
 
 
 def source_of(spec: DataSpec) -> Source:
-    """Return the known source with every key that the spec sets; if these name other files, without
-    its file pattern.
+    """Return the known source with every key that the spec sets.
 
-    InputError for pickles, before they are read.
+    It has no file pattern if these keys name other files.  InputError for pickles, before they are
+    read.
     """
-    known = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
-    moved = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
-    path = spec.dataset_path or known.path
-    pickled = [
-        name
-        for name in texts_in(spec.dataset_data_files)
-        if PICKLED.search(name) and path != "text"
-    ]
-    if path == PICKLES or pickled:
-        why = "may be a pickle, which can run any code; give .jsonl, .parquet or text"
-        raise InputError(f"dataset {spec.dataset!r}: {(*pickled, path)[0]} {why}")
+    known_source = SOURCES.get(spec.dataset.lower(), Source(spec.dataset))
+    check_no_pickles(spec, spec.dataset_path or known_source.path)
+    names_other_files = spec.dataset_path or spec.dataset_name or spec.dataset_data_files
+    pattern = known_source.pattern
+    is_streamed = known_source.streamed
+    if names_other_files:
+        pattern = ""
+        is_streamed = False
+    revision = spec.revision or None
+    if revision is None and not spec.dataset_path:
+        revision = known_source.revision
+    path = spec.locate(spec.dataset_path or known_source.path)
+    data_files = map_names(spec.dataset_data_files, spec.locate)
     return Source(
-        path=spec.locate(spec.dataset_path or known.path),
-        name=spec.dataset_name or known.name,
-        split=spec.dataset_split or spec.split or known.split,
-        column=spec.text_column or known.column,
-        display=known.display,
-        data_files=map_names(spec.dataset_data_files, spec.locate) or known.data_files,
-        pattern="" if moved else known.pattern,
-        revision=spec.revision or (None if spec.dataset_path else known.revision),
-        streamed=known.streamed and not moved,
+        path=path,
+        name=spec.dataset_name or known_source.name,
+        split=spec.dataset_split or spec.split or known_source.split,
+        column=spec.text_column or known_source.column,
+        display=known_source.display,
+        data_files=data_files or known_source.data_files,
+        pattern=pattern,
+        revision=revision,
+        streamed=is_streamed,
     )
 
 
+def check_no_pickles(spec: DataSpec, path: str) -> None:
+    """Raise InputError if a file of a data set at ``path`` may be a pickle."""
+    pickles = []
+    for name in texts_in(spec.dataset_data_files):
+        if PICKLED.search(name) and path != "text":  # the loader of plain text reads no pickles
+            pickles.append(name)
+    if path == PICKLES:
+        pickles.append(path)
+    if pickles:
+        why = "may be a pickle, which can run any code; give .jsonl, .parquet or text"
+        raise InputError(f"dataset {spec.dataset!r}: {pickles[0]} {why}")
+
+
 def is_remote(spec: DataSpec) -> bool:
-    """True if the text may change without a change of a file on this machine: at a URL, or on the
-    hub.
+    """Return True if the text may change without a change of a file on this machine.
+
+    It is at a URL then, or on the hub without a commit.
     """
     if spec.path is not None:
         return False
@@ -220,8 +248,9 @@ def is_remote(spec: DataSpec) -> bool:
 
 
 def version(spec: DataSpec) -> str:
-    """Return the version of a remote text: entity tags of its URLs, or the commit of its data set;
-    "" if unknown.
+    """Return the version of a remote text; "" if unknown.
+
+    It is the entity tags of its URLs, or the commit of its data set.
     """
     from huggingface_hub import HfApi
 
@@ -229,38 +258,42 @@ def version(spec: DataSpec) -> str:
     urls = [name for name in texts_in(source.data_files) if "://" in name]
     try:
         if not urls:
-            return str(
-                HfApi().dataset_info(source.path, revision=source.revision, timeout=ASK_S).sha or ""
-            )
-        found = []
-        for url in urls:
-            with urlopen(Request(url, method="HEAD"), timeout=ASK_S) as answer:
-                told = [
-                    answer.headers.get(name) or ""
-                    for name in ("ETag", "Last-Modified", "Content-Length")
-                ]
-                found.append(told if any(told[:2]) else [])
+            info = HfApi().dataset_info(source.path, revision=source.revision, timeout=VERSION_S)
+            return str(info.sha or "")
+        versions = [version_of_url(url) for url in urls]
     except Exception:  # offline, refused, or a scheme that only fsspec knows
         return ""
-    return json.dumps(found) if all(found) else ""
+    if not all(versions):
+        return ""
+    return json.dumps(versions)
+
+
+def version_of_url(url: str) -> list[str]:
+    """Return the headers of a URL that change with its content; empty without tag and date."""
+    with urlopen(Request(url, method="HEAD"), timeout=VERSION_S) as answer:
+        tag = answer.headers.get("ETag") or ""
+        date = answer.headers.get("Last-Modified") or ""
+        size = answer.headers.get("Content-Length") or ""
+    if not (tag or date):
+        return []  # other content may have the same size
+    return [tag, date, size]
 
 
 def map_names(names: Any, change: Callable[[str], str]) -> Any:
-    """Apply ``change`` to each file name in a string, list or mapping, as load_dataset takes them."""
+    """Apply ``change`` to each file name in ``data_files`` of load_dataset, in any of its forms."""
     if isinstance(names, str):
         return change(names)
     if isinstance(names, list):
         return [map_names(name, change) for name in names]
-    return (
-        {key: map_names(value, change) for key, value in names.items()}
-        if isinstance(names, dict)
-        else names
-    )
+    if isinstance(names, dict):
+        return {key: map_names(value, change) for key, value in names.items()}
+    return names
 
 
 def row_limit(spec: DataSpec) -> int:
-    """Return the maximum number of rows of the data set, 0 for all.  If both keys are set,
-    ``max_text_rows`` counts.
+    """Return the maximum number of rows of the data set, 0 for all.
+
+    If both keys are set, ``max_text_rows`` counts.
     """
     rows = spec.max_dataset_rows
     if "max_text_rows" in spec.model_fields_set:
@@ -270,21 +303,24 @@ def row_limit(spec: DataSpec) -> int:
 
 @contextmanager
 def in_one_line(spec: DataSpec, source: Source) -> Iterator[None]:
-    """Turn errors of a data set into an InputError with its name in the spec, its path, the reason,
-    a similar name.
+    """Turn errors of a data set into an InputError of one line.
+
+    It has the name in the spec, the path, the reason, and a similar name that is known.
     """
     try:
         yield
     except Exception as error:  # datasets, fsspec, pyarrow and the hub client each raise their own
         if isinstance(error, InputError) and str(error).startswith("dataset "):
             raise
-        why = str(error)
+        reason = str(error)
         if not isinstance(error, InputError):
-            why = hub.failure_reason(error, "dataset", source.path, source.revision)
-        hint = "" if spec.dataset.lower() in SOURCES else nearest(spec.dataset, SOURCES)
-        bare = why.removeprefix(f"{source.path}: ")
+            reason = hub.failure_reason(error, "dataset", source.path, source.revision)
+        hint = ""
+        if spec.dataset.lower() not in SOURCES:
+            hint = nearest(spec.dataset, SOURCES)
+        reason = reason.removeprefix(f"{source.path}: ")
         raise InputError(
-            f"dataset {spec.dataset!r}: cannot load {source.path}: {bare}{hint}"
+            f"dataset {spec.dataset!r}: cannot load {source.path}: {reason}{hint}"
         ) from None
 
 
@@ -303,15 +339,14 @@ def fetch(spec: DataSpec, progress: Progress) -> None:
 
 
 def hub_records(spec: DataSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (the row's name in errors, its values) for each row; InputError if the data set cannot
-    be read.
-    """
+    """Yield (name in errors, values) for each row; InputError if the data set cannot be read."""
     source = source_of(spec)
-    first = FIRST_ROWS.fullmatch(source.split)
+    n_rows = None
+    first_rows = FIRST_ROWS.fullmatch(source.split)
+    if first_rows:
+        n_rows = int(first_rows["rows"])
     with in_one_line(spec, source):
-        rows = itertools.islice(
-            split_rows(source, row_limit(spec)), int(first["rows"]) if first else None
-        )
+        rows = itertools.islice(split_rows(source, row_limit(spec)), n_rows)
         for number, row in enumerate(rows, 1):
             yield f"dataset {source.path!r}: row {number}", row
 
@@ -322,54 +357,60 @@ def split_rows(source: Source, limit: int) -> Any:
     if source.is_fetched(limit):
         folder = hub.fetch("dataset", source.path, source.revision, source.patterns)
         files = {source.base_split: sorted(str(file) for file in folder.glob(source.patterns[0]))}
-        builder = "json" if ".json" in source.pattern else "parquet"
+        builder = "parquet"
+        if ".json" in source.pattern:
+            builder = "json"
         # Local files can be streamed; only a slice needs the library's own copy of them.
         stream = "[" not in source.split
         return library.load_dataset(builder, data_files=files, split=source.split, streaming=stream)
     if source.is_streamed(limit):
         return ask_library(library.load_dataset, source, split=source.base_split, streaming=True)
     # The library identifies local files by name and time, and files at a URL that has no entity tag
-    # by its name alone:
-    # it may return cached rows of other files.
-    may_change = exists(Path(source.path)) or texts_in(source.data_files)
-    anew = (
-        {"download_mode": "force_redownload", "verification_mode": "no_checks"}
-        if may_change
-        else {}
-    )
-    return ask_library(library.load_dataset, source, split=source.split, **anew)
+    # by its name alone: it may return cached rows of other files.
+    read_again = {}
+    if exists(Path(source.path)) or texts_in(source.data_files):
+        read_again = {"download_mode": "force_redownload", "verification_mode": "no_checks"}
+    return ask_library(library.load_dataset, source, split=source.split, **read_again)
 
 
 def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
-    """Call ``load_dataset`` or its builder; use the library's cache if the hub cannot be reached."""
-    from datasets import packaged_modules
-
-    files = {source.base_split: source.patterns} if source.pattern else source.data_files
-    name = None if source.pattern else source.name
-    asked = {"name": name, "data_files": files, "revision": source.revision, **keys}
+    """Call ``load_dataset`` or its builder, with the library's cache if the hub is not reached."""
+    name = source.name
+    files = source.data_files
+    if source.pattern:
+        # The pattern names the files of the configuration.
+        name = None
+        files = {source.base_split: source.patterns}
+    arguments = {"name": name, "data_files": files, "revision": source.revision, **keys}
     try:
-        if Path(source.path).is_file():
-            raise InputError('is a file; give "dataset": "text" and the file as "path"')
-        if (
-            not Path(source.path).exists()
-            and source.path not in packaged_modules._PACKAGED_DATASETS_MODULES
-        ):
-            if "/" not in source.path:
-                raise InputError("unknown name; data sets of the hub are named owner/name")
-            hub.look_up("dataset", source.path, source.revision, files=False)
-        return call(source.path, **asked)
+        check_path(source)
+        return call(source.path, **arguments)
     except HubAwayError as error:
         try:
             with hub.offline():
-                return call(source.path, **asked)
+                return call(source.path, **arguments)
         except Exception:  # the library raises different errors in each of its steps
-            raise InputError(
-                f"not in the local cache, and {str(error).removeprefix(f'{source.path}: ')}"
-            ) from None
+            reason = str(error).removeprefix(f"{source.path}: ")
+            raise InputError(f"not in the local cache, and {reason}") from None
     except FileNotFoundError:
         if not source.pattern:
             raise
         raise InputError(f"no file {source.patterns[0]} on the hub") from None
+
+
+def check_path(source: Source) -> None:
+    """Raise InputError unless a data set has a loader's name, or is in a folder or on the hub."""
+    from datasets import packaged_modules
+
+    path = Path(source.path)
+    if path.is_file():
+        raise InputError('is a file; give "dataset": "text" and the file as "path"')
+    if path.exists() or source.path in packaged_modules._PACKAGED_DATASETS_MODULES:
+        return
+    if "/" not in source.path:
+        raise InputError("unknown name; data sets of the hub are named owner/name")
+    # Asked once: the library would try again for minutes if the hub does not answer.
+    hub.look_up("dataset", source.path, source.revision, files=False)
 
 
 def would_fetch(spec: DataSpec) -> str:
@@ -389,18 +430,20 @@ def would_fetch(spec: DataSpec) -> str:
     processes.run_in_subprocess(
         check_split, f"asking for {source.path}", spec=spec_files.as_json(spec)
     )
-    return ", ".join(filter(None, (source.path, source.name, source.split)))
+    words = (source.path, source.name, source.split)
+    return ", ".join(word for word in words if word)
 
 
 def check_split(spec: Mapping[str, Any]) -> None:
-    """Raise InputError unless ``datasets`` finds the data set, the configuration and the split of a
-    packed ``spec``.
+    """Raise InputError unless ``datasets`` finds the data set, its configuration and its split.
+
+    ``spec``: as JSON.
     """
-    unpacked = spec_files.from_json(spec)
-    source = source_of(unpacked)
-    with in_one_line(unpacked, source):
+    data = spec_files.from_json(spec)
+    source = source_of(data)
+    with in_one_line(data, source):
         builder = ask_library(quiet_library().load_dataset_builder, source)
-        splits = list(map(str, builder.config.data_files or builder.info.splits or ()))
+        splits = [str(name) for name in builder.config.data_files or builder.info.splits or ()]
         if splits and source.base_split not in splits:
             raise InputError(f"no split {source.base_split!r}; there are: {', '.join(splits)}")
 

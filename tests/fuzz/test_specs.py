@@ -80,7 +80,7 @@ def read_text(spec: DataSpec) -> str:
     if spec.dataset != "text":
         corpus.is_here(spec)
         return ""
-    corpus.identity(spec)
+    corpus.text_identity(spec)
     return corpus.load_texts(spec, Progress(quiet=True))[0]
 
 

@@ -1,6 +1,4 @@
-"""Chat templates on the toy's byte-level tokenizer, and conversations for them, one with a tool
-call.
-"""
+"""Chat templates on the toy's byte-level tokenizer, and conversations, one with a tool call."""
 
 from __future__ import annotations
 
@@ -63,9 +61,8 @@ def save_chat_tokenizer(folder: Path, template: str) -> Path:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {
-        "chat_template": template
-    }
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

@@ -1,7 +1,7 @@
-"""Layouts of downloadable checkpoints, from the sources of their writers and loaders, with sizes
-computed by hand.
+"""Layouts of downloadable checkpoints, with sizes computed by hand.
 
-``docs/formats.md`` shows this table; ``python -m tests.support.format_table`` writes it there.
+They are from the sources of their writers and loaders.  ``docs/formats.md`` shows this table;
+``python -m tests.support.format_table`` writes it there.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from tests.support.stored_formats import AWQ, gptq
 
 VLLM = "vLLM 0.32"
 FP8_TENSOR = Scheme("fp8 tensor", "fp8 tensor")
-NVFP4, MXFP8 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp8 g32", "mxfp8 g32")
+NVFP4 = Scheme("nvfp4 g16", "nvfp4 g16")
+MXFP8 = Scheme("mxfp8 g32", "mxfp8 g32")
 
 
 @dataclass(frozen=True)
 class Download:
     """A model of one to three quantized layers.
 
-    ``source``: where the layout is stated; ``layers``: name -> its tensors; ``worked``: calculation
-    of bits per weight of each layer; ``bits`` and ``weights``: sums over the layers; ``schemes``:
-    one per layer; ``kv``: format of cached keys and values; ``config``: keys other than the
-    quantization; ``place``: file that contains the quantization; ``values``: tensors that are not
-    zeros.
+    Attributes:
+        source: where the layout is stated.
+        layers: name -> its tensors.
+        worked: calculation of bits per weight of each layer.
+        bits: sum over the layers, as is ``weights``.
+        schemes: one per layer.
+        kv: format of cached keys and values.
+        config: keys other than the quantization.
+        place: file that contains the quantization.
+        values: tensors that are not zeros.
     """
 
     source: str
@@ -43,7 +49,8 @@ class Download:
     values: dict[str, bytes] = field(default_factory=dict)
 
 
-LAYER, LANGUAGE = "model.layers.0", "model.language_model.layers.0"
+LAYER = "model.layers.0"
+LANGUAGE = "model.language_model.layers.0"
 PAIR = struct.pack("<2q", 8, 64)
 NVFP4_PARTS: Entries = {
     "weight": ("U8", 16, 16),
@@ -243,7 +250,8 @@ DOWNLOADS = {
                 "scales": ("F16", 2, 64),
             },
         },
-        "(4,096 × 4 + 16 × 32 + 128 × 16 + 64 × 32) / 4,096, (4,096 × 8 + 32 × 32 + 128 × 16) / 4,096",
+        "(4,096 × 4 + 16 × 32 + 128 × 16 + 64 × 32) / 4,096, "
+        "(4,096 × 8 + 32 × 32 + 128 × 16) / 4,096",
         20992 + 35840,
         2 * 4096,
         (Scheme("int4 g32"), Scheme("int8 g32")),
@@ -275,7 +283,8 @@ DOWNLOADS = {
     "GPTQ v2, 8 bits in some layers": Download(
         "GPTQModel's `checkpoint_format` and `dynamic`",
         {f"{LAYER}.mlp.up_proj": GPTQ, f"{LAYER}.self_attn.v_proj": gptq(16, 64, (2, 16), 64)},
-        "(4,096 × 4 + 16 × 32 + 128 × 16 + 64 × 32) / 4,096, (4,096 × 8 + 32 × 32 + 128 × 16 + 64 × 32) / 4,096",
+        "(4,096 × 4 + 16 × 32 + 128 × 16 + 64 × 32) / 4,096, "
+        "(4,096 × 8 + 32 × 32 + 128 × 16 + 64 × 32) / 4,096",
         20992 + 37888,
         2 * 4096,
         (Scheme("int4 g32"), Scheme("int8 g32")),

@@ -1,10 +1,10 @@
-"""A stand-in for the Hugging Face hub on the loopback, for the real ``huggingface_hub`` and
-``datasets``.
+"""A stand-in for the Hugging Face hub, for the real ``huggingface_hub`` and ``datasets``.
 
-It speaks the part of the hub's HTTP API that the locked clients use (huggingface_hub 2.4.0,
-datasets 5.2.0): ``/api/{models,datasets}/...`` (info, revision, tree in pages) and ``resolve``.
-Large files (``LFS``) are redirected to a second server, as the hub redirects to its storage; this
-server supports ``Range``.  No file has an ``xetHash``, so that Xet is never used.
+It is on the loopback, and speaks the part of the hub's HTTP API that the locked clients use
+(huggingface_hub 2.4.0, datasets 5.2.0): ``/api/{models,datasets}/...`` (info, revision, tree in
+pages) and ``resolve``.  Large files (``LFS``) are redirected to a second server, as the hub
+redirects to its storage; this server supports ``Range``.  No file has an ``xetHash``, so that Xet
+is never used.
 
 Faults: ``gated``, ``renamed``, ``failing`` (the status of the next answers, 429 with
 ``Retry-After``), ``cut_once`` (the connection breaks in a file).  Clients find it by
@@ -73,13 +73,11 @@ class Hub:
         self.requests: list[Request] = []
         self.blobs: dict[str, bytes] = {}
         self.lock = threading.Lock()
-        self.servers = [
-            ThreadingHTTPServer(("127.0.0.1", 0), handler(self, where))
-            for where in ("hub", "storage")
-        ]
-        self.url, self.storage = (
-            f"http://127.0.0.1:{server.server_address[1]}" for server in self.servers
-        )
+        hub_server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self, "hub"))
+        storage_server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self, "storage"))
+        self.servers = [hub_server, storage_server]
+        self.url = f"http://127.0.0.1:{hub_server.server_address[1]}"
+        self.storage = f"http://127.0.0.1:{storage_server.server_address[1]}"
 
     def __enter__(self) -> Hub:
         for server in self.servers:
@@ -96,36 +94,43 @@ class Hub:
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Return environment variables for a client with its own cache that uses this hub only."""
-        inherited = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("HF_", "HUGGING"))
-        }
+        inherited = {}
+        for key, value in os.environ.items():
+            if not key.startswith(("HF_", "HUGGING")):
+                inherited[key] = value
         return {**inherited, "HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "*", **more}
 
     def add(self, kind: str, name: str, files: Mapping[str, bytes | str], ref: str = "main") -> str:
         """Add a revision of a repository; return its commit."""
-        contents = {
-            path: data.encode() if isinstance(data, str) else data for path, data in files.items()
-        }
-        commit = hashlib.sha1(
-            repr((kind, name, ref, sorted(contents.items()))).encode()
-        ).hexdigest()
+        contents: dict[str, bytes] = {}
+        for path, data in files.items():
+            if isinstance(data, str):
+                data = data.encode()
+            contents[path] = data
+            if path.endswith(LFS):
+                self.blobs[sha256(data)] = data
+        identity = repr((kind, name, ref, sorted(contents.items())))
+        commit = hashlib.sha1(identity.encode()).hexdigest()
         repo = self.repos.setdefault((kind, name), Repo(kind, name))
-        repo.commits[commit], repo.refs[ref] = contents, commit
-        self.blobs |= {sha256(data): data for path, data in contents.items() if path.endswith(LFS)}
+        repo.commits[commit] = contents
+        repo.refs[ref] = commit
         return commit
 
     def asked(self, part: str, method: str = "GET") -> list[Request]:
         """Return the requests with this method whose path contains ``part``."""
-        return [each for each in self.requests if part in each.path and each.method == method]
+        return [
+            request
+            for request in self.requests
+            if part in request.path and request.method == method
+        ]
 
     def fetched(self) -> list[str]:
-        """Return the sorted names of the files whose contents were requested, without the
-        repository's name.
-        """
-        pages = [unquote(each.path) for each in self.asked("/resolve/")]
-        return sorted(path.partition("/resolve/")[2].partition("/")[2] for path in pages)
+        """Return the sorted names of the files whose contents were requested."""
+        names = []
+        for request in self.asked("/resolve/"):
+            revision_and_name = unquote(request.path).partition("/resolve/")[2]
+            names.append(revision_and_name.partition("/")[2])
+        return sorted(names)
 
     def cut_once(self, data: bytes, after: int) -> None:
         """Break the connection once, after ``after`` bytes of this large file have been sent."""
@@ -144,26 +149,29 @@ def git_oid(data: bytes) -> str:
 
 def entry(path: str, data: bytes) -> dict[str, Any]:
     """One file of a listing."""
-    found: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": git_oid(data)}
+    facts: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": git_oid(data)}
     if path.endswith(LFS):
-        found["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 134}
-    return found
+        facts["lfs"] = {"oid": sha256(data), "size": len(data), "pointerSize": 134}
+    return facts
 
 
 def listing(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
     """Files and folders below ``folder``, which is "" or ends with a slash."""
-    inside = [path for path in files if path.startswith(folder)]
-    folders = {
-        path[: i + 1] for path in inside for i in range(len(folder), len(path)) if path[i] == "/"
-    }
-    found = [
-        {"type": "directory", "path": each[:-1], "oid": git_oid(each.encode()), "size": 0}
-        for each in folders
-    ]
-    found += [entry(path, files[path]) for path in inside]
+    entries = []
+    folders = set[str]()
+    for path, data in files.items():
+        if not path.startswith(folder):
+            continue
+        entries.append(entry(path, data))
+        parts = path[len(folder) :].split("/")
+        for depth in range(1, len(parts)):
+            folders.add(folder + "/".join(parts[:depth]))
+    for path in folders:
+        oid = git_oid(f"{path}/".encode())
+        entries.append({"type": "directory", "path": path, "oid": oid, "size": 0})
     if not recursive:
-        found = [each for each in found if "/" not in each["path"][len(folder) :]]
-    return sorted(found, key=lambda each: str(each["path"]))
+        entries = [facts for facts in entries if "/" not in facts["path"][len(folder) :]]
+    return sorted(entries, key=lambda facts: str(facts["path"]))
 
 
 def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
@@ -179,12 +187,15 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             with hub.lock:
-                status = hub.failing.pop(0) if hub.failing else 0
-                hub.requests.append(
-                    Request(self.command, self.path, self.headers.get("Range") or "")
-                )
-            if status:
-                self.reply({"error": "no"}, status, {"Retry-After": "300"} if status == 429 else {})
+                status = 0
+                if hub.failing:
+                    status = hub.failing.pop(0)
+                requested_range = self.headers.get("Range") or ""
+                hub.requests.append(Request(self.command, self.path, requested_range))
+            if status == 429:
+                self.reply({"error": "no"}, status, {"Retry-After": "300"})
+            elif status:
+                self.reply({"error": "no"}, status)
             elif where == "storage":
                 self.send_file(hub.blobs[self.path.removeprefix("/lfs/")], {}, self.path)
             else:
@@ -194,123 +205,145 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
 
         def answer(self) -> None:
             """Answer an API call, send a file, or report that it does not exist."""
-            parts = [each for each in urlsplit(self.path).path.split("/") if each]
-            if parts[:1] == ["api"] and parts[1:2] in (["models"], ["datasets"]):
-                kind, rest, api = parts[1], parts[2:], True
-            elif "resolve" in parts:
-                kind, api = ("datasets", False) if parts[0] == "datasets" else ("models", False)
-                rest = parts[1:] if kind == "datasets" else parts
+            parts = [part for part in urlsplit(self.path).path.split("/") if part]
+            if not parts:
+                self.reply({})
+            elif parts[0] == "api" and parts[1:2] in (["models"], ["datasets"]):
+                self.answer_for_repo(parts[1], parts[2:], is_api=True)
+            elif "resolve" not in parts:
+                self.fail(404, "", "Not found")
+            elif parts[0] == "datasets":
+                self.answer_for_repo("datasets", parts[1:], is_api=False)
             else:
-                self.reply({}) if not parts else self.fail(404, "", "Not found")
-                return
+                self.answer_for_repo("models", parts, is_api=False)
+
+        def answer_for_repo(self, kind: str, parts: list[str], *, is_api: bool) -> None:
+            """Answer a request for a repository; ``parts``: of the path from its name on."""
             words = ("revision", "tree", "resolve", "auth-check")
-            length = next((i for i, part in enumerate(rest) if part in words), len(rest))
-            name, tail = "/".join(rest[:length]), [unquote(part) for part in rest[length:]]
-            if new := hub.renamed.get((kind, name)):
-                place = self.path.replace(f"/{name}", f"/{new}", 1)
-                self.reply({"error": f"Moved to {new}"}, 307, {"Location": place})
-            elif (repo := hub.repos.get((kind, name))) is None:
+            length = next((i for i, part in enumerate(parts) if part in words), len(parts))
+            name = "/".join(parts[:length])
+            tail = [unquote(part) for part in parts[length:]]
+            revision = "main"
+            if len(tail) > 1:
+                revision = tail[1]
+            new_name = hub.renamed.get((kind, name))
+            if new_name:
+                location = self.path.replace(f"/{name}", f"/{new_name}", 1)
+                self.reply({"error": f"Moved to {new_name}"}, 307, {"Location": location})
+                return
+            repo = hub.repos.get((kind, name))
+            if repo is None:
                 self.fail(401, "RepoNotFound", "Invalid username or password.")
-            elif (files := repo.files(tail[1] if len(tail) > 1 else "main")) is None:
-                self.fail(404, "RevisionNotFound", f"Invalid rev id: {tail[1]}")
-            elif name in hub.gated and (not api or tail[:1] == ["auth-check"]):
+                return
+            files = repo.files(revision)
+            if files is None:
+                self.fail(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            elif name in hub.gated and (not is_api or tail[:1] == ["auth-check"]):
+                # The status is 401 for anonymous clients, 403 for those without access.
                 text = (
                     f"Access to model {name} is restricted and you are not in the authorized list."
                 )
-                self.fail(
-                    hub.gated[name], "GatedRepo", text
-                )  # 401 for anonymous clients, 403 for those without access
-            elif api:
-                self.describe(repo, tail, files)
+                self.fail(hub.gated[name], "GatedRepo", text)
+            elif is_api:
+                self.describe(repo, tail, revision, files)
             else:
-                self.resolve(repo, tail[1], "/".join(tail[2:]), files)
+                self.resolve(repo, revision, "/".join(tail[2:]), files)
 
-        def describe(self, repo: Repo, tail: list[str], files: dict[str, bytes]) -> None:
+        def describe(
+            self, repo: Repo, tail: list[str], revision: str, files: dict[str, bytes]
+        ) -> None:
             """Answer an API call about a repository."""
-            what = tail[0] if tail else "revision"
-            revision = tail[1] if len(tail) > 1 else "main"
             query = parse_qs(urlsplit(self.path).query)
-            if what == "tree":
-                self.tree(files, "".join(f"{part}/" for part in tail[2:]), query)
-            else:
-                siblings = [
-                    {
-                        "rfilename": path,
-                        **(
-                            {"size": len(data), "blobId": git_oid(data)} if "blobs" in query else {}
-                        ),
-                    }
-                    for path, data in files.items()
-                ]
-                sha = repo.refs.get(revision, revision)
-                about = {
-                    "_id": "0",
-                    "id": repo.id,
-                    "sha": sha,
-                    "gated": "manual" if repo.id in hub.gated else False,
-                }
-                more = {
+            if tail[:1] == ["tree"]:
+                folder = "".join(f"{part}/" for part in tail[2:])
+                self.tree(files, folder, query)
+                return
+            gated: str | bool = False
+            if repo.id in hub.gated:
+                gated = "manual"
+            sha = repo.refs.get(revision, revision)
+            facts: dict[str, Any] = {"_id": "0", "id": repo.id, "sha": sha, "gated": gated}
+            if "expand" not in query:
+                facts |= {
                     "private": False,
-                    "siblings": siblings,
+                    "siblings": siblings(files, with_sizes="blobs" in query),
                     "tags": [],
                     "downloads": 0,
                     "likes": 0,
                 }
-                self.reply(about if "expand" in query else {**about, **more})
+            self.reply(facts)
 
         def tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
             """Send one page of a listing."""
-            found = listing(files, folder, query.get("recursive", ["false"])[0].lower() == "true")
+            recursive = query.get("recursive", ["false"])[0].lower() == "true"
+            entries = listing(files, folder, recursive)
             first = int(query.get("cursor", ["0"])[0])
-            page, more = found[first : first + PAGE], {}
-            if len(found) > first + PAGE:
-                rest = "&".join(
-                    f"{key}={quote(value[0])}" for key, value in query.items() if key != "cursor"
-                )
-                address = f"{hub.url}{urlsplit(self.path).path}?{rest}&cursor={first + PAGE}"
-                more = {"Link": f'<{address}>; rel="next"'}
-            self.reply(page, 200, more)
+            end = first + PAGE
+            headers = {}
+            if len(entries) > end:
+                words = []
+                for key, values in query.items():
+                    if key != "cursor":
+                        words.append(f"{key}={quote(values[0])}")
+                next_query = "&".join([*words, f"cursor={end}"])
+                address = f"{hub.url}{urlsplit(self.path).path}?{next_query}"
+                headers["Link"] = f'<{address}>; rel="next"'
+            self.reply(entries[first:end], 200, headers)
 
         def resolve(self, repo: Repo, revision: str, path: str, files: dict[str, bytes]) -> None:
             """Send a file, or a redirection to it."""
-            about = {"X-Repo-Commit": repo.refs.get(revision, revision), "Accept-Ranges": "bytes"}
+            headers = {"X-Repo-Commit": repo.refs.get(revision, revision), "Accept-Ranges": "bytes"}
             if path not in files:
-                self.fail(404, "EntryNotFound", "Entry not found", about)
-            elif path.endswith(LFS):
-                digest = sha256(files[path])
-                about |= {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(files[path]))}
-                self.reply({}, 302, {**about, "Location": f"{hub.storage}/lfs/{digest}"})
+                self.fail(404, "EntryNotFound", "Entry not found", headers)
+                return
+            data = files[path]
+            if path.endswith(LFS):
+                digest = sha256(data)
+                headers["X-Linked-ETag"] = f'"{digest}"'
+                headers["X-Linked-Size"] = str(len(data))
+                headers["Location"] = f"{hub.storage}/lfs/{digest}"
+                self.reply({}, 302, headers)
             else:
-                self.send_file(files[path], {**about, "ETag": f'"{git_oid(files[path])}"'}, path)
+                headers["ETag"] = f'"{git_oid(data)}"'
+                self.send_file(data, headers, path)
 
         def send_file(self, data: bytes, headers: dict[str, str], path: str) -> None:
             """Send a file's bytes, or the requested range; truncated if the test requires it."""
-            low, _, high = (self.headers.get("Range") or "").removeprefix("bytes=").partition("-")
-            first, last = int(low or 0), min(int(high or len(data)), len(data) - 1)
-            part = data[first : last + 1]
-            ranged = {"Content-Range": f"bytes {first}-{last}/{len(data)}"} if low else {}
-            keep = hub.cut.pop(path.rpartition("/")[2], None) if self.command == "GET" else None
-            self.begin(206 if low else 200, {**headers, **ranged, "Content-Length": str(len(part))})
+            begin, _, last = (self.headers.get("Range") or "").removeprefix("bytes=").partition("-")
+            first_byte = int(begin or 0)
+            last_byte = min(int(last or len(data)), len(data) - 1)
+            part = data[first_byte : last_byte + 1]
+            status = 200
+            headers = {**headers, "Content-Length": str(len(part))}
+            if begin:
+                status = 206
+                headers["Content-Range"] = f"bytes {first_byte}-{last_byte}/{len(data)}"
+            n_sent = None
+            if self.command == "GET":
+                n_sent = hub.cut.pop(path.rpartition("/")[2], None)
+            self.begin(status, headers)
             if self.command != "HEAD":
-                self.wfile.write(part[:keep])
-            self.close_connection = keep is not None
+                self.wfile.write(part[:n_sent])
+            self.close_connection = n_sent is not None
 
         def fail(
             self, status: int, code: str, text: str, headers: dict[str, str] | None = None
         ) -> None:
             """Send an error in the hub's words."""
-            named = {"X-Error-Code": code} if code else {}
-            self.reply(
-                {"error": text}, status, {**named, "X-Error-Message": text, **(headers or {})}
-            )
+            error_headers: dict[str, str] = {}
+            if code:
+                error_headers["X-Error-Code"] = code
+            error_headers["X-Error-Message"] = text
+            error_headers |= headers or {}
+            self.reply({"error": text}, status, error_headers)
 
         def reply(
             self, content: Any, status: int = 200, headers: dict[str, str] | None = None
         ) -> None:
             """Send a JSON answer."""
             data = json.dumps(content).encode()
-            about = {"Content-Type": "application/json", "Content-Length": str(len(data))}
-            self.begin(status, about | (headers or {}))
+            json_headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            self.begin(status, json_headers | (headers or {}))
             if self.command != "HEAD":
                 self.wfile.write(data)
 
@@ -321,6 +354,17 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
     return Handler
+
+
+def siblings(files: Mapping[str, bytes], *, with_sizes: bool) -> list[dict[str, Any]]:
+    """Return all files of a repository in the words of the hub's model info."""
+    entries = []
+    for path, data in files.items():
+        facts: dict[str, Any] = {"rfilename": path}
+        if with_sizes:
+            facts |= {"size": len(data), "blobId": git_oid(data)}
+        entries.append(facts)
+    return entries
 
 
 LOOP = """
@@ -343,7 +387,8 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 
 def spec(**keys):
-    return parse_data_spec({"tokenizer_dir": "t", "eval_stride": 2, "eval_len": 4, **keys}, pathlib.Path("d.json"))
+    base = {"tokenizer_dir": "t", "eval_stride": 2, "eval_len": 4}
+    return parse_data_spec({**base, **keys}, pathlib.Path("d.json"))
 
 class Watch:
     def __init__(self): self.total, self.done, self.said = 0, 0, []
@@ -356,16 +401,18 @@ class Watch:
 def copy(screen: int, file: int) -> None:
     """Copy the output on a terminal into a file, until the terminal's program ends."""
     with suppress(OSError):
-        while data := os.read(screen, 65536):
+        data = os.read(screen, 65536)
+        while data:
             os.write(file, data)
+            data = os.read(screen, 65536)
 
 
 class Client:
-    """A process with its own cache in ``home`` that uses the hub as a user's process does; a
-    context manager.
+    """A process that uses the hub as a user's process does, with its own cache in ``home``.
 
-    One process runs many snippets, because importing the clients takes seconds.  ``said`` has its
-    standard error; ``terminal``: standard error is a terminal, so that progress bars are drawn.
+    It is a context manager.  One process runs many snippets, because importing the clients takes
+    seconds.  ``said`` has its standard error; ``terminal``: standard error is a terminal, so that
+    progress bars are drawn.
     """
 
     def __init__(self, hub: Hub, home: Path, *, terminal: bool = False, **variables: str) -> None:
@@ -374,9 +421,9 @@ class Client:
         home.mkdir(parents=True, exist_ok=True)
         stderr = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         if terminal:
-            screen, there = pty.openpty()
+            screen, program_end = pty.openpty()
             threading.Thread(target=copy, args=(screen, stderr), daemon=True).start()
-            stderr = there
+            stderr = program_end
         self.process = subprocess.Popen(
             [sys.executable, "-c", LOOP],
             stdin=subprocess.PIPE,
@@ -393,7 +440,8 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # a normal exit, with all modules of datasets, took 6 s
+        # Killed, because a normal exit, with all modules of datasets, took 6 s.
+        self.process.kill()
         self.process.wait()
 
     def answer(self, code: str) -> dict[str, Any]:
@@ -404,8 +452,8 @@ class Client:
         print(json.dumps(code), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         assert line, self.said.read_text()
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def run(self, code: str) -> Any:
         """Run some lines of Python; return the ``value`` that they set."""

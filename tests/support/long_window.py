@@ -1,8 +1,8 @@
-"""The memory that scoring a toy's window takes, in a separate process: ``python -m
-tests.support.long_window ...``.
+"""The memory that scoring a toy's window takes, in a separate process.
 
-The window is recorded as a reference and compared with it by one thread, in chunks much smaller
-than compare_q's own, so that a small model behaves like a large one.
+``python -m tests.support.long_window LOAD_FN MODEL TOKENS`` prints it.  The window is recorded as a
+reference and compared with it by one thread, in chunks much smaller than compare_q's own, so that a
+small model behaves like a large one.
 """
 
 from __future__ import annotations
@@ -26,40 +26,44 @@ from compare_q.backends.reference import comparison, store
 from tests.support import ROOT
 from tests.support.toy import planned
 
-VOCAB, SHORT, LONG = 16_384, 512, 4_096
+VOCAB = 16_384
+SHORT = 512
+LONG = 4_096
 LOGITS = (LONG - SHORT) * VOCAB * 4
 """Additional bytes of the long window's logits, compared with the short window: 235 MB in float32.
 """
 
 
 def growth(load_fn: str, model: Path) -> int:
-    """Return the difference in peak memory (bytes) between a process with the long window and one
-    with the short.
-    """
-    command = [sys.executable, "-m", __name__, load_fn, str(model)]
-    short, long = (
-        int(
-            subprocess.run(
-                [*command, str(length)], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
-            ).stdout
-        )
-        for length in (SHORT, LONG)
-    )
-    return long - short
+    """Return how many bytes more the peak memory is with the long window than with the short."""
+    return peak_memory(load_fn, model, LONG) - peak_memory(load_fn, model, SHORT)
+
+
+def peak_memory(load_fn: str, model: Path, length: int) -> int:
+    """Return the peak memory (bytes) of a process that scores a window of this length."""
+    command = [sys.executable, "-m", __name__, load_fn, str(model), str(length)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True)
+    return int(ended.stdout)
 
 
 def main(load_fn: str, model: str, tokens: str) -> None:
-    logits_engine.PIECE_ELEMENTS = hf.PIECE_ELEMENTS = comparison.CHUNK_ELEMENTS = 1 << 21
-    comparison.PIECE_BYTES, comparison.AHEAD_BYTES = 1 << 22, 1 << 23
+    """Score a window, and print the peak memory of this process."""
+    logits_engine.PIECE_ELEMENTS = 1 << 21
+    hf.PIECE_ELEMENTS = 1 << 21
+    comparison.CHUNK_ELEMENTS = 1 << 21
+    comparison.PIECE_BYTES = 1 << 22
+    comparison.AHEAD_BYTES = 1 << 23
     torch.set_num_threads(1)
-    engine_class, length = backends.resolve(load_fn, None)[1], int(tokens)
-    options: dict[str, Any] = {"dtype": "float32"} if load_fn == "transformers" else {}
+    engine_class = backends.resolve(load_fn, None)[1]
+    length = int(tokens)
+    options: dict[str, Any] = {}
+    if load_fn == "transformers":
+        options["dtype"] = "float32"
     engine = engine_class(planned("toy", load_fn, model, length, options))
     assert isinstance(engine, LogitsEngine)
     engine.load()
-    window = Window.scored_from(
-        0, np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
-    )
+    token_ids = np.random.default_rng(0).integers(0, VOCAB, length).astype(np.int32)
+    window = Window.scored_from(0, token_ids)
     with tempfile.TemporaryDirectory() as name:
         list(engine.score([window], ScoreRequest(record=Path(name))))
         store.seal(Path(name), {}, [window.digest])

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from compare_q.backends.common import storage
 from compare_q.backends.reference import pack_files, store
 from compare_q.eval.cli import main
-from compare_q.eval.text import text_tokens
+from compare_q.eval.text import stored_tokens
 from tests.support.fake_engine import digests_asked
 from tests.support.stores import replace_window
 from tests.support.toy import (
@@ -108,7 +108,7 @@ def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(
     save_file({**arrays, "top_id": arrays["top_id"].reshape(shape)}, file, metadata)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert text_tokens.of_pack(copy).top_id == arrays["top_id"]
+        assert stored_tokens.tokens_of_pack(copy).top_id == arrays["top_id"]
 
 
 def test_rows_equal_those_of_the_run_with_the_model(

@@ -35,21 +35,15 @@ def test_key_follows_content_and_not_order() -> None:
     assert len(first) == 40
     assert Cache.key("scores", {"b": {"d": None, "c": [1, 2]}, "a": 1}) == first
     changes = ({"a": 2}, {"a": "1"}, {"b": {"c": [2, 1], "d": None}}, {"b": {"c": [1, 2]}})
-    assert (
-        len(
-            {
-                first,
-                Cache.key("tokens", one),
-                *(Cache.key("scores", one | change) for change in changes),
-            }
-        )
-        == 6
-    )
+    keys = {first, Cache.key("tokens", one)}
+    keys |= {Cache.key("scores", one | change) for change in changes}
+    assert len(keys) == 6
 
 
 def test_clear_removes_one_entry(tmp_path: Path) -> None:
     """Tokens, scores and a reference (even with a damaged manifest) are removed; logs are kept."""
-    cache, other = Cache(tmp_path), "1" * 40
+    cache = Cache(tmp_path)
+    other = "1" * 40
     cache.check_writable()
     windows = random_windows(2)
     for key in (KEY, other):
@@ -65,15 +59,15 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
         cache.clear(section, KEY)  # a missing entry is accepted
     gone = {name for name in before if KEY in name}
     assert len(gone) == 1 + 2 + 4
-    assert set(files(tmp_path)) == set(before) - gone | {
-        f"logs/label.{key}.log" for key in (KEY, other)
-    }
+    logs = {f"logs/label.{key}.log" for key in (KEY, other)}
+    assert set(files(tmp_path)) == set(before) - gone | logs
     assert not cache.path("scores", KEY, "").exists()
 
 
 def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
     """A user's files in an entry's folder are kept, and so are links and their targets."""
-    cache, outside = Cache(tmp_path / "cache"), tmp_path / "outside"
+    cache = Cache(tmp_path / "cache")
+    outside = tmp_path / "outside"
     store = state_store(outside).path
     cache.check_writable()
     for section in ("scores", "references"):
@@ -95,66 +89,57 @@ def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
 def test_a_cache_that_may_only_be_read_serves_what_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read-only cache uses no lock files and no marks of use, because these would have to be
-    written.
-    """
+    """A read-only cache has no lock files and no marks of use, which would have to be written."""
     with Cache(tmp_path).write("tokens", KEY, ".npz") as file:
         file.write_bytes(b"tokens")
     before = files(tmp_path)
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: mode == os.R_OK
-    )  # because root may write everywhere
+    # Root may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)
     cache = Cache(tmp_path)
     cache.use("tokens", KEY)
     file = cache.path("tokens", KEY, ".lock")
     with cache.locked([file], lambda: None), cache.locked([file], lambda: None):
         assert cache.path("tokens", KEY, ".npz").read_bytes() == b"tokens"
-    assert (
-        refusal(cache.check_writable)
-        == f"--cache-dir: {tmp_path}: cannot be written: it may only be read"
-    )
+    reason = "cannot be written: it may only be read"
+    assert refusal(cache.check_writable) == f"--cache-dir: {tmp_path}: {reason}"
     assert cache.used_by_runs() == set()
     assert files(tmp_path) == before
 
 
 def test_temporary_entries_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
-    """Entries that the run found, and those that another run uses, stay; so do those of a run that
-    still runs.
-    """
-    found, made, shared, ours = (letter * 40 for letter in "abcd")
+    """Entries from before the run, those that another run uses, and a running run's stay."""
+    earlier, temporary, shared, ours = (letter * 40 for letter in "abcd")
+    complete = state_store(tmp_path / "outside").path
+    cache = Cache(tmp_path / "cache")
+    cache.check_writable()
 
     def store(key: str) -> Path:
         folder = cache.path("references", key, "")
-        shutil.copytree(whole, folder)
+        shutil.copytree(complete, folder)
         return folder
 
-    whole = state_store(tmp_path / "outside").path
-    cache = Cache(tmp_path / "cache")
-    cache.check_writable()
     killed = Cache(cache.root)
-    left = [store(found)]
-    for key in (found, made, shared):
+    stay = [store(earlier)]
+    for key in (earlier, temporary, shared):
         killed.use("references", key, temporary=True)
-    left += [store(shared)]
-    gone = store(made)
+    stay.append(store(shared))
+    gone = store(temporary)
     cache.use("references", ours, temporary=True)
     cache.use("references", shared)
-    left += [store(ours)]
+    stay.append(store(ours))
     Cache(cache.root).check_writable()
     assert gone.exists()
     detached = killed.release.detach()  # type: ignore[attr-defined]
     os.close(detached[2][1])  # as the system does after a kill
     Cache(cache.root).check_writable()
     assert not gone.exists()
-    assert all(files(folder) for folder in left)
+    assert all(files(folder) for folder in stay)
     assert cache.used_by_runs() == {ours, shared}
 
 
 @pytest.mark.engine
 def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
-    """Temporary files, locks and marks of a killed process are removed; those of a running process
-    are kept.
-    """
+    """Temporary files, locks and marks of a killed process are removed, not a running one's."""
     code = (
         "import os, signal, sys, pathlib\n"
         "from compare_q.eval.common.cache import Cache\n"
@@ -174,22 +159,20 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
         assert writer.stdout is not None
         assert writer.stdin is not None
         assert writer.stdout.readline() == "writing\n"
-        there = files(tmp_path)
-        assert len(there) == 3
+        before = files(tmp_path)
+        assert len(before) == 3
         Cache(tmp_path).check_writable()
-        assert files(tmp_path) == there
+        assert files(tmp_path) == before
         writer.stdin.write("\n")
         writer.stdin.flush()
         assert writer.wait() == -signal.SIGKILL
-    assert files(tmp_path) == there
+    assert files(tmp_path) == before
     Cache(tmp_path).check_writable()
     assert files(tmp_path) == {}
 
 
 def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go; a log that runs have appended too much to begins anew; those of running models
-    stay.
-    """
+    """The oldest go, but not those of running models; a log that is too long begins anew."""
     monkeypatch.setattr(cache_module, "LARGEST_LOG", 100)
     monkeypatch.setattr(cache_module, "ALL_LOGS", 250)
     keys = [str(number) * 40 for number in range(5)]
@@ -199,8 +182,8 @@ def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         log.write_bytes(b"x" * 100)
         os.utime(log, (number, number))
         logs.append(log)
-    own = tmp_path / "logs" / "mine.txt"
-    own.write_bytes(b"x" * 1000)
+    users_file = tmp_path / "logs" / "mine.txt"
+    users_file.write_bytes(b"x" * 1000)
     assert [log.exists() for log in logs] == [False, False, True, True, True]
     other = Cache(tmp_path)
     other.use("scores", keys[2])
@@ -211,4 +194,4 @@ def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cache.log_file("label", "a" * 40).stat().st_size == 101  # another worker of the same run
     assert not Cache(tmp_path).log_file("label", "a" * 40).exists()
     assert logs[2].exists()
-    assert own.exists()
+    assert users_file.exists()

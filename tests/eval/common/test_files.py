@@ -1,4 +1,4 @@
-"""Outputs: regular files are replaced; links, pipes and devices are kept and receive the content."""
+"""Outputs: regular files are replaced; links, pipes and devices receive the content."""
 
 from __future__ import annotations
 

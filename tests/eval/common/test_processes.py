@@ -1,6 +1,4 @@
-"""A function in a separate process: its result, progress and errors arrive here; its prints are
-discarded.
-"""
+"""A function in a separate process: its result, progress and errors arrive; its prints do not."""
 
 from __future__ import annotations
 
@@ -30,40 +28,36 @@ def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
     """Progress is shown as if the function ran here; its prints are not shown."""
-    found = run(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
-    assert found["words"] == ["ä", "\ud800", None]
-    assert (found["process"] != os.getpid(), found["nested"]) == (True, found["process"])
+    result = run(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
+    assert result["words"] == ["ä", "\ud800", None]
+    assert result["process"] != os.getpid()
+    assert result["nested"] == result["process"]
     out, err = capfd.readouterr()
-    said = [re.sub(r"[\d.]+ s$", "0 s", line) for line in err.splitlines()]
-    assert (out, said) == ("", ["half way", "counting: 30000 rows in 0 s", "waiting: 0 s", "done"])
+    assert out == ""
+    lines = [re.sub(r"[\d.]+ s$", "0 s", line) for line in err.splitlines()]
+    assert lines == ["half way", "counting: 30000 rows in 0 s", "waiting: 0 s", "done"]
 
 
 def test_errors_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An InputError has the same text as in this process, a bug names the function; both without
-    traceback.
+    """An InputError has the same text as in this process, a bug names the function.
+
+    Both are without traceback.
     """
-    assert (
-        refusal(run, functions.refuse, "refusing", reason="path: x: no such file")
-        == "path: x: no such file"
-    )
-    assert refusal(run, functions.read, "reading", file=str(tmp_path)).startswith(
-        "IsADirectoryError: [Errno 21] "
-    )
+    reason = "path: x: no such file"
+    assert refusal(run, functions.refuse, "refusing", reason=reason) == reason
+    message = refusal(run, functions.read, "reading", file=str(tmp_path))
+    assert message.startswith("IsADirectoryError: [Errno 21] ")
     assert refusal(run, functions.divide, "dividing") == "ZeroDivisionError: division by zero"
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_process_that_dies_is_one_line() -> None:
-    for number, gold in (
-        (
-            signal.SIGKILL,
-            "was ended by SIGKILL, as the system does when memory is full: the last words",
-        ),
-        (signal.SIGABRT, "was ended by SIGABRT: Fatal Python error: Aborted"),
-        (0, "ended with status 7: the last words"),
-    ):
-        said = refusal(run, functions.die, "tokenizing x", number=int(number))
-        assert said == f"tokenizing x: its worker {gold}"
+    killed = "was ended by SIGKILL, as the system does when memory is full: the last words"
+    aborted = "was ended by SIGABRT: Fatal Python error: Aborted"
+    exited = "ended with status 7: the last words"
+    for number, gold in ((signal.SIGKILL, killed), (signal.SIGABRT, aborted), (0, exited)):
+        message = refusal(run, functions.die, "tokenizing x", number=int(number))
+        assert message == f"tokenizing x: its worker {gold}"
 
 
 def test_one_endless_step_is_ended_by_its_limit() -> None:

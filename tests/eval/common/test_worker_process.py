@@ -60,9 +60,7 @@ def test_each_installation_has_a_link_of_its_own(
 def test_a_worker_that_cannot_be_started_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link to the code for another Python, or the log, cannot be written; or the Python does
-    not exist.
-    """
+    """The link to the code or the log cannot be written, or the Python does not exist."""
     monkeypatch.setattr(
         processes,
         "compare_q",
@@ -102,7 +100,8 @@ def test_a_worker_with_other_code_is_refused(
     finally:
         worker.close()
     assert str(refused.value) == (
-        f"python: {sys.executable}: runs another compare_q, {copied}, than {CODE} was as this run began; start it "
+        f"python: {sys.executable}: runs another compare_q, {copied}, "
+        f"than {CODE} was as this run began; start it "
         "again if that was changed since; else uninstall the other one there, or run that"
     )
 

@@ -445,7 +445,7 @@ def test_a_model_with_another_tokenizer(
     content = json.loads((same / "tokenizer.json").read_text())
     (same / "tokenizer.json").write_text(json.dumps(content, indent=7))
     assert (same / "tokenizer.json").read_bytes() != (stub_model / "tokenizer.json").read_bytes()
-    vocabulary.of_folder.cache_clear()
+    vocabulary.vocabulary_of_folder.cache_clear()
     ran = measured([stub(stub_model, "ref", reference=True), stub(same, "same")])
     assert ran.status == 0, ran.err
     assert abs(ran.models["same"]["kld"]) <= rounding_of_rows()

@@ -1,6 +1,4 @@
-"""Conversations: rows, and one line per malformed row; the scored tokens, compared with lists
-written by hand and with Transformers' own mask.
-"""
+"""Conversations: rows, malformed rows, and the scored tokens by hand and by Transformers' mask."""
 
 from __future__ import annotations
 
@@ -20,7 +18,13 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.specs.spec_types import DataSpec
-from compare_q.eval.text import conversations, text_tokens, text_windows, vocabulary
+from compare_q.eval.text import (
+    conversations,
+    text_tokens,
+    text_windows,
+    vocabulary,
+    windows_in_words,
+)
 from compare_q.eval.text.conversations import Conversation
 from compare_q.eval.text.text_tokens import Tokens
 from compare_q.eval.text.text_windows import TextWindows
@@ -30,7 +34,8 @@ from tests.support.toy import refusal
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 THINKING = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'assistant' and loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
+{%- if m.role == 'assistant' and loop.last -%}
+{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
 {{- m.content + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """A template that keeps only the last turn's reasoning, as Qwen3's does."""
@@ -59,9 +64,10 @@ def rows_of(file: Path, **keys: Any) -> list[Conversation]:
 
 def tokenized(folder: Path, template: str, *rows: Any, **keys: Any) -> Tokens:
     write_lines(folder / "a.jsonl", *(rows or (WEATHER, SUMS, QUESTION)))
-    tokenizer, wanted = save_chat_tokenizer(folder / "tokenizer", template), spec(folder, **keys)
+    tokenizer = save_chat_tokenizer(folder / "tokenizer", template)
+    data = spec(folder, **keys)
     progress = Progress(quiet=True)
-    return conversations.tokenize(conversations.read(wanted, progress), tokenizer, wanted, progress)
+    return conversations.tokenize(conversations.read(data, progress), tokenizer, data, progress)
 
 
 def built(folder: Path, **keys: Any) -> TextWindows:
@@ -80,17 +86,15 @@ def test_a_tool_call_from_lines_and_from_parquet_is_the_same(tmp_path: Path) -> 
         "id": [1, 2],
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), table)
-    one, other = rows_of(lines), rows_of(table)
-    assert [(each.messages, each.tools) for each in one] == [
-        (each.messages, each.tools) for each in other
-    ]
-    assert one[0].messages[1] == {
-        "role": "assistant",
-        "tool_calls": [CALL],
-    }  # its arguments were JSON in a string
-    assert one[0].tools == tuple(WEATHER["tools"])
-    assert one[1] == Conversation((ASK,), (), f"path: {lines}: line 2")
-    assert other[1].where == f"path: {table}: row 2"
+    of_lines = rows_of(lines)
+    of_table = rows_of(table)
+    for one, other in zip(of_lines, of_table, strict=True):
+        assert (one.messages, one.tools) == (other.messages, other.tools)
+    # The call's arguments were JSON in a string.
+    assert of_lines[0].messages[1] == {"role": "assistant", "tool_calls": [CALL]}
+    assert of_lines[0].tools == tuple(WEATHER["tools"])
+    assert of_lines[1] == Conversation((ASK,), (), f"path: {lines}: line 2")
+    assert of_table[1].where == f"path: {table}: row 2"
 
 
 def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
@@ -104,7 +108,8 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
         {"conversations": [], "talk": []},
     )
     assert rows_of(file)[0].messages == (ASK, {"role": "assistant", "content": "Hi", "weight": 1})
-    assert [each.messages for each in rows_of(file, text_column="talk")] == [(ASK,), ()]
+    with_column = rows_of(file, text_column="talk")
+    assert [conversation.messages for conversation in with_column] == [(ASK,), ()]
     assert len(rows_of(file, max_text_rows=1)) == 1
     assert rows_of(file, max_text_rows=10**39) == rows_of(file)
 
@@ -129,8 +134,11 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
 )
 def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"messages": [ASK]})
+    line = row
+    if not isinstance(row, str):
+        line = json.dumps(row)
     with file.open("a") as stream:
-        stream.write(row if isinstance(row, str) else json.dumps(row))
+        stream.write(line)
     message = refusal(rows_of, file)
     assert message.startswith(f"path: {file}: line 2: ")
     assert gold in message
@@ -144,49 +152,53 @@ SCORED = [
 ]
 
 
-def scored_texts(folder: Path, found: Tokens) -> list[str]:
-    """Return each run of scored tokens as text, across documents (no document here begins with a
-    scored token).
+def scored_texts(folder: Path, tokens: Tokens) -> list[str]:
+    """Return each run of scored tokens as text, across documents.
+
+    No document here begins with a scored token.
     """
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
-    edges = np.flatnonzero(
-        np.diff(np.concatenate(([False], found.chat.scored, [False])).astype(int))
-    )
-    return [tokenizer.decode(found.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
+    padded = np.concatenate(([False], tokens.chat.scored, [False])).astype(int)
+    edges = np.flatnonzero(np.diff(padded))
+    return [tokenizer.decode(tokens.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
 
 
 def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
-    """Scored: the assistant's content, calls and ends of turns.  Not scored: headers, other roles,
-    a turn's newline.
+    """Scored: the assistant's content, calls and ends of turns.
+
+    Not scored: headers, other roles, a turn's newline.
     """
-    marked, unmarked = tokenized(tmp_path / "a", MARKED), tokenized(tmp_path / "b", UNMARKED)
-    assert (marked.chat.found_by, marked.chat.across) == ("generation mask", 0)
-    assert (unmarked.chat.found_by, unmarked.chat.across) == ("rendered prefixes", 0)
+    marked = tokenized(tmp_path / "a", MARKED)
+    unmarked = tokenized(tmp_path / "b", UNMARKED)
+    assert (marked.chat.turn_method, marked.chat.tokens_beyond_turns) == ("generation mask", 0)
+    assert unmarked.chat.turn_method == "rendered prefixes"
+    assert unmarked.chat.tokens_beyond_turns == 0
     assert scored_texts(tmp_path / "a", marked) == SCORED
     np.testing.assert_array_equal(marked.ids, unmarked.ids)
     np.testing.assert_array_equal(marked.chat.scored, unmarked.chat.scored)
     assert marked.chat.template != unmarked.chat.template
     tokenizer = vocabulary.load_tokenizer(tmp_path / "a" / "tokenizer", trust_remote_code=False)
-    mask, ids = [], []
-    for talk in conversations.read(spec(tmp_path / "a"), Progress(quiet=True)):
-        own = tokenizer.apply_chat_template(
-            list(talk.messages),
-            tools=list(talk.tools) or None,
+    mask = []
+    ids = []
+    for conversation in conversations.read(spec(tmp_path / "a"), Progress(quiet=True)):
+        encoded = tokenizer.apply_chat_template(
+            list(conversation.messages),
+            tools=list(conversation.tools) or None,
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-        if any(own["assistant_masks"]):  # without an answer, no token is scored
-            mask += own["assistant_masks"]
-            ids += own["input_ids"]
+        if any(encoded["assistant_masks"]):  # without an answer, no token is scored
+            mask += encoded["assistant_masks"]
+            ids += encoded["input_ids"]
     assert marked.ids.tolist() == ids
-    assert marked.chat.scored.tolist() == [bool(each) for each in mask]
+    assert marked.chat.scored.tolist() == [bool(number) for number in mask]
 
 
 def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     both = tokenized(tmp_path, MARKED, SUMS, score_roles=["user", "assistant"])
-    assert both.chat.found_by == "rendered prefixes"
-    asked = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
-    assert scored_texts(tmp_path, both) == [asked[0], SCORED[2], asked[1], SCORED[3]]
+    assert both.chat.turn_method == "rendered prefixes"
+    questions = ["2+2?<|im_end|>", "And 3+3?<|im_end|>"]
+    assert scored_texts(tmp_path, both) == [questions[0], SCORED[2], questions[1], SCORED[3]]
     last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
     assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
     longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
@@ -195,25 +207,26 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     )
 
 
-def texts_by_role(folder: Path, found: Tokens) -> list[tuple[str, str]]:
+def texts_by_role(folder: Path, tokens: Tokens) -> list[tuple[str, str]]:
     """Return (role, text) of each run of tokens of one role."""
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
-    edges = [0, *(np.flatnonzero(np.diff(found.chat.roles)) + 1), len(found.ids)]
-    pairs = itertools.pairwise(edges)
-    return [
-        (found.chat.role_names[found.chat.roles[begin]], tokenizer.decode(found.ids[begin:end]))
-        for begin, end in pairs
-        if found.chat.roles[begin] != -1
-    ]
+    edges = [0, *(np.flatnonzero(np.diff(tokens.chat.roles)) + 1), len(tokens.ids)]
+    texts = []
+    for begin, end in itertools.pairwise(edges):
+        role = tokens.chat.roles[begin]
+        if role != -1:
+            name = tokens.chat.role_names[role]
+            texts.append((name, tokenizer.decode(tokens.ids[begin:end])))
+    return texts
 
 
 def test_each_scored_token_has_the_role_of_its_message(tmp_path: Path) -> None:
     one = tokenized(tmp_path / "a", MARKED)
-    assert (one.chat.found_by, one.chat.role_names) == ("generation mask", ("assistant",))
+    assert (one.chat.turn_method, one.chat.role_names) == ("generation mask", ("assistant",))
     assert texts_by_role(tmp_path / "a", one) == [("assistant", text) for text in SCORED]
-    wanted = ["user", "tool", "assistant", "user"]
-    several = tokenized(tmp_path / "b", MARKED, WEATHER, score_roles=wanted)
-    assert several.chat.found_by == "rendered prefixes"
+    roles = ["user", "tool", "assistant", "user"]
+    several = tokenized(tmp_path / "b", MARKED, WEATHER, score_roles=roles)
+    assert several.chat.turn_method == "rendered prefixes"
     assert several.chat.role_names == ("assistant", "tool", "user")
     assert several.chat.roles.dtype == np.int8
     assert texts_by_role(tmp_path / "b", several) == [
@@ -227,9 +240,9 @@ def test_each_scored_token_has_the_role_of_its_message(tmp_path: Path) -> None:
 def test_a_token_of_two_turns_belongs_to_the_first() -> None:
     turns = [conversations.Turn(2, 5, "user"), conversations.Turn(5, 9, "assistant")]
     offsets = [(0, 2), (1, 3), (3, 4), (4, 6), (6, 6), (6, 9), (9, 12)]
-    roles, across = conversations.roles_in(turns, offsets, ("assistant", "user"))
+    roles, n_beyond = conversations.roles_in(turns, offsets, ("assistant", "user"))
     assert roles.tolist() == [-1, 1, 1, 1, 0, 0, -1]
-    assert across == 3  # (1, 3) once, (4, 6) in both turns
+    assert n_beyond == 3  # (1, 3) once, (4, 6) in both turns
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
@@ -273,16 +286,12 @@ def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any,
 
 def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
     endless = "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3
-    folder, talk = (
-        save_chat_tokenizer(tmp_path / "tokenizer", endless),
-        conversations.Conversation((), (), "row 1"),
-    )
+    folder = save_chat_tokenizer(tmp_path / "tokenizer", endless)
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
-    for render in (
-        lambda: text_tokens.chat_prefix(tokenizer, 0.2),
-        lambda: conversations.Template(tokenizer, {}, 0.2).rendered([], talk),
-    ):
-        assert "did not end within 0.2 s" in refusal(render)
+    template = conversations.Template(tokenizer, {}, 0.2)
+    reason = "did not end within 0.2 s"
+    assert reason in refusal(text_tokens.chat_prefix, tokenizer, 0.2)
+    assert reason in refusal(template.render, [], conversations.Conversation((), (), "row 1"))
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
@@ -292,29 +301,28 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     data = built(tmp_path)
     again = built(tmp_path)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 1
-    assert (again.digest, again.series, again.documents) == (
+    assert (again.digest, again.text_digest, again.documents) == (
         data.digest,
-        data.series,
+        data.text_digest,
         data.documents,
     )
     plain = vocabulary.plain_tokens(
         vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
     )
     assert data.vocabulary == vocabulary.digest(plain)  # as of a text without conversations
-    assert {257, 258} <= data.seen < {*range(259)}
+    assert {257, 258} <= data.ids_in_chats < {*range(259)}
     assert data.starts == data.documents.begins == (0, 220)
-    template = hashlib.sha256(
-        "\0".join((MARKED, MARKED)).encode()
-    ).hexdigest()  # without tools, and with
+    # The template without tools, and with.
+    template = hashlib.sha256("\0".join((MARKED, MARKED)).encode()).hexdigest()
     assert [window.spans for window in data.windows] == [
         ((114, 178), (201, 219)),
         ((42, 44), (72, 81)),
     ]
     subtitle = "a, 2 conversations, 93 scored tokens of the assistant"
-    assert text_windows.subtitle(data) == subtitle
-    assert data.text_size[0] == sum(len(each.encode()) for each in SCORED)
-    assert text_windows.data_json(data)["method"] == "chat"
-    assert text_windows.data_json(data)["conversations"] == {
+    assert windows_in_words.subtitle(data) == subtitle
+    assert data.text_size[0] == sum(len(text.encode()) for text in SCORED)
+    assert windows_in_words.data_json(data)["method"] == "chat"
+    assert windows_in_words.data_json(data)["conversations"] == {
         "conversations": 3,
         "scored": 2,
         "without_scored_tokens": 1,
@@ -327,7 +335,8 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
 
 def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", WEATHER, SUMS)
-    folder, digests = save_chat_tokenizer(tmp_path / "tokenizer", MARKED), set()
+    folder = save_chat_tokenizer(tmp_path / "tokenizer", MARKED)
+    digests = set()
     for keys in (
         {},
         {"score_roles": ["user"]},
@@ -335,12 +344,12 @@ def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
         {"chat_template_kwargs": {"bos_token": "b"}},
     ):
         digests.add(built(tmp_path, **keys).digest)
-    assert (
-        len(digests) == 3
-    )  # a variable that the template does not use changes the key, and no token
+    # A variable that the template does not use changes the key, and no token.
+    assert len(digests) == 3
     (folder / "chat_template.jinja").write_text(UNMARKED.replace("im_start", "im_end"))
     digests.add(built(tmp_path).digest)
-    assert (len(digests), len(list((tmp_path / "cache" / "tokens").glob("*.npz")))) == (4, 5)
+    assert len(digests) == 4
+    assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 5
 
 
 @pytest.mark.parametrize(
@@ -366,7 +375,8 @@ def test_long_conversations(
     assert (len(data.windows), data.n_scored) == (count, scored)
     assert [len(window.token_ids) for window in data.windows] == lengths
     assert list(data.documents.begins) == begins
-    whole = np.concatenate(
-        [data.text_index(np.full(w.n_scored, w.index), w.positions) for w in data.windows]
-    )
-    assert len(set(whole.tolist())) == scored  # no token twice
+    indices = []
+    for window in data.windows:
+        numbers = np.full(window.n_scored, window.index)
+        indices += data.text_index(numbers, window.positions).tolist()
+    assert len(set(indices)) == scored  # no token twice

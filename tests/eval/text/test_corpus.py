@@ -1,6 +1,4 @@
-"""Local data sets and files -> text, with the real ``datasets``; data sets of the hub are in
-test_hub_datasets.py.
-"""
+"""Local data sets and files -> text, with the real ``datasets`` (hub: test_hub_datasets.py)."""
 
 from __future__ import annotations
 
@@ -33,14 +31,15 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(folder: Path = Path(), **keys: Any) -> DataSpec:
-    stride = {"eval_stride": 2} if keys.get("method", "exllamav3") == "exllamav3" else {}
-    base = {"tokenizer_dir": "t", "dataset": "text", "eval_len": 4}
-    return parse_data_spec({**base, **stride, **keys}, folder / "d.json")
+    base: dict[str, Any] = {"tokenizer_dir": "t", "dataset": "text", "eval_len": 4}
+    if keys.get("method", "exllamav3") == "exllamav3":
+        base["eval_stride"] = 2
+    return parse_data_spec({**base, **keys}, folder / "d.json")
 
 
 def text(**keys: Any) -> str:
-    (found,) = corpus.load_texts(spec(**keys), PROGRESS)
-    return found
+    (only_text,) = corpus.load_texts(spec(**keys), PROGRESS)
+    return only_text
 
 
 def refusal(**keys: Any) -> str:
@@ -87,10 +86,15 @@ ROWS = ["", "a", " \n", "b\n", None, " c"]
 def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: Path) -> None:
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n\n".join(json.dumps({"text": row}) for row in ROWS))
-    files = [parquet(tmp_path / "a.parquet", text=ROWS), lines]
-    for source in (local(tmp_path / "b.parquet", ROWS), *({"path": str(file)} for file in files)):
-        wanted = spec(**source, method=method, max_text_rows=limit)
-        assert corpus.load_texts(wanted, PROGRESS) == gold
+    table = parquet(tmp_path / "a.parquet", text=ROWS)
+    sources = (
+        local(tmp_path / "b.parquet", ROWS),
+        {"path": str(table)},
+        {"path": str(lines)},
+    )
+    for source in sources:
+        data = spec(**source, method=method, max_text_rows=limit)
+        assert corpus.load_texts(data, PROGRESS) == gold
 
 
 @pytest.mark.usefixtures("offline")
@@ -118,25 +122,17 @@ def test_local_data_set_through_the_real_library(
     [
         ("a\n\nb ", "a\n\nb ", "a\n\nb "),
         ("\ufeffé\u2028ß", "\ufeffé\u2028ß", "\ufeffé\u2028ß"),  # a byte order mark is text
-        (
-            "a\r\nb\rc\n\n",
-            "a\nb\nc\n\n",
-            "a\r\nb\rc\n",
-        ),  # llama-perplexity reads bytes, and drops a last newline
+        # llama-perplexity reads bytes, and drops a last newline.
+        ("a\r\nb\rc\n\n", "a\nb\nc\n\n", "a\r\nb\rc\n"),
     ],
 )
 def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> None:
-    """The text is unchanged, except for line ends: a copy with Windows line ends gives the same
-    scores.
-    """
+    """Only line ends are changed: a copy with Windows line ends gives the same scores."""
     (tmp_path / "a.txt").write_bytes(content.encode())
-    found = [
-        corpus.load_texts(
-            spec(tmp_path, path="a.txt", method=method), PROGRESS
-        )  # relative to the spec's folder
-        for method in ("exllamav3", "gptq", "lm_eval", "llamacpp")
-    ]
-    assert found == [[gold], [gold], [gold], [llamacpp]]
+    expected = {"exllamav3": gold, "gptq": gold, "lm_eval": gold, "llamacpp": llamacpp}
+    for method, expected_text in expected.items():
+        data = spec(tmp_path, path="a.txt", method=method)  # relative to the spec's folder
+        assert corpus.load_texts(data, PROGRESS) == [expected_text]
 
 
 @pytest.mark.parametrize("line", ['{"text": "b"', '["text"]', '{"body": "b"}'])
@@ -159,52 +155,53 @@ def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     ],
 )
 def test_pickles_are_refused_before_they_are_read(keys: dict[str, Any]) -> None:
-    assert "pickle" in refusal_of(corpus.identity, spec(**keys))
-    assert corpus.identity(
-        spec(**{**keys, "dataset_path": "text", "dataset_data_files": "x.pt"})
-    )  # Portuguese
+    assert "pickle" in refusal_of(corpus.text_identity, spec(**keys))
+    portuguese = {**keys, "dataset_path": "text", "dataset_data_files": "x.pt"}
+    assert corpus.text_identity(spec(**portuguese))
 
 
 def test_a_secret_in_a_url_is_no_part_of_the_identity() -> None:
-    files = (
-        f"https://{user}host/x.json?token={key}" for user, key in (("me:a@", "b"), ("you:c@", "d"))
+    one, other, redacted = (
+        corpus.text_identity(spec(dataset="json", dataset_data_files=file))
+        for file in (
+            "https://me:a@host/x.json?token=b",
+            "https://you:c@host/x.json?token=d",
+            "https://***@host/y.json?token=***",
+        )
     )
-    one, other = (corpus.identity(spec(dataset="json", dataset_data_files=file)) for file in files)
     assert one == other
-    assert one != corpus.identity(
-        spec(dataset="json", dataset_data_files="https://***@host/y.json?token=***")
-    )
+    assert one != redacted
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_identity_of_a_local_file_is_its_content(tmp_path: Path, name: str) -> None:
-    file, moved = tmp_path / name, tmp_path / "elsewhere" / f"b{name}"
+    file = tmp_path / name
+    moved = tmp_path / "elsewhere" / f"b{name}"
     file.write_text('{"text": "a"}')
-    first = corpus.identity(spec(path=str(file)))
+    first = corpus.text_identity(spec(path=str(file)))
     os.utime(file, (1, 1))
-    assert corpus.identity(spec(path=str(file))) == first
+    assert corpus.text_identity(spec(path=str(file))) == first
     moved.parent.mkdir()
     file.rename(moved)
-    assert corpus.identity(spec(path=str(moved))) == first
+    assert corpus.text_identity(spec(path=str(moved))) == first
     moved.write_text('{"text": "b"}')
-    assert corpus.identity(spec(path=str(moved))) != first
+    assert corpus.text_identity(spec(path=str(moved))) != first
 
 
 @pytest.mark.usefixtures("offline")
 def test_identity_of_a_local_data_set_follows_the_names_of_its_files(tmp_path: Path) -> None:
-    """A file's name decides its split: the test split is first the second of three files, and then
-    the third.
-    """
+    """A file's name decides its split: ``test`` is the second of three files, then the third."""
     folder = tmp_path / "rows"
     folder.mkdir()
     for name, count in (("a", 1), ("test", 2), ("train", 3)):
         numbered(folder / f"{name}.jsonl", count)
     keys = {"dataset": str(folder), "split": "test"}
-    before, identity = text(**keys), corpus.identity(spec(**keys))
+    before = text(**keys)
+    identity = corpus.text_identity(spec(**keys))
     (folder / "test.jsonl").rename(folder / "b.jsonl")
     (folder / "train.jsonl").rename(folder / "test.jsonl")
     assert (before, text(**keys)) == ("r0\n\nr1", "r0\n\nr1\n\nr2")
-    assert corpus.identity(spec(**keys)) != identity
+    assert corpus.text_identity(spec(**keys)) != identity
 
 
 @pytest.mark.parametrize(
@@ -222,6 +219,11 @@ def test_methods_say_which_form_of_a_text_they_have(
     method: str, path: str | None, gold: str
 ) -> None:
     """WikiText-2 has 304,978 Llama 2 tokens if rows are joined, and 301,948 as a file."""
-    keys = {"dataset": "text", "path": path} if path else {"dataset": "wiki2"}
+    keys = {"dataset": "wiki2"}
+    if path:
+        keys = {"dataset": "text", "path": path}
     notes = corpus.method_notes(spec(method=method, **keys))
-    assert (gold in "".join(notes)) if gold else not notes
+    if gold:
+        assert gold in "".join(notes)
+    else:
+        assert not notes

@@ -1,6 +1,4 @@
-"""Data sets of the hub: the real ``datasets`` and ``huggingface_hub`` with a stand-in
-(tests/support/hub.py).
-"""
+"""Data sets of the hub: the real ``datasets`` and a stand-in for the hub (tests/support/hub.py)."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ hub_datasets.fetch(one, Progress(quiet=True))
 value = corpus.load_rows(one, Progress(quiet=True))
 """
 TALKS = """
-from compare_q.eval.specs import reading
+from compare_q.eval.specs import spec_files
 from compare_q.eval.text import conversations
-found = conversations.read(reading.load_data_specs([pathlib.Path({file!r})])[0], Progress(quiet=True))
-value = [talk.messages for talk in found]
+(data,) = spec_files.load_data_specs([pathlib.Path({file!r})])
+value = [talk.messages for talk in conversations.read(data, Progress(quiet=True))]
 """
 WIKI2 = "wikitext-2-raw-v1"
 EIGHT = [f"en/c4-validation.{i:05d}-of-00008.json.gz" for i in range(8)]
-# name: repository, first row, number of rows, the requested data files
+# Name -> repository, first row, number of rows, the requested data files.
 KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
     "wiki2": (
         "Salesforce/wikitext",
@@ -38,12 +36,8 @@ KNOWN: dict[str, tuple[str, str, int, list[str]]] = {
         3,
         [f"{WIKI2}/test-00000-of-00001.parquet"],
     ),
-    "wikitext2": (
-        "Salesforce/wikitext",
-        " = wikitext-2-raw-v1 test = \n",
-        3,
-        [],
-    ),  # already in the cache
+    # Already in the cache.
+    "wikitext2": ("Salesforce/wikitext", " = wikitext-2-raw-v1 test = \n", 3, []),
     "code": (
         "code-search-net/code_search_net",
         "def test_0(): pass",
@@ -103,15 +97,17 @@ def refusal(client: Client, **keys: Any) -> str:
 
 
 def data_files(client: Client, path: str) -> list[str]:
-    """Return the data files that the last run of a client requested from a repository, without
-    metadata files.
-    """
-    mine = [each for each in client.asked if each.path.startswith(f"/datasets/{path}/resolve/")]
-    names = {
-        each.path.partition("/resolve/")[2].partition("/")[2] for each in mine if "." in each.path
-    }
-    about = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-    return sorted(name for name in names if name not in about and not name.endswith(".py"))
+    """Return the data files that the last run of a client requested from a repository."""
+    metadata_files = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+    names = set()
+    for request in client.asked:
+        prefix, _, revision_and_name = request.path.partition("/resolve/")
+        name = revision_and_name.partition("/")[2]
+        if prefix != f"/datasets/{path}" or "." not in request.path:
+            continue
+        if name not in metadata_files and not name.endswith(".py"):
+            names.add(name)
+    return sorted(names)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -191,8 +187,5 @@ def test_what_is_not_there_is_one_line(
     "keys", [{"dataset": "ptb", "split": "train"}, {"dataset": "c4"}, {"dataset": "org/other"}]
 )
 def test_without_a_hub_the_rest_is_one_line(keys: dict[str, Any], away: Client) -> None:
-    text = refusal(away, **keys)
-    assert (
-        "in the local cache, and http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
-        in text
-    )
+    reason = "http://127.0.0.1:1 cannot be reached ([Errno 111] Connection refused)"
+    assert f"in the local cache, and {reason}" in refusal(away, **keys)

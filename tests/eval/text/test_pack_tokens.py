@@ -1,6 +1,4 @@
-"""The tokens in a reference pack, which are untrusted: types and shapes are checked before they are
-used.
-"""
+"""The tokens in a reference pack are untrusted: types and shapes are checked before use."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from compare_q.backends.reference import pack_files
-from compare_q.eval.text import text_tokens
+from compare_q.eval.text import stored_tokens
 from compare_q.eval.text.text_tokens import Chat, Tokens
 from tests.support.toy import refusal
 
@@ -36,12 +34,12 @@ DEEP = "[" * 20_000 + "]" * 20_000
 
 
 def test_tokens_are_read_as_they_were_written(tmp_path: Path) -> None:
-    text_tokens.write_pack(tmp_path, TOKENS)
-    found = text_tokens.of_pack(tmp_path)
-    assert (found.n_bytes, found.source, found.lead, found.top_id) == (7, "s", None, 9)
-    np.testing.assert_array_equal(found.ids, IDS)
-    assert found.chat is not None
-    assert found.chat.role_names == ("assistant",)
+    stored_tokens.write_pack(tmp_path, TOKENS)
+    tokens = stored_tokens.tokens_of_pack(tmp_path)
+    assert (tokens.n_bytes, tokens.source, tokens.leading_token, tokens.top_id) == (7, "s", None, 9)
+    np.testing.assert_array_equal(tokens.ids, IDS)
+    assert tokens.chat is not None
+    assert tokens.chat.role_names == ("assistant",)
 
 
 def array(
@@ -53,9 +51,11 @@ def array(
     return change
 
 
-def text(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, str]], None]:
+def text(name: str, content: Any) -> Callable[[dict[str, Any], dict[str, str]], None]:
     def change(_: dict[str, Any], texts: dict[str, str]) -> None:
-        texts[name] = value if isinstance(value, str) else json.dumps(value)
+        texts[name] = content
+        if not isinstance(content, str):
+            texts[name] = json.dumps(content)
 
     return change
 
@@ -94,12 +94,10 @@ def text(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, str]], No
 def test_hostile_tokens_are_refused_in_one_line(
     tmp_path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]
 ) -> None:
-    text_tokens.write_pack(tmp_path, TOKENS)
+    stored_tokens.write_pack(tmp_path, TOKENS)
     arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS)
     change(arrays, texts)
-    save_file(
-        {name: np.array(value, order="C") for name, value in arrays.items()},
-        tmp_path / pack_files.TOKENS,
-        texts,
-    )
-    assert refusal(text_tokens.of_pack, tmp_path).startswith(f"{tmp_path / pack_files.TOKENS}: ")
+    file = tmp_path / pack_files.TOKENS
+    contiguous = {name: np.array(value, order="C") for name, value in arrays.items()}
+    save_file(contiguous, file, texts)
+    assert refusal(stored_tokens.tokens_of_pack, tmp_path).startswith(f"{file}: ")

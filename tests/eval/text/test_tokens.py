@@ -1,6 +1,4 @@
-"""Text -> tokens: the bytes of each token, the methods' additional tokens, and the check that a
-model and a text have equal ordinary tokens.
-"""
+"""Text -> tokens: their bytes, the methods' additional tokens, and the check of vocabularies."""
 
 from __future__ import annotations
 
@@ -20,7 +18,14 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.specs.spec_types import DataSpec
-from compare_q.eval.text import corpus, text_tokens, text_windows, vocabulary
+from compare_q.eval.text import (
+    corpus,
+    stored_tokens,
+    text_tokens,
+    text_windows,
+    tokens_cache,
+    vocabulary,
+)
 from compare_q.eval.text.text_tokens import Chat, Tokens
 from tests.support.flips import flips
 from tests.support.toy import refusal, save_toy_tokenizer
@@ -37,16 +42,18 @@ def spec(folder: Path, method: str = "exllamav3", **keys: Any) -> DataSpec:
         "eval_len": 4,
         "method": method,
     }
-    return parse_data_spec(
-        {**base, "eval_stride": 2 if method == "exllamav3" else None, **keys}, folder / "d.json"
-    )
+    stride = None
+    if method == "exllamav3":
+        stride = 2
+    return parse_data_spec({**base, "eval_stride": stride, **keys}, folder / "d.json")
 
 
 def tokenized(
     folder: Path, tokenizer: Path, text: str, method: str = "exllamav3", **keys: Any
 ) -> Tokens:
     (folder / "a.txt").write_text(text)
-    data, progress = spec(folder, method, **keys), Progress(quiet=True)
+    data = spec(folder, method, **keys)
+    progress = Progress(quiet=True)
     return text_tokens.tokenize(corpus.load_texts(data, progress), tokenizer, data, progress)
 
 
@@ -80,16 +87,15 @@ def same(content: dict[str, Any]) -> None:
 
 
 def toy_tokenizer(folder: Path, change: Change = same, **config: Any) -> Path:
-    """Write the toy tokenizer into a folder, with a changed tokenizer.json and additional keys in
-    its config.
-    """
+    """Write the toy tokenizer with a changed tokenizer.json, and more keys in its config."""
     folder.mkdir()
     save_toy_tokenizer(folder)
-    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | config))
+    config_file = folder / "tokenizer_config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | config))
     return folder
 
 
@@ -119,8 +125,8 @@ def test_a_tokenizer_without_end_is_stopped(tmp_path: Path) -> None:
     data = spec(tmp_path, trust_remote_code=True)
     for length, limit in ((10, 0.101), (5_000, 0.6)):
         text = "a" * length
-        said = refusal(text_tokens.tokenize, [text], folder, data, Progress(quiet=True), 0.1)
-        assert said == f"tokenizer_dir: tokenizing a did not end within {limit:g} s"
+        message = refusal(text_tokens.tokenize, [text], folder, data, Progress(quiet=True), 0.1)
+        assert message == f"tokenizer_dir: tokenizing a did not end within {limit:g} s"
 
 
 def metaspace(content: dict[str, Any]) -> None:
@@ -156,43 +162,33 @@ def test_tokens_are_those_of_tokenizer_json(
     differs: bool,
     loses: bool,
 ) -> None:
-    """Transformers chooses a class by the configs, and some classes replace the rules of the file
-    by their own.
-    """
+    """Transformers chooses a class by the configs; some classes replace the rules of the file."""
     from tokenizers import Tokenizer
 
     folder = toy_tokenizer(tmp_path / "t", change, tokenizer_class=tokenizer_class)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     text = "Two  words, 12345 and\n\nsome 'more' of them: \u00e9\u20ac\u6c49"
-    found = tokenized(tmp_path, folder, text)
+    tokens = tokenized(tmp_path, folder, text)
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    assert found.ids.tolist() == expected
-    assert [any(word in note for note in found.notes) for word in ("tokenizer.json", "lose")] == [
-        differs,
-        loses,
-    ]
+    assert tokens.ids.tolist() == expected
+    assert any("tokenizer.json" in note for note in tokens.notes) == differs
+    assert any("lose" in note for note in tokens.notes) == loses
 
 
 @pytest.mark.parametrize(
     ("text", "offsets", "gold"),
     [
         ("aé€😀", [(0, 1), (1, 2), (2, 3), (3, 4)], [1, 2, 3, 4]),
-        (
-            "😀a",
-            [(0, 1), (0, 1), (0, 1), (1, 2)],
-            [4, 0, 0, 1],
-        ),  # one character in three byte-level tokens
+        # One character in three byte-level tokens.
+        ("😀a", [(0, 1), (0, 1), (0, 1), (1, 2)], [4, 0, 0, 1]),
         ("ab", [(0, 0), (0, 1), (1, 2)], [0, 1, 1]),  # BOS
         (
             "\x7f\x80\u07ff\u0800\uffff\U00010000",
             [(i, i + 1) for i in range(6)],
             [1, 2, 2, 3, 3, 4],
         ),
-        (
-            "a  b ",
-            [(0, 1), (3, 4)],
-            [1, 4],
-        ),  # white space without a token counts for the next token, or the last
+        # White space without a token counts for the next token, or the last.
+        ("a  b ", [(0, 1), (3, 4)], [1, 4]),
         ("", [], []),
     ],
 )
@@ -201,66 +197,60 @@ def test_byte_sizes(text: str, offsets: list[tuple[int, int]], gold: list[int]) 
 
 
 def test_bytes_of_a_real_tokenizer(tmp_path: Path, with_bos: Path) -> None:
-    """A byte-level token is one byte; if a character has several tokens, its first token has all
-    its bytes.
-    """
-    found = tokenized(tmp_path, with_bos, "aé😀 b\n")
-    assert found.sizes.tolist() == [0, 1, 2, 0, 4, 0, 0, 0, 1, 1, 1]
-    assert (found.n_bytes, found.n_words) == (10, 3)
-    assert found.ends.tolist() == [11]
+    """A byte-level token is one byte; the first token of a character has all its bytes."""
+    tokens = tokenized(tmp_path, with_bos, "aé😀 b\n")
+    assert tokens.sizes.tolist() == [0, 1, 2, 0, 4, 0, 0, 0, 1, 1, 1]
+    assert (tokens.n_bytes, tokens.n_words) == (10, 3)
+    assert tokens.ends.tolist() == [11]
+
+
+def add_tokens(content: dict[str, Any]) -> None:
+    content["added_tokens"].extend(ADDED)
 
 
 @pytest.mark.parametrize(
     ("change", "config", "gold"),
     [
         (same, {}, [END]),
-        (
-            lambda content: content["added_tokens"].extend(ADDED),
-            {},
-            [END, 257],
-        ),  # 258 is not special
-        (
-            lambda content: content["added_tokens"].extend(ADDED),
-            {"pad_token": "plain"},
-            [END, 257, 258],
-        ),
+        (add_tokens, {}, [END, 257]),  # 258 is not special
+        (add_tokens, {"pad_token": "plain"}, [END, 257, 258]),
         (same, {"bos_token": "a"}, [64, END]),
     ],
 )
 def test_special_tokens_are_those_that_are_marked_or_named(
     tmp_path: Path, change: Change, config: dict[str, str], gold: list[int]
 ) -> None:
-    found = tokenized(tmp_path, toy_tokenizer(tmp_path / "t", change, **config), "ab")
-    assert found.special.tolist() == gold
-    assert found.special.dtype == np.int32
+    tokens = tokenized(tmp_path, toy_tokenizer(tmp_path / "t", change, **config), "ab")
+    assert tokens.special.tolist() == gold
+    assert tokens.special.dtype == np.int32
 
 
 def test_special_tokens_in_the_text_are_text_for_llamacpp(tmp_path: Path, with_bos: Path) -> None:
     text = "a<|end|><|bos|>b"
     assert tokenized(tmp_path, with_bos, text).ids[1:].tolist()[1:3] == [END, END + 1]
-    found = tokenized(tmp_path, with_bos, text, "llamacpp")
-    assert len(found.ids) == 1 + len(text)
-    assert not {END, END + 1} & set(found.ids[1:].tolist())
+    tokens = tokenized(tmp_path, with_bos, text, "llamacpp")
+    assert len(tokens.ids) == 1 + len(text)
+    assert not {END, END + 1} & set(tokens.ids[1:].tolist())
 
 
 def test_lm_eval_tokenizes_documents_by_themselves(tmp_path: Path, with_bos: Path) -> None:
-    """Each document gets a BOS unless its text begins with BOS; an empty document counts as a word,
-    as in lm-eval.
+    """Each document gets a BOS unless its text begins with BOS.
+
+    An empty document counts as a word, as in lm-eval.
     """
     rows = ["ab c", "", "<|bos|>d", None, " \n"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    found = tokenized(tmp_path, with_bos, "", "lm_eval", path="a.jsonl")
-    bos, byte = (
-        END + 1,
-        dict(
-            zip("ab cd\n", tokenized(tmp_path, with_bos, "ab cd\n").ids[1:].tolist(), strict=True)
-        ),
-    )
-    first, last = [bos, *(byte[letter] for letter in "ab c")], [bos, byte[" "], byte["\n"]]
-    assert found.ids.tolist() == [*first, bos, bos, byte["d"], *last]
-    assert (found.lead, found.ends.tolist()) == (bos, [5, 6, 8, 11])
-    assert found.sizes.tolist() == [0, 1, 1, 1, 1, 0, 7, 1, 0, 1, 1]
-    assert (found.n_bytes, found.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
+    tokens = tokenized(tmp_path, with_bos, "", "lm_eval", path="a.jsonl")
+    bos = END + 1
+    letters = "ab cd\n"
+    ids_of_letters = tokenized(tmp_path, with_bos, letters).ids[1:].tolist()
+    byte = dict(zip(letters, ids_of_letters, strict=True))
+    first = [bos, *(byte[letter] for letter in "ab c")]
+    last = [bos, byte[" "], byte["\n"]]
+    assert tokens.ids.tolist() == [*first, bos, bos, byte["d"], *last]
+    assert (tokens.leading_token, tokens.ends.tolist()) == (bos, [5, 6, 8, 11])
+    assert tokens.sizes.tolist() == [0, 1, 1, 1, 1, 0, 7, 1, 0, 1, 1]
+    assert (tokens.n_bytes, tokens.n_words) == (4 + 0 + 8 + 2, 2 + 1 + 1 + 2)
 
 
 NUMBERS = np.array([0, 1], np.int32)
@@ -281,13 +271,18 @@ def test_what_changes_while_it_is_read_is_not_kept(
     (tmp_path / "t").mkdir()
     save_toy_tokenizer(tmp_path / "t")
     (tmp_path / "a.txt").write_text("abcdefgh")
-    load, file, cache = corpus.load_texts, tmp_path / name, Cache(tmp_path / "cache")
+    file = tmp_path / name
+    cache = Cache(tmp_path / "cache")
+    load = corpus.load_texts
 
     def racing(*args: Any) -> list[str]:
         old = file.read_text()
         file.write_text(f"{old}\n")
         texts = load(*args)
-        file.write_text(old if put_back else f"{old}\n")
+        if put_back:
+            file.write_text(old)
+        else:
+            file.write_text(f"{old}\n")
         return texts
 
     monkeypatch.setattr(corpus, "load_texts", racing)
@@ -303,21 +298,19 @@ def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(
     cache = Cache(tmp_path / "cache")
     saved = Tokens(NUMBERS, NUMBERS, 9, "words", special=np.array([3, 7], np.int32), **KINDS[kind])
     with cache.write("tokens", "k", ".npz") as file:
-        text_tokens.save(file, saved, "k")
-    text_tokens.write_pack(tmp_path, saved)
-    for found in (text_tokens.load(cache, "k"), text_tokens.of_pack(tmp_path)):
-        assert found.special.tolist() == [3, 7]
-        assert (found.top_id, found.vocabulary) == (9, "words")
+        stored_tokens.save(file, saved, "k")
+    stored_tokens.write_pack(tmp_path, saved)
+    for tokens in (stored_tokens.load(cache, "k"), stored_tokens.tokens_of_pack(tmp_path)):
+        assert tokens.special.tolist() == [3, 7]
+        assert (tokens.top_id, tokens.vocabulary) == (9, "words")
         if kind == "text":
-            assert found.chat is None
+            assert tokens.chat is None
         else:
-            assert found.chat.roles.tolist() == [0, -1]
-            assert found.chat.roles.dtype == np.int8
-            assert found.chat.scored.tolist() == [True, False]
-            assert (found.chat.role_names, found.chat.found_by) == (
-                ("assistant",),
-                "rendered prefixes",
-            )
+            assert tokens.chat.roles.tolist() == [0, -1]
+            assert tokens.chat.roles.dtype == np.int8
+            assert tokens.chat.scored.tolist() == [True, False]
+            assert tokens.chat.role_names == ("assistant",)
+            assert tokens.chat.turn_method == "rendered prefixes"
 
 
 @pytest.mark.parametrize(
@@ -331,31 +324,31 @@ def test_tokens_of_the_cache_and_of_a_pack_are_those_that_were_saved(
 def test_a_pack_without_roles_and_special_tokens_or_with_wrong_ones_is_refused(
     tmp_path: Path, array: str, content: list[int] | None, gold: str
 ) -> None:
-    text_tokens.write_pack(tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"]))
+    stored_tokens.write_pack(
+        tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"])
+    )
     file = tmp_path / pack_files.TOKENS
     arrays, texts = pack_files.arrays_of(file)
     arrays.pop(array)
     if content is not None:
         arrays[array] = np.array(content, np.int8)
     save_file(arrays, file, texts)
-    message = refusal(text_tokens.of_pack, tmp_path)
+    message = refusal(stored_tokens.tokens_of_pack, tmp_path)
     assert message.startswith(f"{file}: ")
     assert gold in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_of_kept_tokens_makes_them_again(tmp_path: Path, kind: str) -> None:
-    """Without the check, a flipped bit in the name of the array of scored tokens would score a
-    whole conversation.
-    """
+    """Otherwise a flipped bit in an array's name could score a whole conversation."""
     cache = Cache(tmp_path)
     with cache.write("tokens", "k", ".npz") as file:
-        text_tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
+        stored_tokens.save(file, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS[kind]), "k")
     shutil.copy(cache.path("tokens", "k", ".npz"), cache.path("tokens", "other", ".npz"))
-    assert text_tokens.load(cache, "other") is None
+    assert stored_tokens.load(cache, "other") is None
     for _, position in flips([cache.path("tokens", "k", ".npz")], seed=6):
-        assert text_tokens.load(cache, "k") is None, position
-    assert text_tokens.load(cache, "k") is not None
+        assert stored_tokens.load(cache, "k") is None, position
+    assert stored_tokens.load(cache, "k") is not None
 
 
 @pytest.mark.parametrize(
@@ -375,10 +368,8 @@ def test_pages_of_wikitext(page: str, gold: str) -> None:
     assert text_tokens.detokenized(page) == gold
 
 
-A, B = (
-    64,
-    65,
-)  # ids of "a" and "b" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0
+A = 64
+"""Id of "a" in the toy tokenizer: characters of the bytes in sorted order, "!" is 0."""
 
 
 def swap(content: dict[str, Any]) -> None:
@@ -397,15 +388,16 @@ def renamed(content: dict[str, Any]) -> None:
 
 def added(*tokens: str, special: bool) -> Change:
     """Return a change that adds tokens from id 257 on."""
-    entries = [
-        {"id": 257 + at, "content": token, "special": special, **FLAGS}
-        for at, token in enumerate(tokens)
-    ]
+    entries = []
+    for number, token in enumerate(tokens, 257):
+        entries.append({"id": number, "content": token, "special": special, **FLAGS})
     return lambda content: content["added_tokens"].extend(entries)
 
 
-def disagreement(model: Path, data: Path, seen: frozenset[int] = frozenset()) -> str:
-    return vocabulary.disagreement(model, data, trusted=False, data_trusted=False, seen=seen)
+def disagreement(model: Path, data: Path, ids_in_chats: frozenset[int] = frozenset()) -> str:
+    return vocabulary.disagreement(
+        model, data, trusted=False, data_trusted=False, ids_in_chats=ids_in_chats
+    )
 
 
 @pytest.mark.parametrize(
@@ -425,11 +417,11 @@ def disagreement(model: Path, data: Path, seen: frozenset[int] = frozenset()) ->
 def test_disagreements(
     tmp_path: Path, data: Change, model: Change, config: dict[str, str], gold: str
 ) -> None:
-    one, other = (
-        toy_tokenizer(tmp_path / "data", data),
-        toy_tokenizer(tmp_path / "model", model, **config),
+    data_folder = toy_tokenizer(tmp_path / "data", data)
+    model_folder = toy_tokenizer(tmp_path / "model", model, **config)
+    assert disagreement(model_folder, data_folder) == gold.format(
+        data=data_folder, model=model_folder
     )
-    assert disagreement(other, one) == gold.format(data=one, model=other)
 
 
 def test_special_tokens_that_a_conversation_holds(tmp_path: Path) -> None:
@@ -463,27 +455,24 @@ def test_a_tokenizer_file_says_what_transformers_says(
 ) -> None:
     """Ordinary tokens are the tokens of the bytes, and added tokens that are not special."""
     folder = toy_tokenizer(tmp_path / "a", change, **config)
-    found = vocabulary.of_file(folder)
-    assert found == vocabulary.plain_tokens(
-        vocabulary.load_tokenizer(folder, trust_remote_code=False)
-    )
-    assert len(found) == n_plain
+    plain = vocabulary.vocabulary_of_file(folder)
+    tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
+    assert plain == vocabulary.plain_tokens(tokenizer)
+    assert len(plain) == n_plain
 
 
 def test_identity_follows_every_chat_template(tmp_path: Path) -> None:
-    """Among additional templates, the tokenizer uses "default", so that a plain text's chat prefix
-    depends on it.
-    """
+    """The tokenizer uses "default" of the additional templates, also for the chat prefix."""
     (tmp_path / "a.txt").write_text("ab\n")
     save_toy_tokenizer(tmp_path)
     data = spec(tmp_path, chat_template=True)
-    seen = [text_windows.identity(data, tmp_path)]
+    identities = [tokens_cache.tokens_identity(data, tmp_path)]
     folder = tmp_path / "additional_chat_templates"
     folder.mkdir()
     for text in ("one", "two"):
         (folder / "default.jinja").write_text(text)
         assert vocabulary.load_tokenizer(tmp_path, trust_remote_code=False).chat_template == text
-        seen.append(text_windows.identity(data, tmp_path))
+        identities.append(tokens_cache.tokens_identity(data, tmp_path))
     (folder / "default.jinja").rename(tmp_path / "default.jinja")  # no tokenizer reads it there
-    seen.append(text_windows.identity(data, tmp_path))
-    assert len({each["tokenizer"] for each in seen}) == 4
+    identities.append(tokens_cache.tokens_identity(data, tmp_path))
+    assert len({identity["tokenizer"] for identity in identities}) == 4

@@ -1,6 +1,4 @@
-"""Windows of each method, compared with lists written by hand, and with the windows of the original
-tools.
-"""
+"""Windows of each method, compared with lists written by hand and the original tools' windows."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.specs.spec_types import DataSpec, Long, Method
-from compare_q.eval.text import cutting, text_windows
+from compare_q.eval.text import cutting, text_windows, windows_in_words
 from compare_q.eval.text.cutting import Cut
 from compare_q.eval.text.text_tokens import Tokens
 from compare_q.eval.text.text_windows import TextWindows
@@ -84,20 +82,22 @@ def test_exllamav3_starts(n_tokens: int, eval_len: int, stride: int, gold: list[
 def test_windows_that_follow_one_another(
     n_tokens: int, eval_len: int, bos: int | None, gold: Any
 ) -> None:
-    """llamacpp's windows, and gptq's: ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below
-    ``numel() // seqlen``.  gptq scores ``[:, 1:]`` of the same windows, with the text's own first
-    token.
+    """llamacpp's windows, and gptq's.
+
+    These are ``testenc[:, i * seqlen : (i + 1) * seqlen]`` for i below ``numel() // seqlen``.  gptq
+    scores ``[:, 1:]`` of the same windows, with the text's own first token.
     """
     ids = text(n_tokens)
     assert plain(cutting.llamacpp(ids, eval_len, bos)) == gold
-    own = [(start, text(n_tokens)[start : start + eval_len].tolist(), 1) for start, _, _ in gold]
-    assert plain(cutting.gptq(ids, eval_len)) == own
+    windows_of_gptq = []
+    for start, _, _ in gold:
+        windows_of_gptq.append((start, ids[start : start + eval_len].tolist(), 1))
+    assert plain(cutting.gptq(ids, eval_len)) == windows_of_gptq
     assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
 
 
 # lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens,
-# 90, L, 1), as
-# (context, continuation); the model's input is both together, without the last token.
+# 90, L, 1), as (context, continuation); the model's input is both together, without the last token.
 LM_EVAL = {
     (0, 4): [],
     (1, 4): [([90], [10])],
@@ -114,9 +114,11 @@ LM_EVAL = {
 @pytest.mark.parametrize(("n_tokens", "eval_len"), LM_EVAL)
 def test_lm_eval(n_tokens: int, eval_len: int) -> None:
     cuts = cutting.lm_eval(text(n_tokens), np.array([n_tokens]), eval_len, 90)
-    firsts = [cut.spans[0][0] for cut in cuts]
-    ids = [cut.token_ids.tolist() for cut in cuts]
-    pairs = [(each[:first], each[first:]) for each, first in zip(ids, firsts, strict=True)]
+    pairs = []
+    for window in cuts:
+        first = window.spans[0][0]
+        ids = window.token_ids.tolist()
+        pairs.append((ids[:first], ids[first:]))
     assert pairs == LM_EVAL[n_tokens, eval_len]
     assert scored(cuts) == list(range(n_tokens))
 
@@ -135,12 +137,13 @@ def test_lm_eval(n_tokens: int, eval_len: int) -> None:
     ],
 )
 def test_once(n_tokens: int, eval_len: int, stride: int, gold: Any) -> None:
-    cuts = cutting.once(text(n_tokens), eval_len, stride)
+    cuts = cutting.score_each_token_once(text(n_tokens), eval_len, stride)
     assert plain(cuts) == gold
     assert scored(cuts) == list(range(1, n_tokens))
 
 
-FIRST, FOURTH = (0, [10, 11, 12], ((1, 3),)), (9, [19, 20], ((1, 2),))
+FIRST = (0, [10, 11, 12], ((1, 3),))
+FOURTH = (9, [19, 20], ((1, 2),))
 SECOND = [(5, [15, 16, 17], ((1, 2),)), (7, [17, 18], ((1, 2),))]
 
 
@@ -153,18 +156,19 @@ SECOND = [(5, [15, 16, 17], ((1, 2),)), (7, [17, 18], ((1, 2),))]
     ],
 )
 def test_conversations(long: Long, gold: Any, counts: tuple[int, int]) -> None:
-    """Conversations of 3, 6, 0 and 2 tokens in windows of 3; the second one scores its 4th and its
-    last token.
+    """Conversations of 3, 6, 0 and 2 tokens in windows of 3.
+
+    The second one scores its 4th and its last token.
     """
     scored = np.array([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 1], bool)
-    found = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
-    assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in found[0]] == gold
-    assert found[1:] == counts
+    cuts, n_long, n_unscored = cutting.chat(text(11), scored, np.array([3, 9, 9, 11]), 3, long)
+    assert [(cut.start, cut.token_ids.tolist(), cut.spans) for cut in cuts] == gold
+    assert (n_long, n_unscored) == counts
 
 
 TEN = Tokens(np.arange(10, dtype=np.int32), np.zeros(0, np.int32), 9, "words")
 SIZES = np.array([1, 1, 2, 3, 0, 1, 1, 1, 1, 1], np.int32)
-LED = replace(TEN, lead=90, ends=np.array([6, 10]), sizes=SIZES, n_bytes=12, n_words=4)
+LED = replace(TEN, leading_token=90, ends=np.array([6, 10]), sizes=SIZES, n_bytes=12, n_words=4)
 
 
 def spec(**keys: object) -> DataSpec:
@@ -177,12 +181,9 @@ def cut(tokens: Tokens, data_spec: DataSpec, max_rows: int | None) -> TextWindow
 
 
 def test_spread_windows_lie_over_the_whole_text() -> None:
-    """The first n windows are a systematic sample, and a longer run adds windows to those of a
-    shorter run.
-    """
-    tokens = replace(
-        TEN, ids=np.arange(21, dtype=np.int32) % 10
-    )  # windows of 2 tokens at 0, 2, ..., 18
+    """The first n windows are a systematic sample; a longer run adds windows to a shorter one's."""
+    # Windows of 2 tokens at 0, 2, ..., 18.
+    tokens = replace(TEN, ids=np.arange(21, dtype=np.int32) % 10)
     spread = spec(eval_len=2, eval_stride=2, sample="spread")
     runs = [cut(tokens, spread, count) for count in (2, 4, None)]
     assert [run.starts for run in runs] == [
@@ -190,41 +191,43 @@ def test_spread_windows_lie_over_the_whole_text() -> None:
         (0, 10, 4, 14),
         (0, 10, 4, 14, 2, 12, 6, 16, 8, 18),
     ]
-    assert len({run.series for run in runs}) == 1
-    assert text_windows.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
-    assert text_windows.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
-    assert text_windows.data_json(runs[0])["windows_of_the_text"] == 10
+    assert len({run.text_digest for run in runs}) == 1
+    assert (
+        windows_in_words.subtitle(runs[0]) == "wikitext2, 2 × 2 tokens, spread over the text's 10"
+    )
+    assert windows_in_words.subtitle(runs[2]) == "wikitext2, 10 × 2 tokens"
+    assert windows_in_words.data_json(runs[0])["windows_of_the_text"] == 10
 
 
 def test_warm_up_is_not_scored() -> None:
-    """Upstream keeps the last eval_len - warmup logits and drops the first of them: targets warmup
-    + 1 ... L - 1.
+    """Upstream keeps the last eval_len - warmup logits and drops the first of them.
+
+    The targets are warmup + 1 ... L - 1.
     """
     (window, *_) = cut(TEN, spec(eval_len=5, warmup_tokens=2), None).windows
     assert (window.spans, window.n_scored) == (((3, 5),), 2)
 
 
 def test_the_last_tokens_of_each_stretch_are_scored() -> None:
-    """In windows of 9 tokens with stretches of 4, the last position of each is 3 and 7; the last
-    two are also 2 and 6.  The ninth token of a window is in no whole stretch.  Cache keys differ if
-    other positions are scored.
+    """In windows of 9 tokens with stretches of 4, the last position of each is 3 and 7.
+
+    The last two are also 2 and 6.  The ninth token of a window is in no whole stretch.  Cache keys
+    differ if other positions are scored.
     """
     text = replace(TEN, ids=np.arange(10, dtype=np.int32))
-    data = [
-        cut(text, spec(eval_len=9, eval_stride=1, score_every=4, score_last=last), None)
-        for last in (1, 2, 3)
-    ]
-    spans = [each.windows[0].spans for each in data]
+    runs = []
+    for last in (1, 2, 3):
+        keys = spec(eval_len=9, eval_stride=1, score_every=4, score_last=last)
+        runs.append(cut(text, keys, None))
+    spans = [run.windows[0].spans for run in runs]
     assert spans == [((3, 4), (7, 8)), ((2, 4), (6, 8)), ((1, 4), (5, 8))]
-    assert [list(map(int, each.windows[0].targets)) for each in data[:2]] == [[3, 7], [2, 3, 6, 7]]
-    every = cut(text, spec(eval_len=9, eval_stride=1), None)
-    assert (
-        len({each.digest for each in (*data, every)})
-        == len({each.series for each in (*data, every)})
-        == 4
-    )
-    whole = cut(text, spec(eval_len=4, eval_stride=4, score_every=4, score_last=3), None)
-    assert [window.spans for window in whole.windows] == [((1, 4),)] * 2
+    assert runs[0].windows[0].targets.tolist() == [3, 7]
+    assert runs[1].windows[0].targets.tolist() == [2, 3, 6, 7]
+    runs.append(cut(text, spec(eval_len=9, eval_stride=1), None))
+    assert len({run.digest for run in runs}) == 4
+    assert len({run.text_digest for run in runs}) == 4
+    adjacent = cut(text, spec(eval_len=4, eval_stride=4, score_every=4, score_last=3), None)
+    assert [window.spans for window in adjacent.windows] == [((1, 4),)] * 2
 
 
 def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
@@ -241,7 +244,9 @@ METHODS = get_args(Method)
 
 
 def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: object) -> TextWindows:
-    stride = 2 if method == "exllamav3" else None
+    stride = None
+    if method == "exllamav3":
+        stride = 2
     return cut(text, spec(**{"method": method, "eval_stride": stride, **keys}), max_rows)
 
 
@@ -273,57 +278,51 @@ def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: obj
     ],
 )
 def test_methods(method: str, gold: list[tuple[int, list[int], int]], n_bytes: int) -> None:
-    """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, lead 90, two documents of 6 and 4 tokens:
-    12 bytes, 4 words.
+    """Ten tokens of 1, 1, 2, 3, 0, 1, 1, 1, 1, 1 bytes, in two documents of 6 and 4 tokens.
+
+    They have 12 bytes and 4 words; the leading token is 90.
     """
     data = of(method)
-    windows_of = zip(data.starts, data.windows, strict=True)
-    assert [
-        (start, window.token_ids.tolist(), window.spans[0][0]) for start, window in windows_of
-    ] == gold
+    windows = []
+    for start, window in zip(data.starts, data.windows, strict=True):
+        windows.append((start, window.token_ids.tolist(), window.spans[0][0]))
+    assert windows == gold
     assert (data.spec.method, data.n_tokens, data.length) == (method, 10, len(gold[0][1]))
     for start, window in zip(data.starts, data.windows, strict=True):
         for position in window.positions:
             assert LED.ids[start + position] == window.token_ids[position]
     assert [window.token_ids.tolist() for window in of(method, max_rows=1).windows] == [gold[0][1]]
     assert data.text_size == (n_bytes, 4 * n_bytes / 12)
-    found = text_windows.data_json(data)
-    assert (found["method"], found["bytes"], found["words"]) == (method, n_bytes, 4 * n_bytes / 12)
+    facts = windows_in_words.data_json(data)
+    assert (facts["method"], facts["bytes"], facts["words"]) == (method, n_bytes, 4 * n_bytes / 12)
 
 
 def test_digest_follows_windows_and_what_is_scored() -> None:
-    """The digest does not depend on names, but on the place of the windows and on their scored
-    positions.
-    """
+    """The digest depends on the place of the windows and their scored positions, not on names."""
     hashed = hashlib.sha256(b"exllamav3")
     for start in (0, 2, 4):
-        hashed.update(
-            f" {start} 4 1 ".encode() + np.arange(start, start + 4, dtype=np.int32).tobytes()
-        )
-    assert (
-        of("exllamav3").digest
-        == of("exllamav3", dataset_display_name="other").digest
-        == hashed.hexdigest()
-    )
+        ids = np.arange(start, start + 4, dtype=np.int32)
+        hashed.update(f" {start} 4 1 ".encode() + ids.tobytes())
+    assert of("exllamav3").digest == hashed.hexdigest()
+    assert of("exllamav3", dataset_display_name="other").digest == hashed.hexdigest()
     assert of("llamacpp").digest == of("llamacpp", eval_stride=4).digest
+    backwards = replace(LED, ids=LED.ids[::-1].copy())
     digests = [of(method).digest for method in METHODS]
-    digests += [of("exllamav3", max_rows=2).digest, of("exllamav3", warmup_tokens=1).digest]
     digests += [
-        of("exllamav3", replace(LED, ids=LED.ids[::-1].copy())).digest,
+        of("exllamav3", max_rows=2).digest,
+        of("exllamav3", warmup_tokens=1).digest,
+        of("exllamav3", backwards).digest,
         of("llamacpp", eval_len=5).digest,
+        of("llamacpp", replace(LED, leading_token=None)).digest,
+        of("once", eval_stride=3).digest,
+        of("lm_eval", replace(LED, ends=np.array([10]))).digest,
     ]
-    digests += [of("llamacpp", replace(LED, lead=None)).digest, of("once", eval_stride=3).digest]
-    digests += [of("lm_eval", replace(LED, ends=np.array([10]))).digest]
     window = of("once").windows[1]
-    digests += [
-        text_windows.digest_of([window], [start], method)
-        for method in ("once", "llamacpp")
-        for start in (2, 3)
-    ]
-    spans = [((1, 4),), ((1, 3),), ((1, 2), (3, 4))]
-    digests += [
-        text_windows.digest_of([replace(window, spans=each)], [2], "once") for each in spans
-    ]
+    for method in ("once", "llamacpp"):
+        for start in (2, 3):
+            digests.append(text_windows.digest_of([window], [start], method))
+    for spans in (((1, 4),), ((1, 3),), ((1, 2), (3, 4))):
+        digests.append(text_windows.digest_of([replace(window, spans=spans)], [2], "once"))
     assert len(set(digests)) == len(digests)
 
 
@@ -334,58 +333,48 @@ def test_digest_follows_windows_and_what_is_scored() -> None:
 def test_windows_of_many_lengths_are_scored_like_alone(
     toy_model: Path, engine: dict[str, object]
 ) -> None:
-    """Documents of 1 to 40 tokens, each compared with float64 brute force on this document alone."""
+    """Documents of 1 to 40 tokens, each compared with float64 brute force on it alone."""
     from transformers import AutoModelForCausalLM
 
     ends = np.cumsum([1, 40, 3, 17, 2])
     ids = np.random.default_rng(3).integers(0, 256, int(ends[-1]), dtype=np.int32)
-    data = of("lm_eval", replace(LED, ids=ids, ends=ends, sizes=None, lead=256), eval_len=16)
+    text = replace(LED, ids=ids, ends=ends, sizes=None, leading_token=256)
+    data = of("lm_eval", text, eval_len=16)
     assert len({len(window.token_ids) for window in data.windows}) > 2
     backend = TransformersEngine(
         planned("toy", "transformers", str(toy_model), data.length, {"dtype": "float32", **engine})
     )
     backend.load()
-    found = {
-        scores.window: scores.logprob for scores in backend.score(data.windows, ScoreRequest())
-    }
+    logprobs = {}
+    for scores in backend.score(data.windows, ScoreRequest()):
+        logprobs[scores.window] = scores.logprob
     backend.close()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
     for window in data.windows:
         with torch.inference_mode():
             logits = model(torch.from_numpy(window.token_ids).long()[None]).logits[0]
         np.testing.assert_allclose(
-            found[window.index], brute_force(logits, window), atol=ATOL_LOGPROB
+            logprobs[window.index], brute_force(logits, window), atol=ATOL_LOGPROB
         )
 
 
 def test_rows_flag_replaces_max_rows(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     data, models = write_specs(max_rows=2)
-    for flag, count in (
-        (None, 2),
-        ("3", 3),
-        ("all", 9),
-        ("0", 9),
-    ):  # 1,000 tokens: starts 0, 100, ..., 800
-        words = [
-            "-d",
-            data,
-            "-m",
-            models,
-            "-o",
-            tmp_path / "r.json",
-            *(["-r", flag] if flag else []),
-        ]
+    # 1,000 tokens: starts 0, 100, ..., 800.
+    for flag, count in ((None, 2), ("3", 3), ("all", 9), ("0", 9)):
+        words = ["-d", data, "-m", models, "-o", tmp_path / "r.json"]
+        if flag:
+            words += ["-r", flag]
         ran = compare_q(*words)
         assert ran.status == 0, ran.err
         assert json.loads((tmp_path / "r.json").read_text())["models"][0]["windows"] == count
 
 
 def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
-    """The server sends the time of the last change; without it, a note reports that the text was
-    not compared.
-    """
-    folder, said = tmp_path / "served", list[str]()
+    """The server sends the time of the last change; without it, there is a note."""
+    folder = tmp_path / "served"
     folder.mkdir()
+    lines: list[str] = []
     save_toy_tokenizer(tmp_path)
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -393,7 +382,7 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
             pass
 
     progress = Progress(quiet=True)
-    progress.say = said.append  # type: ignore[method-assign]
+    progress.say = lines.append  # type: ignore[method-assign]
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         spec = parse_data_spec(
@@ -407,15 +396,13 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
             },
             tmp_path / "data.json",
         )
-        found = []
+        texts = []
         for number, text in enumerate(("abcdefgh " * 9, "hgfedcba " * 9)):
             (folder / "t.jsonl").write_text(json.dumps({"text": text}) + "\n")
             os.utime(folder / "t.jsonl", (number, number))
-            found.append(text_windows.build(spec, None, Cache(tmp_path / "cache"), progress))
+            texts.append(text_windows.build(spec, None, Cache(tmp_path / "cache"), progress))
         server.shutdown()
-    assert found[0].digest != found[1].digest
-    assert sum("changed" in line for line in said) == 1
-    assert any(
-        "read on" in note
-        for note in text_windows.build(spec, None, Cache(tmp_path / "cache"), progress).notes
-    )
+    assert texts[0].digest != texts[1].digest
+    assert sum("changed" in line for line in lines) == 1
+    offline = text_windows.build(spec, None, Cache(tmp_path / "cache"), progress)
+    assert any("read on" in note for note in offline.notes)
