@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -285,7 +285,7 @@ def _set_bottom(axes: Axes, points: Sequence[Point], scale: str, linear_below: f
 
 def _set_y_ticks(axes: Axes, scale: str, linear_below: float, *, card: bool) -> None:
     """Set the ticks of the y axis, except of a linear one that does not show percentages."""
-    text = picture_style.tick_text
+    text: Callable[[float], str] = picture_style.tick_text
     if scale == "percent":
         text = percent_text
     most = MOST_TICKS
