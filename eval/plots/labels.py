@@ -96,7 +96,7 @@ class Places(NamedTuple):
 
 
 class PairTable(NamedTuple):
-    """What two places of different labels do to each other.
+    """Conflicts between any two places of different labels.
 
     ``first_rows`` [N]: row of each label's first place among the places of all labels.
     ``conflicts`` [M, M]: see ``_conflicts``.
@@ -115,10 +115,10 @@ def place_labels(
 ) -> None:
     """Move each label next to its marker, with a leader if it is far away.
 
-    Labels that fit nowhere are removed, and a note says how many.  ``marks``: the labels' markers,
-    then other markers that must stay visible.  ``names``: names of horizontal lines, which are
-    placed first, at free places along their lines.  ``unnamed``: the number of markers that have no
-    label for lack of room.
+    Labels that fit nowhere are removed, and a note has their number.  ``marks``: the labels'
+    markers, then other markers that must stay visible.  ``names``: names of horizontal lines, which
+    are placed first, at free places along their lines.  ``unnamed``: the number of markers that
+    have no label for lack of room.
     """
     markers = np.array([mark.get_window_extent().extents for mark in marks])
     dots = np.vstack([_dots_of(line, axes.bbox) for line in axes.lines])
@@ -287,7 +287,7 @@ def _centres_around(marker: Boxes, half: Boxes, area: Bbox) -> Boxes:
 def _costs_alone(
     boxes: Boxes, centres: Boxes, half: Boxes, marker: Boxes, others: Boxes, dots: Boxes
 ) -> NDArray[np.float64]:
-    """Return the cost [P] of each box [P, 4] of a label whatever the other labels do.
+    """Return the cost [P] of each box [P, 4] of a label without regard to the other labels.
 
     ``centres`` [P, 2], ``half`` [2]: of the boxes.  ``others``: obstacles except its own marker.
     """

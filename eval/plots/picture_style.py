@@ -370,7 +370,7 @@ def log_ticks(
         ticks = _ticks_between(low, high, (1,), linear_below)
     locator: Locator = FixedLocator(ticks)
     if len(ticks) <= 2:
-        # Within a decade there are too few of them.
+        # Such a short axis has too few powers of ten.
         locator = MaxNLocator(8)
     axis.set_major_locator(locator)
     axis.set_major_formatter(lambda value, _: text(value))
@@ -391,7 +391,7 @@ def _ticks_between(
     for decade in range(first_decade, last_decade + 1):
         for factor in factors:
             step = factor * 10.0**decade
-            # 0.99: the tick at the limit itself stays, whatever its rounding.
+            # 0.99: the tick at the limit itself stays if rounding has made it smaller.
             if step > 0.99 * linear_below:
                 steps.append(step)
     ticks = steps
@@ -452,6 +452,6 @@ def _settings(theme: Theme) -> dict[str, Any]:
         "legend.handleheight": 0.8,
         # An offset above the axis would have to be added to each tick.
         "axes.formatter.useoffset": False,
-        # Labels may have dollars: "$x$" is no formula.
+        # Labels may have dollars, which would begin a formula: "$x$".
         "text.parse_math": False,
     }

@@ -257,7 +257,7 @@ def _draw_band(axes: Axes, line: Line, *, log_y: bool) -> None:
         low = line.y * np.exp(-line.error / line.y)
         high = line.y * np.exp(line.error / line.y)
     else:
-        # Neither loss nor KLD is below 0, except a KLD by rounding.
+        # A band ends at 0: loss and KLD are not below 0, except a KLD by rounding.
         low = np.maximum(line.y - line.error, np.minimum(line.y, 0.0))
         high = line.y + line.error
     gid = f"band-{line.number}"
@@ -294,7 +294,7 @@ def _place_names(figure: Figure, axes: Axes, lines: Sequence[Line], texts: Seque
 
 
 def _set_font_size(figure: Figure, axes: Axes, texts: Sequence[Text]) -> None:
-    """Set the largest font with which all names fit in height and width."""
+    """Set the largest font in which all names fit in height and width."""
     axes_height = axes.get_position().height * figure.get_figheight()
     size = min(LARGEST_FONT, FONT_SHARE * 72 * axes_height / len(texts))
     widths_per_point = []
@@ -306,7 +306,7 @@ def _set_font_size(figure: Figure, axes: Axes, texts: Sequence[Text]) -> None:
 
 
 def _end_of(line: Line) -> tuple[float, float]:
-    """Return the last point of a line; ValueError if it has none."""
+    """Return the last point of a line; ValueError if no point is drawn."""
     finite = np.flatnonzero(np.isfinite(line.y))
     if not len(finite):
         raise ValueError(f"{line.model.label}: no value by position")

@@ -148,7 +148,7 @@ def _scale_of(points: Sequence[Point], measure: Measure, log_y: bool | None) -> 
 
 
 def _title_of(run: RunResult, measure: Measure, *, card: bool) -> str:
-    """Return the title of a plot; that of a card names the reference."""
+    """Return the title of a plot; a card's title names the reference."""
     if card:
         name = data.reference_name(run)
         if name:
@@ -157,7 +157,7 @@ def _title_of(run: RunResult, measure: Measure, *, card: bool) -> str:
 
 
 def _subtitle(run: RunResult, points: Sequence[Point], measure: Measure) -> str:
-    """Return the lines below the title of a plot that is no card."""
+    """Return the lines below the title of a plot, except those of a card."""
     labels_shown = [point.label for point in points]
     notes = (data.subtitle_of(run, labels_shown), data.error_note(points, measure), BOLD)
     return "\n".join(note for note in notes if note)

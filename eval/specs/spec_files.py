@@ -219,7 +219,7 @@ def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     """Return different names: the second ``name`` is ``name (2)``, or has the next free number.
 
-    A number is free if the name with it is neither in ``names`` nor in ``taken``.
+    A number is free if ``names`` and ``taken`` do not have the name with it.
     """
     different: list[str] = []
     for name in names:
@@ -344,7 +344,7 @@ class Settings(BaseModel):
 def load_settings() -> Settings:
     """Return the settings of ``$COMPARE_Q_SETTINGS``, or of the user's ``settings.json``.
 
-    The latter is in the user's configuration folder.  They are empty if there is no file;
+    The latter is in the user's configuration folder.  Without a file the settings are empty.
     InputError names the file and the key.
     """
     path = os.environ.get(SETTINGS_VARIABLE)

@@ -610,7 +610,7 @@ class ModelSpec(Spec):
     def override_tensors(self) -> tuple[Path, ...]:
         """The files of ``[dir, override_tensors]``, whose tensors replace the model's.
 
-        A folder stands for all its files.
+        A folder is replaced by all its files.
         """
         names: Sequence[str] = ()
         if isinstance(self._extra, str):
@@ -742,7 +742,7 @@ def text_of_value(value: Any) -> str:
 
 
 def with_sweep_place(reason: str, places: Mapping[str, str]) -> str:
-    """Return ``key: what is wrong``, with the key's place in a ``sweep`` if its value is there."""
+    """Return ``key: what is wrong``, with the key's place in a ``sweep`` if it has one."""
     for key, place in places.items():
         if reason.startswith((f"{key}:", f"{key}.")):
             return place + reason.removeprefix(key)

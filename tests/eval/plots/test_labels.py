@@ -43,7 +43,7 @@ BYTES = 100e6
 
 @pytest.mark.parametrize("sizes", [(2.9e-3, 2.9000001e-3), (0.0, 0.0), (4.0, 1e300), (1e-12, 16.0)])
 def test_memory_does_not_depend_on_the_sizes(sizes: tuple[float, float]) -> None:
-    """The level's line spans the axes, whatever their range.
+    """The level's line spans the axes of any range.
 
     Read as data, its 0 to 1 would be millions of pixels.
     """

@@ -120,7 +120,7 @@ def test_points_are_what_is_known() -> None:
 
 
 def test_points_of_file_sizes_and_percentiles() -> None:
-    """The reference's KLD is 0; that of the results by hand is 0.999, shown with two digits."""
+    """The reference's KLD is 0; the quantized row's is 0.999, shown with two digits."""
     reference = replace(REF, storage=Storage(file_bytes=10**9))
     quant = replace(QUANT, storage=Storage(file_bytes=3 * 10**8))
     drawn, left_out = points_of(run_of(reference, quant, BASE), FILE_SIZE, KLD_VALUES["p99.9"])

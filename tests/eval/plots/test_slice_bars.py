@@ -54,7 +54,7 @@ def heading_of(run: RunResult) -> str:
 def test_bars_are_the_klds_of_the_slices() -> None:
     """The quantized rows of three texts, 2 and 3, have bars from 0.
 
-    The reference and the noise floor have none.
+    The reference and the noise floor do not have bars.
     """
     assert bars_of(three()) == {
         "2.0": (0.0, 0.05),
@@ -111,7 +111,7 @@ def test_other_values_have_a_linear_axis_from_zero() -> None:
 
 
 def test_the_eight_models_with_the_lowest_kld_have_bars() -> None:
-    """The heading says which ones are left out."""
+    """The heading names the other models."""
     models = [model_of(f"m{number}", 0.01 * (20 - number), x=0.1) for number in range(10)]
     run = run_of(REF, *models)
     assert list(bars_of(run)) == [f"{number}.0" for number in range(10, 2, -1)]
