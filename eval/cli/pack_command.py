@@ -94,19 +94,11 @@ def record_as_pack(
 
     Returns the exit status.  ``folder``: the hidden folder of ``pack_target``.
     """
-    # Again: another process may have made a pack before this one locked the hidden folder.
-    replaced_pack = existing(target)
+    config = recording_config(config, target)
     spec = model.model_copy(update={"reference": True, "out_logits": None})
     specs = [spec]
     if not command.no_floor:
         specs += noise_floor_specs(spec)
-
-    def check_reference(content: str | None, data: EvalData) -> None:
-        if replaced_pack is not None:
-            identity = identity_of(content, data)
-            check_replaced(target, replaced_pack, identity, len(data.windows))
-
-    config = dataclasses.replace(config, record_all=True, check_reference=check_reference)
     texts = dict(zip(corpus.names_of([text]), [text], strict=True))
     rows = command.inputs.rows
     if rows is None and not text.max_rows:
@@ -134,6 +126,22 @@ def record_as_pack(
     print_note(*warnings(manifest))
     say(*described(target))
     return 0
+
+
+def recording_config(config: RunConfig, target: Path) -> RunConfig:
+    """Return the configuration of a run that records all windows of its reference.
+
+    Before an engine loads, it refuses a pack that may not replace the one at the target.
+    """
+    # Again: another process may have made a pack before this one locked the hidden folder.
+    replaced_pack = existing(target)
+
+    def check_reference(content: str | None, data: EvalData) -> None:
+        if replaced_pack is not None:
+            identity = identity_of(content, data)
+            check_replaced(target, replaced_pack, identity, len(data.windows))
+
+    return dataclasses.replace(config, record_all=True, check_reference=check_reference)
 
 
 def identity_of(model_digest: str | None, data: EvalData) -> dict[str, str]:
