@@ -23,6 +23,7 @@ LLAMA_3 = {
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 YARN = {"rope_theta": 500_000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+LINEAR = {"rope_theta": 500_000.0, "rope_type": "linear", "factor": 2.0}
 GEMMA_2: dict[str, Any] = {
     **{key: LLAMA[key] for key in LLAMA if key != "rope_parameters"}, "model_type": "gemma2", "rms_norm_eps": 1e-6,
     "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "sliding_window": 4096,
@@ -95,6 +96,11 @@ OLD = {**without(LLAMA, "rope_parameters"), "rope_theta": 500_000.0, "rope_scali
         ({**LLAMA, "rope_parameters": LLAMA_3},
          {**OLD, "rope_scaling": {"type": "llama3", **without(LLAMA_3, "rope_theta", "rope_type")}}),
         ({**LLAMA, "rope_parameters": YARN}, {**LLAMA, "rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1.0}}),
+        ({**LLAMA, "rope_parameters": {**YARN, "original_max_position_embeddings": 8192}},  # the default: the context
+         {**LLAMA, "rope_parameters": without(YARN, "original_max_position_embeddings")}),
+        # Linear scaling divides every position, whatever the original context was.
+        ({**LLAMA, "rope_parameters": LINEAR},
+         {**LLAMA, "rope_parameters": {**LINEAR, "original_max_position_embeddings": 2048}}),
         (GEMMA_2, {**GEMMA_2, "layer_types": ["sliding_attention", "full_attention"]}),
         (GEMMA_2, without(GEMMA_2, "final_logit_softcapping", "rope_theta", "sliding_window")),  # the defaults
         (MIXTURE, {**MIXTURE, "output_router_logits": True, "sliding_window": None, "use_sliding_window": False}),
