@@ -316,14 +316,14 @@ def left_in(run: Run) -> set[str]:
     """Names of what a run has left in its cache.
 
     A gate's entries have other keys in each gate, so that they only have numbers here.  A gate that writes its file
-    keeps the scores of its first variant, for ``--baseline``.
+    keeps the scores and the store of its first variant, for ``--baseline``.
     """
     if RUNS[run.engine][run.number].command != "gate":
         return files_of(run.cache)
     names = set()
     for section in ("scores", "references", "runs"):
         count = len(list((run.cache / section).glob("*")))
-        if section == "scores":
+        if section != "runs":
             count = math.ceil(count / (1 + run.replaced))
         for number in range(count):
             names.add(f"{section}: entry {number + 1}")
