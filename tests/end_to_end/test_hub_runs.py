@@ -19,6 +19,13 @@ from compare_q.eval.cli import main as cli
 with contextlib.redirect_stdout(io.StringIO()):
     value = cli.main({words!r})
 """
+CHECK = """
+import contextlib, io
+from compare_q.eval.cli import main as cli
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    cli.main({words!r})
+value = printed.getvalue()
+"""
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
 TEXT = {"dataset": "wiki2", "eval_len": 20, "eval_stride": 20}
 WHY = "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
@@ -104,6 +111,20 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         assert away.run(COMMAND.format(words=words)) == 2
         text = away.said.read_text().splitlines()[-1]
     assert "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached (" in text
+
+
+@pytest.mark.engine
+def test_a_check_names_what_a_run_would_download(server: Hub, tmp_path: Path) -> None:
+    """The tokenizer, the text and the model of the hub, with their sizes; nothing is downloaded."""
+    words = ["check", *specs(tmp_path, [("toy", "org/toy")])[:-2]]
+    with Client(server, tmp_path / "home", COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
+        lines = client.run(CHECK.format(words=words)).splitlines()
+    (tokenizer,) = [line for line in lines if "the tokenizer of org/toy, " in line]
+    (model,) = [line for line in lines if line.startswith("toy: transformers ")]
+    assert tokenizer.endswith(" to download")
+    assert model.endswith(" to download")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.rglob("tokenizer.json"))
 
 
 @pytest.mark.engine
