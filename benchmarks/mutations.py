@@ -6,7 +6,7 @@ First, the tests that do not start an engine run once with coverage.py, which re
 executes.  Then the seed draws places from all functions of ``FOLDERS``.  One change after the other is written into a
 copy of the checkout.  The test functions that execute the changed line run until one fails.  If all of them pass,
 ``--engines`` also runs all tests of the folder (``FOLDER_TESTS``), with engines and processes: coverage.py does not
-know which test executes a line in another process.  A change counts as missed if all tests pass.  The changes:
+know every test that executes a line.  A change counts as missed if all tests pass.  The changes:
 
 - another comparison, ``and`` for ``or``, or a negated condition;
 - a number that is one larger, ``True`` for ``False``, or ``+`` for ``-``;

@@ -29,9 +29,3 @@ def test_a_folder_is_deleted_although_a_process_still_writes(tmp_path: Path, mon
     temporary.remove(str(folder))
     assert not folder.exists()
     assert len(attempts) == 2
-
-
-def test_no_folder_is_nothing_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    temporary.remove("")
-    assert tmp_path.exists()
