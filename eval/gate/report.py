@@ -58,7 +58,7 @@ class GateResult(Stored):
 
     @classmethod
     def read(cls, file: Path) -> GateResult:
-        """Return the gate of a gate.json; InputError in one line for another file or layout, or damage."""
+        """Return the gate of a gate.json; InputError in one line if it is none, damaged or no baseline."""
         content = json_files.read_bytes(file)
         raw = json_files.parsed(content, printable(file))
         if isinstance(raw, dict) and raw.get("gate") == 1:
@@ -69,6 +69,11 @@ class GateResult(Stored):
             raise InputError(f"{printable(file)}: is not a gate.json: {describe(error, cls.model_fields)}") from None
         if not found.variants or not found.variants[0].rows:
             raise InputError(f"{printable(file)}: is not a gate.json: variants: the first one has no rows")
+        if not found.is_baseline:
+            raise InputError(
+                f"{printable(file)}: its first variant is {found.variants[0].outcome!r}, so that no other variant "
+                "can be compared with it; give the file of another gate"
+            )
         return found
 
 
