@@ -2,8 +2,8 @@
 
 The driver starts one engine process for each pair of a Python and an engine (``eval/common/processes.py``).  An engine
 process uses no GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the
-group, deletes its temporary files, and sends the driver the exit status.  When the driver ends, even by kill -9, the
-engine process does the same for all workers, and ends.
+group, deletes its temporary files and shared memory, and sends the driver the exit status.  When the driver ends, even
+by kill -9, the engine process does the same for all workers, and ends.
 
 If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
 engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
 from compare_q.backends.common.process import WORKER, die_with_parent, fork_blockers
-from compare_q.backends.worker import temporary
+from compare_q.backends.worker import shared_memory, temporary
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that request the end of a run.  If one reaches all processes of a run, the driver decides what to do."""
@@ -83,7 +83,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
         temporary.use(running.folder)
         from compare_q.backends.worker import worker
 
-        worker.serve(running.channel, requested, alone)
+        worker.serve(running.channel, requested, alone, running.folder)
         atexit._run_exitfuncs()
         code = 0
     except BaseException:
@@ -182,26 +182,32 @@ def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list
 
 
 def end_all(workers: Workers) -> None:
-    """Kill the groups of all workers, and delete their temporary files."""
-    for group in workers:
+    """Kill the groups of all workers, and delete their temporary files and shared memory."""
+    shared_files: set[str] = set()
+    for group, worker in workers.items():
+        shared_files |= shared_memory.files_of_worker(group, worker.folder)
         end_group(group)
     for group, worker in workers.items():
         with suppress(ChildProcessError):
             os.waitpid(group, 0)
         temporary.remove(worker.folder)
+    shared_memory.remove(shared_files)
 
 
 def reap(workers: Workers) -> None:
     """Kill the rest of the groups of workers that have ended, and send the driver each worker's exit status.
 
-    The temporary files of these workers are deleted first.
+    The temporary files and the shared memory of these workers are deleted first.
     """
     for worker in list(workers):
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
-            end_group(worker)
             channel, folder = workers.pop(worker)
+            # Only living processes show their maps, and the folder has the worker's note.
+            shared_files = shared_memory.files_of_worker(worker, folder)
+            end_group(worker)
             temporary.remove(folder)
+            shared_memory.remove(shared_files)
             send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 

@@ -1,0 +1,99 @@
+"""Shared memory of a worker's processes is deleted after they were killed, and nobody else's is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import shared_memory as python_shared_memory
+from pathlib import Path
+
+import pytest
+
+from compare_q.backends.worker import shared_memory
+
+pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm on this system")
+
+CREATE = """
+import mmap, sys, time
+from multiprocessing import shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+model = open(sys.argv[1], "rb")
+weights = mmap.mmap(model.fileno(), 0, access=mmap.ACCESS_READ)
+print(memory.name, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def model() -> Iterator[Path]:
+    """A user's model in /dev/shm."""
+    file = Path(f"/dev/shm/a model of {os.getpid()}.safetensors")
+    file.write_bytes(b"weights")
+    yield file
+    file.unlink(missing_ok=True)
+
+
+def start(model: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Start a process with its own group and resource tracker; return it, and its shared memory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CREATE, str(model)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    return process, Path("/dev/shm", process.stdout.readline().strip())
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a process with its resource tracker, which would delete its shared memory."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_files_of_a_killed_group_are_deleted(model: Path, tmp_path: Path, noted: bool) -> None:
+    """They are known from maps before the kill, or from the note that the worker has written."""
+    process, file = start(model)
+    if noted:
+        files = shared_memory.files_of_group(process.pid)
+        (tmp_path / shared_memory.NOTE).write_text("\n".join(files))
+        kill(process)
+        files = shared_memory.files_of_worker(process.pid, str(tmp_path))
+    else:
+        files = shared_memory.files_of_worker(process.pid, str(tmp_path))
+        kill(process)
+    assert file.exists()
+    assert files == {str(file)}
+    shared_memory.remove(files)
+    assert not file.exists()
+    assert model.exists()
+
+
+def test_a_file_that_another_process_maps_stays(model: Path) -> None:
+    process, file = start(model)
+    memory = python_shared_memory.SharedMemory(file.name)
+    files = shared_memory.files_of_group(process.pid)
+    kill(process)
+    shared_memory.remove(files)
+    assert file.exists()
+    memory.close()
+    memory.unlink()
+    shared_memory.remove(files)
+
+
+def test_the_note_is_of_this_group(tmp_path: Path) -> None:
+    memory = python_shared_memory.SharedMemory(create=True, size=4096)
+    shared_memory.note(str(tmp_path))
+    shared_memory.note("")
+    mine = shared_memory.files_of_worker(-1, str(tmp_path))  # this process still maps it
+    memory.close()
+    files = shared_memory.files_of_worker(-1, str(tmp_path))
+    memory.unlink()
+    file = f"/dev/shm/{memory.name}"
+    assert file not in mine
+    assert file in files
+    assert shared_memory.files_of_worker(-1, str(tmp_path / "nothing")) == set()
