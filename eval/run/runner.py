@@ -56,8 +56,9 @@ def run(
             for wave in (rows.marked, rows.others):
                 waiting += [pool.submit(score_model, rows, model, downloads) for model in wave]
                 for future in as_completed(list(waiting)):
-                    waiting.remove(future)
                     add_row(rows, future.result())
+                    # Not before: a signal while the row is made would lose it.
+                    waiting.remove(future)
         except BaseException as stop:
             config.workers.stop()
             pool.shutdown(cancel_futures=True)

@@ -43,6 +43,28 @@ def test_results_json_says_what_ran(
     assert written["models"][0]["file_bytes"] == data.stat().st_size + spec.stat().st_size
 
 
+def test_an_interrupt_while_a_row_is_made_does_not_lose_the_row(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is made when its scores are complete; the first model is stored, but has no row yet."""
+    data, spec = write_specs([{**FAKE, "label": "first"}, {**FAKE, "label": "second"}])
+    storage = FakeEngine.files.storage
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted(files: object) -> object:
+        if interrupts:
+            raise interrupts.pop()
+        return storage(files)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeEngine.files, "storage", interrupted)
+    ran = compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json")
+    assert ran.status == 130, ran.err
+    assert not interrupts
+    first, _ = json.loads((tmp_path / "r.json").read_text())["models"]
+    assert first["ppl"] > 1
+    assert first["error"] is None
+
+
 def test_cleared_scores_are_gone(run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, even on a slow machine
     models = [{**FAKE, "label": "a", "reference": True}, {**FAKE, "label": "b", "engine": {"boost": 2.0}}]
