@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from compare_q.backends.checkpoint import doctor
 from compare_q.backends.checkpoint.function import differences, filled_facts, may_differ
 from tests.support.checkpoints import ENDS, finish_gguf, write_checkpoint
 
@@ -139,6 +140,24 @@ def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
     assert differences(reference, mine, known) == []  # a copy may store its head separately
 
 
+@pytest.mark.parametrize(("changed_row", "expected"), [(None, []), (0, ["tie_word_embeddings true for false"])])
+def test_a_stored_head_may_be_a_copy_of_the_embedding(
+    tmp_path: Path, changed_row: int | None, expected: list[str]
+) -> None:
+    """Then a model without a head is the same model; one other row makes it another one."""
+    embedding = np.arange(40, dtype=np.float32).reshape(10, 4)
+    head = embedding.copy()
+    if changed_row is not None:
+        head[changed_row] += 1
+    entries = dict.fromkeys(ENDS, ("F32", 10, 4))
+    values = {"model.embed_tokens.weight": embedding.tobytes(), "lm_head.weight": head.tobytes()}
+    reference = write_checkpoint(tmp_path / "reference", entries, LLAMA, values)
+    del entries["lm_head.weight"]
+    mine = write_checkpoint(tmp_path / "copy", entries, {**LLAMA, "tie_word_embeddings": True}, values)
+    known = {path: filled_facts(path) for path in (mine, reference)}
+    assert differences(mine, reference, known) == expected
+
+
 def header(file: Path, architecture: str = "llama", factors: str = "", **fields: Any) -> Path:
     """Write a GGUF of LLAMA's values; ``fields`` replace them, None leaves one out."""
     known: dict[str, Any] = {
@@ -199,3 +218,14 @@ def test_two_headers(tmp_path: Path) -> None:
     assert found(header(tmp_path / "a.gguf"), header(tmp_path / "b.gguf", rope__freq_base=1e6)) == [
         "rope_theta 500,000 for 1,000,000"
     ]
+
+
+def test_the_doctor_compares_two_headers(tmp_path: Path) -> None:
+    """No folder, and so no facts of Transformers, are needed; between a header and a folder they are."""
+    file = header(tmp_path / "a.gguf")
+    other = header(tmp_path / "b.gguf", rope__freq_base=1e6)
+    (finding,) = doctor.differing_function(file, other, None, None)
+    assert (finding.severity, finding.where) == ("wrong", "a.gguf")
+    assert "rope_theta 500,000 for 1,000,000" in finding.what
+    reference = folder(tmp_path / "reference", {**LLAMA, "rms_norm_eps": 1e-6})
+    assert list(doctor.differing_function(file, reference, None, None)) == []
