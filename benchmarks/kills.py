@@ -50,6 +50,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import shapes
+from compare_q.eval.gate.gate_report import GateResult
 from tests.support.paths import TIMES, without_times
 from tests.support.real_server import running
 
@@ -176,8 +177,8 @@ class Run:
     """One of a campaign's runs, which is started again until it has finished.
 
     ``begin``: position in the log of its last start; ``disturbed``: True if a process of that start
-    was killed; ``replaced``: number of result files that earlier starts wrote, for example a gate
-    that lost a worker.
+    was killed; ``baselines``: number of gate.json files of earlier starts, whose scores the cache
+    keeps for ``--baseline``.
     """
 
     folder: Path
@@ -188,17 +189,20 @@ class Run:
     process: subprocess.Popen[bytes] = field(init=False)
     begin: int = 0
     disturbed: bool = False
-    replaced: int = 0
+    baselines: int = 0
 
     def start(self) -> None:
         """Start the run; its results are written next to the log."""
         if self.out.is_dir():
             shutil.rmtree(self.out)
-        if self.out.exists():
-            self.replaced += 1
+        work = RUNS[self.engine][self.number]
+        if work.command == "gate" and self.out.exists():
+            # A gate that lost the worker of a later variant has written its file.
+            result = GateResult.model_validate_json(self.out.read_bytes())
+            if result.is_baseline:
+                self.baselines += 1
         self.out.unlink(missing_ok=True)
         self.disturbed = False
-        work = RUNS[self.engine][self.number]
         spec = self.log.with_suffix(".models.json")
         models = []
         for model in work.models:
@@ -334,7 +338,6 @@ class Run:
 
 def comparable(run: Run) -> Any:
     """Return a run's results without times; for a pack, also return a checksum of each tensor."""
-
     tensors = {}
     for file in sorted(run.results.parent.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
@@ -385,22 +388,21 @@ def files_of(cache: Path) -> set[str]:
     return names
 
 
-def left_in(run: Run) -> set[str]:
-    """Names of what a run has left in its cache.
+def left_over(run: Run, whole: Run) -> list[str]:
+    """Return what a run has left in its cache, and the undisturbed run has not.
 
-    A gate's entries have other keys in each gate, so that they only have numbers here.  A gate that
-    writes its file keeps the scores of its first variant, for ``--baseline``.
+    The entries of a gate have other keys in each gate, and are counted.  Each gate that has written
+    its file keeps the scores and the store of its first variant.
     """
     if RUNS[run.engine][run.number].command != "gate":
-        return files_of(run.cache)
-    names = set()
+        return sorted(files_of(run.cache) - files_of(whole.cache))
+    left = []
     for section in ("scores", "references", "runs"):
-        count = len(list((run.cache / section).glob("*")))
-        if section == "scores":
-            count = math.ceil(count / (1 + run.replaced))
-        for number in range(count):
-            names.add(f"{section}: entry {number + 1}")
-    return names
+        expected = (1 + run.baselines) * len(list((whole.cache / section).glob("*")))
+        more = len(list((run.cache / section).glob("*"))) - expected
+        if more > 0:
+            left.append(f"{section}: {more} more entries")
+    return left
 
 
 def shared_memory() -> set[str]:
@@ -463,7 +465,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     seen, began, shared = Seen(), time.monotonic(), shared_memory()
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
-    gold, files, duration = [comparable(run) for run in whole], left_in(whole[0]), 0.0
+    gold, duration = [comparable(run) for run in whole], 0.0
     todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
     todo += [Run.signal_twice for _ in range(pairs)]
     random.shuffle(todo)
@@ -488,7 +490,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
             )
             if "models" in other:
                 seen.largest = max(seen.largest, difference(found, other))
-        seen.files_left += sorted(left_in(runs[0]) - files) + sorted(shared_memory() - shared)
+        seen.files_left += left_over(runs[0], whole[0]) + sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
         differing = (

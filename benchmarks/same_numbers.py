@@ -30,20 +30,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import TIMES
+
 ROOT = Path(__file__).resolve().parents[1]
-NOT_COMPARED = {
-    "created",
-    "command",
+NOT_COMPARED = TIMES | {
     "commit",
     "format",
     "title",
     "versions",
-    "load_seconds",
-    "score_seconds",
-    "seconds",
-    "tokens_per_second",
-    "timing",
-    "from_cache",
     "worst_tokens",
     "path",
     "spec_sha256",

@@ -20,7 +20,7 @@ from tests.support.vllm_server import Stub, gold
 IMPORTED_BY_ENGINES = {
     f"compare_q.backends.{name}"
     for name in (
-        "hf.layers",
+        "hf.transformers_layers",
         "scoring.triton_kernels",
         "vllm.extension",
         "vllm.logits",

@@ -80,7 +80,7 @@ class GateResult(Stored):
     def read(cls, file: Path) -> GateResult:
         """Return the gate of a gate.json.
 
-        InputError in one line for another file or layout, or damage.
+        InputError in one line if it is none, damaged or no baseline.
         """
         name = printable(file)
         content = json_files.read_bytes(file)
@@ -96,6 +96,11 @@ class GateResult(Stored):
             raise InputError(f"{name}: is not a gate.json: {fault}") from None
         if not result.variants or not result.variants[0].rows:
             raise InputError(f"{name}: is not a gate.json: variants: the first one has no rows")
+        if not result.is_baseline:
+            raise InputError(
+                f"{name}: its first variant is {result.variants[0].outcome!r}, so that no other variant "
+                "can be compared with it; give the file of another gate"
+            )
         return result
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from tests.support import hub_layouts
 from tests.support.hub import Client, Hub
 from tests.support.toy import save_toy_tokenizer, swap_letters
 
-COMMAND = """
+RUN = """
 import contextlib, io
 from compare_q.eval.cli import main as cli
-with contextlib.redirect_stdout(io.StringIO()):
-    value = cli.main({words!r})
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    status = cli.main({words!r})
 """
+COMMAND = RUN + "value = status\n"
+PRINTED = RUN + "value = printed.getvalue()\n"
 CLIENTS_BARS = ("it/s", "B/s]", "Downloading", "Reconstruct", "Fetching", "examples", "Generating")
 TEXT = {"dataset": "wiki2", "eval_len": 20, "eval_stride": 20}
 WHY = "not on the hub, or private; check the name, or sign in (`hf auth login` or HF_TOKEN)"
@@ -134,6 +137,19 @@ def test_a_run_with_hub_ids(server: Hub, tmp_path: Path) -> None:
         "json: org/never: not in the local cache, and http://127.0.0.1:1 cannot be reached ("
         in text
     )
+
+
+@pytest.mark.engine
+def test_a_check_names_what_a_run_would_download(server: Hub, tmp_path: Path) -> None:
+    """The tokenizer, the text and the model of the hub, with their sizes; nothing is downloaded."""
+    words = ["check", *specs(tmp_path, [("toy", "org/toy")])[:-2]]
+    with Client(server, tmp_path / "home", COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
+        lines = client.run(PRINTED.format(words=words)).splitlines()
+    for part in ("the tokenizer of org/toy, ", "data: Salesforce/wikitext, ", "toy: transformers "):
+        (line,) = [line for line in lines if part in line]
+        assert re.search(r" \S*\d \w+ to download$", line)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.rglob("tokenizer.json"))
 
 
 @pytest.mark.engine

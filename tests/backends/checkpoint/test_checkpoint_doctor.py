@@ -29,7 +29,7 @@ from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.checkpoint.gguf import GgufModel, GgufTensor
 from compare_q.backends.checkpoint.tokenizers import Tokens, of_folder
 from tests.support.broken import FAULTS
-from tests.support.checkpoints import Entries, safetensors_bytes, write_checkpoint
+from tests.support.checkpoints import ENDS, Entries, Q, safetensors_bytes, write_checkpoint
 from tests.support.toy import save_llama
 from tests.support.transformers_models import changed
 
@@ -180,6 +180,33 @@ def test_quantized_against_the_config(tmp_path: Path) -> None:
     (finding,) = checkpoint_doctor.unexpected_quantization(checkpoint)
     assert finding.severity == "wrong"
     assert finding.where == f"model.safetensors: {EXPERTS}.0.down_proj"
+
+
+def test_integers_without_a_scale(tmp_path: Path) -> None:
+    """A matrix in a quantized type needs a scale beside it; a bias is none."""
+    entries: Entries = {**ENDS, f"{Q}.weight": ("I8", 4, 4), f"{Q}.bias": ("F32", 4)}
+    (finding,) = checkpoint_doctor.dtypes(Checkpoint(write_checkpoint(tmp_path / "bare", entries)))
+    assert (finding.severity, finding.where) == ("wrong", f"model.safetensors: {Q} (I8)")
+    scaled = {**entries, f"{Q}.weight_scale": ("F32", 4, 1)}
+    assert (
+        list(checkpoint_doctor.dtypes(Checkpoint(write_checkpoint(tmp_path / "scaled", scaled))))
+        == []
+    )
+
+
+def test_code_of_a_checkpoint_does_not_run(mixture: Path) -> None:
+    """The config names a class in a file of the checkpoint; Transformers' own class of the architecture is built."""
+    config = json.loads((mixture / "config.json").read_text())
+    mine = {
+        "architectures": ["MineForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "mine.MineForCausalLM"},
+    }
+    (mixture / "config.json").write_text(json.dumps(config | mine))
+    (mixture / "mine.py").write_text(
+        f"open({str(mixture / 'ran')!r}, 'w').close()\nclass MineForCausalLM: pass\n"
+    )
+    assert compare(Checkpoint(mixture)) == NOTHING
+    assert not (mixture / "ran").exists()
 
 
 def test_where_index_and_files_disagree(tmp_path: Path) -> None:

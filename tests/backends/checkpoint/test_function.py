@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from compare_q.backends.checkpoint import checkpoint_doctor
 from compare_q.backends.checkpoint.model_function import differences, filled_facts, may_differ
 from tests.support.checkpoints import ENDS, finish_gguf, write_checkpoint
 
@@ -45,6 +46,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 2048,
 }
+LINEAR = {"rope_theta": 500_000.0, "rope_type": "linear", "factor": 2.0}
 GEMMA_2: dict[str, Any] = {
     **{key: LLAMA[key] for key in LLAMA if key != "rope_parameters"},
     "model_type": "gemma2",
@@ -177,6 +179,18 @@ OLD = {
             {**LLAMA, "rope_parameters": YARN},
             {**LLAMA, "rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1.0}},
         ),
+        (
+            {
+                **LLAMA,
+                "rope_parameters": {**YARN, "original_max_position_embeddings": 8192},
+            },  # the default: the context
+            {**LLAMA, "rope_parameters": without(YARN, "original_max_position_embeddings")},
+        ),
+        # Linear scaling divides every position, whatever the original context was.
+        (
+            {**LLAMA, "rope_parameters": LINEAR},
+            {**LLAMA, "rope_parameters": {**LINEAR, "original_max_position_embeddings": 2048}},
+        ),
         (GEMMA_2, {**GEMMA_2, "layer_types": ["sliding_attention", "full_attention"]}),
         (
             GEMMA_2,
@@ -234,6 +248,28 @@ def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
     filled = {path: filled_facts(path) for path in (mine, reference)}
     assert differences(mine, reference, filled) == ["tie_word_embeddings true for false"]
     assert differences(reference, mine, filled) == []  # a copy may store its head separately
+
+
+@pytest.mark.parametrize(
+    ("changed_row", "expected"), [(None, []), (0, ["tie_word_embeddings true for false"])]
+)
+def test_a_stored_head_may_be_a_copy_of_the_embedding(
+    tmp_path: Path, changed_row: int | None, expected: list[str]
+) -> None:
+    """Then a model without a head is the same model; one other row makes it another one."""
+    embedding = np.arange(40, dtype=np.float32).reshape(10, 4)
+    head = embedding.copy()
+    if changed_row is not None:
+        head[changed_row] += 1
+    entries = dict.fromkeys(ENDS, ("F32", 10, 4))
+    values = {"model.embed_tokens.weight": embedding.tobytes(), "lm_head.weight": head.tobytes()}
+    reference = write_checkpoint(tmp_path / "reference", entries, LLAMA, values)
+    del entries["lm_head.weight"]
+    mine = write_checkpoint(
+        tmp_path / "copy", entries, {**LLAMA, "tie_word_embeddings": True}, values
+    )
+    known = {path: filled_facts(path) for path in (mine, reference)}
+    assert differences(mine, reference, known) == expected
 
 
 def header(file: Path, architecture: str = "llama", factors: str = "", **fields: Any) -> Path:
@@ -342,3 +378,14 @@ def test_two_headers(tmp_path: Path) -> None:
     assert run_differences(
         header(tmp_path / "a.gguf"), header(tmp_path / "b.gguf", rope__freq_base=1e6)
     ) == ["rope_theta 500,000 for 1,000,000"]
+
+
+def test_the_doctor_compares_two_headers(tmp_path: Path) -> None:
+    """No folder, and so no facts of Transformers, are needed; between a header and a folder they are."""
+    file = header(tmp_path / "a.gguf")
+    other = header(tmp_path / "b.gguf", rope__freq_base=1e6)
+    (finding,) = checkpoint_doctor.differing_function(file, other, None, None)
+    assert (finding.severity, finding.where) == ("wrong", "a.gguf")
+    assert "rope_theta 500,000 for 1,000,000" in finding.what
+    reference = folder(tmp_path / "reference", {**LLAMA, "rms_norm_eps": 1e-6})
+    assert list(checkpoint_doctor.differing_function(file, reference, None, None)) == []

@@ -398,6 +398,29 @@ def test_what_is_made(
     assert answer.status == 0, answer.err
 
 
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("license: apache-2.0", "apache-2.0"),
+        ("license: other\nlicense_name: llama3.1", "llama3.1"),
+        ("language: en", None),
+        ("license: [", None),
+    ],
+)
+def test_a_pack_names_the_license_of_the_models_card(
+    compare_q: Run, write_specs: Specs, tmp_path: Path, card: str, license: str | None
+) -> None:
+    model, target = tmp_path / "model", tmp_path / "fake.pack"
+    model.mkdir()
+    (model / "README.md").write_text(f"---\n{card}\n---\n# A model\n")
+    data, models = write_specs([{**FAKE, "model_dir": str(model), "engine": {"vocab_size": 400}}])
+    ran = compare_q(
+        "pack", "-d", data, "-m", models, "-o", target, "--no-floor", "--logits", "-r", 1
+    )
+    assert ran.status == 0, ran.err
+    assert pack_files.read(target).model_license == license
+
+
 def fake_pack(compare_q: Run, write_specs: Specs, target: Path, count: int) -> Path:
     """Return a pack of a model whose logits differ between recordings; nothing else of two packs
     differs.

@@ -85,6 +85,7 @@ INPUTS = [
     refused("--tensor-parallel-size", "m --tensor-parallel-size 2"),
     refused("kld: ", "show r.json --columns label kld"),
     refused("-d has taken all of wiki2 a b", "-d wiki2 a b"),
+    refused("-d has taken all of wiki2 a", "-d wiki2 a"),
     refused("a: ", "a -m m.json"),
     refused("no*.json", "-d {data} -m no*.json"),
     refused("toy: model_dir", model={**TOY, "model_dir": ["{model}", "o.safetensors"]}),

@@ -37,7 +37,7 @@ def copy_of_the_code(folder: Path, added: str = "") -> Path:
         shutil.copytree(
             ROOT / source, copied / target, ignore=shutil.ignore_patterns("__pycache__")
         )
-    with (copied / "backends" / "scoring" / "statistics.py").open("a") as file:
+    with (copied / "backends" / "scoring" / "token_statistics.py").open("a") as file:
         file.write(added)
     return copied / "backends"
 

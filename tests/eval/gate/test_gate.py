@@ -317,15 +317,22 @@ def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Pat
     assert "base.json" in other.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("option", ["random=0.1", "nan_windows=[0]"])
-def test_a_first_variant_without_a_verdict_leaves_no_scores(
-    gate: Any, own_cache: Path, option: str
+@pytest.mark.parametrize(
+    ("option", "outcome", "status"),
+    [("random=0.1", "not deterministic", 1), ("nan_windows=[0]", "failed", 3)],
+)
+def test_a_first_variant_that_is_no_baseline_leaves_nothing(
+    gate: Any, own_cache: Path, tmp_path: Path, option: str, outcome: str, status: int
 ) -> None:
-    """Its first pass succeeds, but no later gate can use its scores with --baseline."""
+    """Its first pass succeeds, but no later gate can use its scores: such a gate is refused before a model loads."""
     ran, outcome_of, _ = gate("--variant", f"old:engine.{option}", "--variant", "new:")
-    assert list(outcome_of.values()) in (["failed"], ["not deterministic"])
-    assert ran.status != 0
-    assert not [file for file in (own_cache / "scores").glob("*") if file.is_dir()]
+    assert (ran.status, list(outcome_of.values())) == (status, [outcome])
+    for section in ("scores", "references"):
+        assert not [entry for entry in (own_cache / section).glob("*") if entry.is_dir()]
+    (tmp_path / "gate.json").rename(tmp_path / "base.json")
+    refused = gate(*VARIANTS, "new:", "--baseline", str(tmp_path / "base.json"))[0]
+    assert (refused.status, refused.out, "loading" in refused.err) == (2, "", False)
+    assert outcome in refused.err.splitlines()[-1]
 
 
 def test_reports(gate: Any, tmp_path: Path) -> None:

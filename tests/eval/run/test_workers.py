@@ -5,6 +5,7 @@ on them.
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from compare_q.backends.worker.protocol import LoadCommand
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 from tests.support.comparisons import Compare, Models, fake, store_of, toy
+from tests.support.fake_engine import FakeEngine
 from tests.support.threaded import threaded
 
 
@@ -47,6 +49,23 @@ def test_without_gpus_one_model_follows_the_other(
         label: model["seconds"] for label, model in again.models.items()
     } == seconds  # of the run that scored
     assert "an earlier run measured their speed (*)" in again.out
+
+
+def test_a_model_in_the_drivers_process_has_a_workers_environment(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that wait do not spin; what an engine sets ends with its model."""
+    waits = []
+
+    def load(_: FakeEngine) -> None:
+        waits.append(os.environ.get("OMP_WAIT_POLICY"))
+        os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
+
+    monkeypatch.setattr(FakeEngine, "load", load)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert measured(models_of()).status == 0
+    assert waits == ["PASSIVE"] * 3
+    assert "OMP_WAIT_POLICY" not in os.environ
 
 
 @pytest.mark.parametrize(("lost", "status"), [(3, 0), (4, 2)])
