@@ -31,7 +31,7 @@ Spans = tuple[tuple[int, int], ...]
 """
 
 
-def abbreviated(spans: Spans, length: int) -> tuple[int, ...]:
+def span_numbers(spans: Spans, length: int) -> tuple[int, ...]:
     """Return the first scored position if all positions after it are scored, else begin and end of
     each range.
     """
@@ -51,7 +51,7 @@ class Window:
     token_ids: NDArray[np.int32]  # [L]
     # within 1 to L - 1; each position is predicted from all tokens before it in the window
     spans: Spans
-    alone: bool = (
+    is_single: bool = (
         False  # no other window is computed with it, so that its roundings are those of batch 1
     )
 
@@ -85,20 +85,20 @@ class Window:
                 yield slice(low - begin, high - begin)
 
     @property
-    def what_is_scored(self) -> str:
+    def positions_text(self) -> str:
         """The scored positions as text, for digests."""
-        return ",".join(map(str, abbreviated(self.spans, len(self.token_ids))))
+        return ",".join(map(str, span_numbers(self.spans, len(self.token_ids))))
 
     @cached_property
     def digest(self) -> str:
         """The first 32 hexadecimal digits of the SHA-256 of the tokens, the scored positions, and
-        ``alone``.
+        ``is_single``.
 
         Scores are found by it: windows with the same digest have the same scores, whichever text
         they are cut from.
         """
-        facts = f"{self.what_is_scored} "
-        if self.alone:
+        facts = f"{self.positions_text} "
+        if self.is_single:
             facts += "alone "
         tokens = self.token_ids.astype("<i4").tobytes()
         return hashlib.sha256(facts.encode() + tokens).hexdigest()[:32]
@@ -157,7 +157,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Layer:
-    """``count`` linear layers as an engine ran them, which may differ from the checkpoint's scheme."""
+    """``count`` linear layers as an engine ran them; the checkpoint's scheme may differ."""
 
     name: str  # the module's path in the model, with ``*`` for numbers that vary
     weights: str  # stored format: "nvfp4 g16", "int4 g128", "fp8 channel", "bfloat16"
@@ -258,12 +258,12 @@ class Decode:
     batch: int = 1  # windows at a time
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Return ``decode 1x32`` for one token of each of 32 windows."""
         return f"decode {self.step}x{self.batch}"
 
 
-class Placed(NamedTuple):
+class TensorBytes(NamedTuple):
     """A stored tensor, and where its bytes are; ``shape``: inputs last."""
 
     name: str
@@ -290,7 +290,7 @@ class EngineInfo(BaseModel):
     problem: str = ""  # why the model cannot run there, in one line
     facts: ModelFacts | None = None  # of a model on a server; None if its files are on this machine
     stamp: str = ""  # of a model on a server
-    silence: str = (
+    unreachable: str = (
         ""  # why a server did not answer; the request is repeated when this model is scheduled
     )
 
@@ -404,7 +404,7 @@ class ModelFiles:
         """
         return ()
 
-    def placed(self) -> list[Placed]:
+    def placed(self) -> list[TensorBytes]:
         """Return the stored tensors of the weight files, and where they are; empty if unknown."""
         return []
 
@@ -523,7 +523,7 @@ class Engine(ABC):
         It is called again for another text, whose scores must not depend on the texts before it.
         """
 
-    def explained(self, error: Exception) -> str:
+    def reason_of(self, error: Exception) -> str:
         """Return one line on an error of the engine that is not a CompareQError."""
         return with_class(error)
 

@@ -34,7 +34,7 @@ TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"
 """Patterns of all files that AutoTokenizer may read; code runs only if a spec trusts it."""
 MODEL_FILES = [*TOKENIZER_FILES, WEIGHTS]
 """Patterns of the model files to fetch; pickled weights are never fetched."""
-AWAY: dict[str, tuple[float, str]] = {}
+UNREACHABLE: dict[str, tuple[float, str]] = {}
 """Endpoint that did not answer -> (time on the monotonic clock in seconds, reason)."""
 RepoType = Literal["model", "dataset"]
 
@@ -62,7 +62,7 @@ class Silent(Watch):
 SILENT = Silent()
 
 
-class HubAwayError(InputError):
+class HubUnreachableError(InputError):
     """The hub does not answer now; files in the local cache can still be used."""
 
 
@@ -205,7 +205,7 @@ def missing_files(
 
     try:
         found = look_up(repo_type, name, revision)
-    except HubAwayError as error:
+    except HubUnreachableError as error:
         cached(repo_type, name, revision, patterns, f", and {str(error).removeprefix(f'{name}: ')}")
         return None
     if found.id != name:
@@ -273,16 +273,16 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
     its files.
 
     Without ``files``, the sizes are left out, because a large data set has many files.  Raises
-    InputError with the reason in one line, HubAwayError if the hub does not begin to answer in time
-    (HF_HUB_ETAG_TIMEOUT, else 4 s).  The request runs in a thread, because the HTTP client has no
+    InputError with the reason in one line, HubUnreachableError if the hub does not begin to answer
+    in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The request runs in a thread, because the HTTP client has no
     time limit for DNS.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError
 
-    began, (when, why) = time.monotonic(), AWAY.get(constants.ENDPOINT, (-math.inf, ""))
+    began, (when, why) = time.monotonic(), UNREACHABLE.get(constants.ENDPOINT, (-math.inf, ""))
     if constants.HF_HUB_OFFLINE or began - when < REMEMBERED_S:
-        raise HubAwayError(
+        raise HubUnreachableError(
             f"{name}: {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else why}"
         )
     deadline = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
@@ -323,8 +323,8 @@ def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool
         )
         reason = f"{constants.ENDPOINT} cannot be reached ({why})"
         if late:
-            AWAY[constants.ENDPOINT] = time.monotonic(), reason
-    raise HubAwayError(f"{name}: {reason}")
+            UNREACHABLE[constants.ENDPOINT] = time.monotonic(), reason
+    raise HubUnreachableError(f"{name}: {reason}")
 
 
 @contextmanager

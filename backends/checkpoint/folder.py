@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import hub
-from ..base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
+from ..base import ModelFacts, ModelFiles, PlannedModel, ServingFacts, Storage, TensorBytes
 from ..common.errors import InputError
 from ..common.json_files import exists, read_object
 from ..common.message_text import printable
@@ -122,10 +122,10 @@ class Checkpoint:
             return words
         return f"unknown (format {main} of dtype {parts[main].dtype})"
 
-    def placed(self) -> list[Placed]:
+    def placed(self) -> list[TensorBytes]:
         """The stored tensors, and where their bytes are."""
         return [
-            Placed(name, tensor.file, tensor.start, tensor.nbytes, tensor.shape)
+            TensorBytes(name, tensor.file, tensor.start, tensor.nbytes, tensor.shape)
             for name, tensor in self.tensors.items()
         ]
 
@@ -293,7 +293,7 @@ class HuggingFaceFolder(ModelFiles):
         """The headers of the weight files, read once."""
         return Checkpoint(self.folder, self.planned.override_tensors)
 
-    def placed(self) -> list[Placed]:
+    def placed(self) -> list[TensorBytes]:
         return self.headers.placed()
 
     def storage(self) -> Storage:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .. import hub
-from ..base import ModelFacts, ModelFiles, Placed, PlannedModel, ServingFacts, Storage
+from ..base import ModelFacts, ModelFiles, PlannedModel, ServingFacts, Storage, TensorBytes
 from ..common.errors import InputError
 from ..common.json_files import LARGEST, is_file, is_folder, open_regular
 from ..common.message_text import bytes_in_words, one_line, printable
@@ -428,13 +428,15 @@ class GgufModel:
             self.facts.vocab_size, kv_is_upper=slides, step_numbers=numbers, float_bytes=4
         )
 
-    def placed(self) -> list[Placed]:
+    def placed(self) -> list[TensorBytes]:
         """Return the tensors, and where their bytes are."""
         placed = []
         for file in self.files:
             for tensor in header_of(file).tensors:
                 nbytes = tensor.nbytes or 0
-                placed.append(Placed(tensor.name, file, tensor.start, nbytes, tensor.shape[::-1]))
+                placed.append(
+                    TensorBytes(tensor.name, file, tensor.start, nbytes, tensor.shape[::-1])
+                )
         return placed
 
     def stamp(self, *, times: bool = True) -> str:
@@ -586,7 +588,7 @@ class GgufFiles(ModelFiles):
     def weight_files(self) -> tuple[Path, ...]:
         return self.model.files
 
-    def placed(self) -> list[Placed]:
+    def placed(self) -> list[TensorBytes]:
         return self.model.placed()
 
     def storage(self) -> Storage:

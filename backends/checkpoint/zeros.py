@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Placed
+from ..base import TensorBytes
 from ..hub import SILENT, Watch
 from ..layers.module_names import kind_of
 
@@ -90,12 +90,14 @@ class Zeros(NamedTuple):
         return f"rows {self.first:,} to {last:,} of {self.rows:,} are {what}"
 
 
-def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILENT) -> list[Zeros]:
+def find(
+    tensors: Sequence[TensorBytes], *, whole: bool = False, watch: Watch = SILENT
+) -> list[Zeros]:
     """Find matrices and scales with zeros, from samples or (``whole``) all rows.
 
     ``watch`` gets numbers of bytes.
     """
-    kinds: dict[str, list[tuple[Placed, Run]]] = {}
+    kinds: dict[str, list[tuple[TensorBytes, Run]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
     n_samples = READS // max(len(tensors), 1)
     n_samples = min(max(n_samples, FEWEST_SAMPLES), SAMPLES)
@@ -122,7 +124,7 @@ def find(tensors: Sequence[Placed], *, whole: bool = False, watch: Watch = SILEN
     return zeros
 
 
-def has_repeating_sample(descriptor: int, tensor: Placed, n_samples: int) -> bool:
+def has_repeating_sample(descriptor: int, tensor: TensorBytes, n_samples: int) -> bool:
     """Return True if one of some samples of a tensor repeats one number."""
     last = tensor.start + max(tensor.nbytes - SAMPLE, 0)
     for start in np.linspace(tensor.start, last, n_samples, dtype=int):
@@ -132,7 +134,7 @@ def has_repeating_sample(descriptor: int, tensor: Placed, n_samples: int) -> boo
     return False
 
 
-def matrix_of(tensor: Placed) -> NDArray[np.uint8]:
+def matrix_of(tensor: TensorBytes) -> NDArray[np.uint8]:
     """Return a tensor as bytes [rows, bytes of a row], mapped into memory."""
     n_rows = math.prod(tensor.shape[:-1])
     shape = (1, tensor.nbytes)
@@ -141,7 +143,7 @@ def matrix_of(tensor: Placed) -> NDArray[np.uint8]:
     return np.memmap(tensor.file, np.uint8, "r", tensor.start, shape)
 
 
-def zeros_of_kind(members: Sequence[tuple[Placed, Run]]) -> list[Zeros]:
+def zeros_of_kind(members: Sequence[tuple[TensorBytes, Run]]) -> list[Zeros]:
     """Return the zeros in tensors whose names differ only in numbers."""
     n_with_zeros = sum(run.length > 0 for _, run in members)
     zeros = []

@@ -251,7 +251,7 @@ class VllmEngine(Engine):
         except (
             Exception
         ) as error:  # for example a config error, a refused checkpoint, a dead worker
-            raise ModelError(f"vLLM refused {folder}: {self.explained(error)}") from error
+            raise ModelError(f"vLLM refused {folder}: {self.reason_of(error)}") from error
         step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
         self.driver = VllmDriver(
             self.llm, runner, seed, on_cpu=cpu, step=step, compares=self.planned.check_decode
@@ -265,7 +265,7 @@ class VllmEngine(Engine):
         self.driver.route = route = self.driver.probe(windows)
         return self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
 
-    def explained(self, error: Exception) -> str:
+    def reason_of(self, error: Exception) -> str:
         """Return the most informative line of an exception.
 
         If it only refers to an error in another process, that is searched in what vLLM has logged

@@ -137,7 +137,7 @@ def parse_message(data: bytes) -> Message:
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
     ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
-    shapes = [(each.index, len(each.token_ids), each.spans, each.alone) for each in windows]
+    shapes = [(each.index, len(each.token_ids), each.spans, each.is_single) for each in windows]
     storage.write_arrays(file, ids=ids, shapes=json.dumps(shapes))
 
 

@@ -160,7 +160,7 @@ class Worker:
             reason = str(error)
             if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
                 os.write(2, traceback.format_exc().encode())
-                reason = self.engine.explained(error) if self.engine else with_class(error)
+                reason = self.engine.reason_of(error) if self.engine else with_class(error)
             send(protocol.Failed(out_of_memory(self.model, error, self.shared) or reason))
         else:
             send(protocol.Done(value))
@@ -312,7 +312,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
     except InputError as error:
         found["problem"] = str(error)
     except ModelError as error:
-        found["silence"] = str(error)
+        found["unreachable"] = str(error)
     return EngineInfo(
         installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found
     )

@@ -172,8 +172,8 @@ def check_models(config: RunConfig, models: Sequence[PlannedModel], report: Chec
         except (InputError, ModelError) as error:
             report.problems.append(f"{model.label}: {error}")
             continue
-        if model.info.silence:
-            report.problems.append(f"{model.label}: {model.info.silence}")
+        if model.info.unreachable:
+            report.problems.append(f"{model.label}: {model.info.unreachable}")
 
 
 def comparable_folders(

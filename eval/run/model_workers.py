@@ -114,9 +114,9 @@ class Replicas:
         after the other.
         """
         windows = [window for window in self.data.distinct if window.digest in wanted]
-        together = [window for window in windows if not window.alone]
+        together = [window for window in windows if not window.is_single]
         batches = [together] if together else []
-        batches += [[window] for window in windows if window.alone]
+        batches += [[window] for window in windows if window.is_single]
         for batch in batches:
             with ExitStack() as held:
                 commands = self.commands(batch, request, held)

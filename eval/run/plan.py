@@ -55,9 +55,9 @@ def plan_models(
             problems.append(spec.blamed(error))
     raise_all(problems)
     for model in models:
-        if model.info.silence:
+        if model.info.unreachable:
             config.progress.say(
-                f"{model.label}: {model.info.silence}; it is asked again before it runs"
+                f"{model.label}: {model.info.unreachable}; it is asked again before it runs"
             )
     return models
 
@@ -173,7 +173,7 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         else {}
     )
     python = {} if model.python is None else {"python_path": model.python}
-    phase = {} if model.decode is None else {"phase": model.decode.words}
+    phase = {} if model.decode is None else {"phase": model.decode.label}
     package = {"engine_version": " ".join(info.installed).strip()}
     known = {
         "engine": model.engine,
@@ -331,8 +331,8 @@ def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
             model = files.fetch(config.workers.stoppable(phase))
     if not known:
         model = checked(config, model)
-        if model.info.silence:
-            raise ModelError(model.info.silence)
+        if model.info.unreachable:
+            raise ModelError(model.info.unreachable)
     model = model.updated(stamp=stamp_of(model))
     if config.gpus.gpus:  # its engine is imported while others have the GPUs
         config.workers.import_ahead(model, verbose=config.verbose)

@@ -127,7 +127,7 @@ def prepared(
             continue
         if name in config.alone:
             text = replace(
-                text, windows=tuple(replace(window, alone=True) for window in text.windows)
+                text, windows=tuple(replace(window, is_single=True) for window in text.windows)
             )
         texts.append(text)
     plan.raise_all(problems)

@@ -160,7 +160,7 @@ class Workers:
         run on.
 
         InputError if that Python cannot run workers.  A separate worker sends requests to a server,
-        since it may never answer; ``EngineInfo.silence`` is the reason if it did not.
+        since it may never answer; ``EngineInfo.unreachable`` is the reason if it did not.
         """
         hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
         here = backends.engine_class(model.engine).capabilities.here
@@ -175,7 +175,8 @@ class Workers:
                 raise InputError(
                     str(error) if named else f"python: {model.python}: {error}; {cure}"
                 ) from None
-            return EngineInfo(installed=("", ""), facts=ModelFacts(), silence=str(error)), hardware
+            info = EngineInfo(installed=("", ""), facts=ModelFacts(), unreachable=str(error))
+            return info, hardware
 
     def ask(self, model: PlannedModel) -> EngineInfo:
         """Return the facts about the engine that a worker in the model's Python finds; ModelError

@@ -23,7 +23,7 @@ from ...backends import hub
 from ...backends.common.errors import InputError
 from ...backends.common.json_files import exists
 from ...backends.common.message_text import nearest
-from ...backends.hub import HubAwayError
+from ...backends.hub import HubUnreachableError
 from ..common import processes
 from ..common.progress import Progress
 from ..specs import spec_files
@@ -385,7 +385,7 @@ def ask_library(call: Callable[..., Any], source: Source, **keys: Any) -> Any:
     try:
         check_path(source)
         return call(source.path, **arguments)
-    except HubAwayError as error:
+    except HubUnreachableError as error:
         try:
             with hub.offline():
                 return call(source.path, **arguments)

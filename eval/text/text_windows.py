@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import Spans, Window, abbreviated
+from ...backends.base import Spans, Window, span_numbers
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import amount
 from ...backends.reference import pack_files
@@ -317,7 +317,7 @@ def text_digest_of(text: Tokens, cuts: Sequence[cutting.Cut], method: str) -> st
     digest.update(np.ascontiguousarray(text.ids, dtype="<i4").tobytes())
     for window in cuts:
         length = len(window.token_ids)
-        numbers = [window.start, length, *abbreviated(window.spans, length)]
+        numbers = [window.start, length, *span_numbers(window.spans, length)]
         digest.update(np.asarray(numbers, dtype="<i8").tobytes())
     return digest.hexdigest()
 
@@ -330,7 +330,7 @@ def digest_of(windows: Sequence[Window], starts: Sequence[int], method: str) -> 
     """
     digest = hashlib.sha256(method.encode())
     for window, start in zip(windows, starts, strict=True):
-        digest.update(f" {start} {len(window.token_ids)} {window.what_is_scored} ".encode())
+        digest.update(f" {start} {len(window.token_ids)} {window.positions_text} ".encode())
         digest.update(window.token_ids.tobytes())
     return digest.hexdigest()
 

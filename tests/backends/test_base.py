@@ -24,7 +24,7 @@ def test_digests_by_hand() -> None:
     assert Window.scored_from(0, IDS).digest == sha256("1 ", [5, 6, 7, 8, 9])
     assert Window(0, IDS, ((1, 2), (4, 5))).digest == sha256("1,2,4,5 ", [5, 6, 7, 8, 9])
     assert Window(0, IDS, ((2, 4),)).digest == sha256("2,4 ", [5, 6, 7, 8, 9])
-    assert replace(Window.scored_from(0, IDS), alone=True).digest == sha256(
+    assert replace(Window.scored_from(0, IDS), is_single=True).digest == sha256(
         "1 alone ", [5, 6, 7, 8, 9]
     )
 
@@ -38,6 +38,6 @@ def test_a_digest_depends_on_tokens_and_scored_positions_and_not_on_the_index() 
         Window.scored_from(0, IDS[:-1]),
         Window.scored_from(0, IDS[::-1]),
         Window(0, IDS, ((1, 4),)),
-        replace(window, alone=True),
+        replace(window, is_single=True),
     ]
     assert len({each.digest for each in (window, *others)}) == 6

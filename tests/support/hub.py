@@ -464,7 +464,7 @@ class Client:
     def refusal(self, code: str) -> str:
         """Run some lines of Python; return the one line of the InputError that they raise."""
         answer = self.answer(code)
-        assert answer.get("kind") in ("InputError", "HubAwayError"), answer
+        assert answer.get("kind") in ("InputError", "HubUnreachableError"), answer
         assert len(answer["error"].splitlines()) == 1
         return str(answer["error"])
 

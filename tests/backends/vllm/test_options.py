@@ -440,4 +440,4 @@ def test_an_error_while_scoring_is_not_one_that_loading_caught(
         backend.score([], ScoreRequest())  # nothing is loaded
     with log.open("a") as stream:
         stream.write("ERROR torch.OutOfMemoryError: full\n")
-    assert backend.explained(error) == gold.format(log=log)
+    assert backend.reason_of(error) == gold.format(log=log)

@@ -90,10 +90,10 @@ MANNERS: dict[str, tuple[Act, str]] = {
 def test_each_is_one_line(stub: Stub, manner: str) -> None:
     act, said = MANNERS[manner]
     bad(stub, "/v1/completions", act)
-    silence = described(stub, timeout_s=0.5, retries=0).silence
-    assert silence.startswith(f"{stub.url}: ")
-    assert said.format(path="/v1/completions") in silence
-    assert len(silence.splitlines()) == 1
+    reason = described(stub, timeout_s=0.5, retries=0).unreachable
+    assert reason.startswith(f"{stub.url}: ")
+    assert said.format(path="/v1/completions") in reason
+    assert len(reason.splitlines()) == 1
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:

@@ -122,7 +122,7 @@ def test_servers_that_are_refused(
     change(stub)
     said = described(stub, **options)
     assert bool(said.problem) == (change in (two, short))
-    found = said.problem.removeprefix("model_dir: ") or said.silence
+    found = said.problem.removeprefix("model_dir: ") or said.unreachable
     assert found.startswith(f"{stub.url}: ")
     assert message in found
 
@@ -259,4 +259,5 @@ def test_an_alias_answers_and_an_adapter_does_not(
     """For an alias, vLLM's answer has the first of the model's names."""
     stub.cards.append({**stub.cards[0], "id": "other", "parent": parent})
     stub.edit = lambda body, answer: answer | {"model": "toy"}
-    assert ("toy answers in place of other" in described(stub, model="other").silence) != answers
+    reason = described(stub, model="other").unreachable
+    assert ("toy answers in place of other" in reason) != answers

@@ -75,7 +75,7 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
     """Windows keep their order, numbers and scored positions, and whether they are computed alone."""
     windows = [
-        replace(window, index=3 * window.index, alone=window.index % 3 == 0)
+        replace(window, index=3 * window.index, is_single=window.index % 3 == 0)
         for window in random_windows(count)
     ][::-1]
     file = tmp_path / "windows.npz"
