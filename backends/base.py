@@ -296,10 +296,7 @@ class EngineInfo(BaseModel):
 
 
 class PlannedModel(BaseModel):
-    """One model whose spec was checked: the only input of an engine, sent to its worker as JSON.
-
-    The driver alone reads the second part, and fills it while it plans.
-    """
+    """One model whose spec was checked: the only input of an engine, sent to its worker as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -318,24 +315,6 @@ class PlannedModel(BaseModel):
     )
     stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
     log_file: Path | None = None  # file for the engine's output; None: the terminal
-
-    spec: dict[
-        str, Any
-    ] = {}  # the model spec as JSON types, without keys that the user did not set
-    spec_sha256: str = ""  # digest of all of it
-    python: str | None = None  # path of the Python that runs the engine; None: the driver's
-    n_gpus: int = 0  # GPUs that each replica gets; 0: it runs on the CPU
-    replicas: int = 1  # workers that share the windows
-    resources: dict[str, float] = {}  # Ray's custom resources that a worker takes, by name
-    hardware: dict[
-        str, Any
-    ] = {}  # the part of the scores' key that names GPUs, driver, CPU and machine's settings
-    info: EngineInfo = EngineInfo()  # the engine as installed in ``python``
-    known: dict[str, Any] = {}  # the part of the provenance that is known before the model loads
-    is_reference: bool = False  # the other models are compared with this one
-    out_logits: Path | None = (
-        None  # folder in which the reference store of this model is kept; None: the cache
-    )
 
     def updated(self, **changes: Any) -> Self:
         """A copy with these fields changed; TypeError for a field that does not exist."""

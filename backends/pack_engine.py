@@ -99,8 +99,6 @@ class PackEngine(LogitsEngine):
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         super().check(model)
-        if model.spec.get("out_logits") is not None:
-            raise InputError("out_logits: a reference pack is a store already; leave it out")
         files = cls.files(model)
         if not files.is_remote:
             folder = pack_files.resolve(model.model_dir)

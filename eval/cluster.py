@@ -44,6 +44,7 @@ from .common.processes import WorkerProcess, result_of
 from .common.progress import Show
 from .run.gpu_pool import GpuPool
 from .run.run_config import RunConfig
+from .run.run_model import RunModel
 from .run.workers import Hardware, Worker, Workers
 
 INSTALL = "pip install 'ray>=2.49'"
@@ -145,24 +146,29 @@ class Reservation:
 class NodeWorker:
     """A worker on a node; until it ends, its files are in a separate folder below ``folder``.
 
-    ``gpus``: names of the node's GPUs; ``devices``: names of the model's GPUs.  The model's
+    ``python``: the Python that runs the model's engine; None: this one.  ``gpus``: names of the node's GPUs; ``devices``: names of the model's GPUs.  The model's
     ``log_file`` is a path on the driver's machine.
     """
 
-    def __init__(self, folder: Path, model: PlannedModel, gpus: Names, devices: Names) -> None:
-        self.folder, self.devices, self.log_of_driver = (
-            folder / storage.temporary_name(),
-            devices,
-            model.log_file,
-        )
+    def __init__(
+        self,
+        folder: Path,
+        planned: PlannedModel,
+        python: str | None,
+        gpus: Names,
+        devices: Names,
+    ) -> None:
+        self.folder = folder / storage.temporary_name()
+        self.devices = devices
+        self.log_of_driver = planned.log_file
         self.folder.mkdir(parents=True)
         self.held = storage.hold(self.folder)
         self.log = (self.folder / "log").open("a+b", buffering=0)
         self.folders: dict[Path, Path] = {}
         self.sent: dict[Path, int] = {}
-        verbose = model.log_file is None
+        verbose = planned.log_file is None
         log = None if verbose else self.folder / "log"
-        self.worker = WorkerProcess(model.python, model.engine, gpus, log_file=log, verbose=verbose)
+        self.worker = WorkerProcess(python, planned.engine, gpus, log_file=log, verbose=verbose)
 
     def perform(self, job: Job, silence_s: float, windows: bytes, *, sends: bool) -> Iterator[Sent]:
         """Perform a command of the driver's; yield what ``progress`` returns for each message, then
@@ -247,15 +253,18 @@ class Node:
             "settings": machine.settings(),
         }
 
-    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, str]:
+    def inspect(self, planned: PlannedModel, python: str | None) -> tuple[EngineInfo, str]:
         """Return (information on the engine on this node, digest of the model's content here, empty
         if it is not here).
 
         InputError if the node's Python cannot run workers.
         """
-        info = worker.inspect(model) if model.python is None else self.here.ask(model)
+        if python is None:
+            info = worker.inspect(planned)
+        else:
+            info = self.here.inspect_in_worker(planned, python)
         with suppress(CompareQError, OSError):
-            return info, backends.files_of(model).content()
+            return info, backends.files_of(planned).content()
         return info, ""
 
     def sees(self, file: Path, content: bytes) -> bool:
@@ -277,14 +286,15 @@ class Node:
         """Write a file into that folder."""
         storage.write_whole(file, content)
 
-    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
-        """Start to import a model's engine."""
-        self.here.import_ahead(model, verbose=verbose)
+    def start_import(self, engine: str, python: str | None, *, verbose: bool) -> None:
+        """Start to import an engine."""
+        self.here.start_import(engine, python, verbose=verbose)
 
-    def start(self, model: PlannedModel, devices: Names) -> str:
+    def start(self, planned: PlannedModel, python: str | None, devices: Names) -> str:
         """Start a worker and return its name.  The folders of workers that are gone are deleted."""
         self.cache.check_writable()
-        made = NodeWorker(self.cache.root / "nodes", model, self.here.gpus.names, devices)
+        folder = self.cache.root / "nodes"
+        made = NodeWorker(folder, planned, python, self.here.gpus.names, devices)
         for other in made.folder.parent.iterdir():
             if storage.is_abandoned(other) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)
@@ -390,13 +400,13 @@ class Cluster:
         if not self.classes:
             raise InputError("--ray: no node of the cluster can run a model")
 
-    def place(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
+    def place(self, model: RunModel) -> tuple[EngineInfo, HardwareClass]:
         """Return what the nodes have of a model's engine, and the nodes that it can run on.
 
         InputError if no node fits.  If this machine has the model's files: also if no node has the
         same content.
         """
-        label, resources, files = model.label, model.resources, backends.files_of(model)
+        label, resources, files = model.label, model.resources, model.files
         content = None if files.is_remote else files.content()
         if taken := sorted(RESERVED_RESOURCES & resources.keys()):
             raise InputError(
@@ -405,12 +415,17 @@ class Cluster:
         there, reasons, answers = self.resources(), [], {}
         fitting = [each.having(resources, there) for each in self.classes]
         for found in sorted(fitting, key=lambda each: (-each.slots, each.name)):
-            asked = {node: self.agents[node].inspect.remote(model) for node in found.nodes}
+            asked = {
+                node: self.agents[node].inspect.remote(model.planned, model.python)
+                for node in found.nodes
+            }
             for node, answer in asked.items():
                 try:
                     info, content_there = self.result(answer)
                     if content not in (None, content_there):
-                        raise ModelError(f"{model.model_dir} is not there, or another model")
+                        raise ModelError(
+                            f"{model.planned.model_dir} is not there, or another model"
+                        )
                     answers[node] = info
                 except (InputError, ModelError) as error:
                     reasons.append(f"node {self.hosts[node]}: {error}")
@@ -453,8 +468,11 @@ class RayWorker:
     ``node``: the name of its node, empty before that.
     """
 
-    def __init__(self, cluster: Cluster, model: PlannedModel, nodes: HardwareClass) -> None:
-        self.cluster, self.model, self.nodes, self.log_file = cluster, model, nodes, model.log_file
+    def __init__(self, cluster: Cluster, model: RunModel, nodes: HardwareClass) -> None:
+        self.cluster = cluster
+        self.model = model
+        self.nodes = nodes
+        self.log_file = model.planned.log_file
         self.killed = threading.Event()
         self.reservation: Any = None
         self.agent: Any = None
@@ -483,7 +501,7 @@ class RayWorker:
         nodes, cluster, model = self.nodes, self.cluster, self.model
         takes = {"num_gpus": model.n_gpus, "num_cpus": 0 if model.n_gpus else nodes.cpus}
         self.reservation = cluster.actor(
-            Reservation, nodes.nodes, resources=dict(model.resources), **takes
+            Reservation, nodes.nodes, resources=model.resources, **takes
         )
         placed = self.reservation.place.remote()
         while not cluster.ray.wait([placed], timeout=POLL_S)[0]:
@@ -493,7 +511,7 @@ class RayWorker:
                 raise ModelError(f"no node with {nodes.name} is left in the cluster")
         node, devices = cluster.result(placed)
         self.node, self.agent = cluster.hosts[node], cluster.agents[node]
-        self.name = cluster.result(self.agent.start.remote(model, devices))
+        self.name = cluster.result(self.agent.start.remote(model.planned, model.python, devices))
         if self.killed.is_set():
             self.kill()
 
@@ -589,18 +607,19 @@ class RayWorkers(Workers):
         self.cluster, self.in_process = cluster, False
         self.placed: dict[str, HardwareClass] = {}
 
-    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, HardwareClass]:
+    def inspect(self, model: RunModel) -> tuple[EngineInfo, HardwareClass]:
         info, found = self.cluster.place(model)
         self.placed[model.label] = found
         return info, found
 
-    def create(self, model: PlannedModel) -> Worker:
+    def create(self, model: RunModel) -> Worker:
         return RayWorker(self.cluster, model, self.placed[model.label])
 
-    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
+    def import_ahead(self, model: RunModel, *, verbose: bool) -> None:
         """Start to import a model's engine on each node that may get it."""
         for node in self.placed[model.label].nodes:
-            self.cluster.agents[node].import_ahead.remote(model, verbose=verbose)
+            agent = self.cluster.agents[node]
+            agent.start_import.remote(model.engine, model.python, verbose=verbose)
 
 
 def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> RunConfig:

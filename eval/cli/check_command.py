@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ... import backends
 from ...backends import hub
-from ...backends.base import ModelFiles, PlannedModel
+from ...backends.base import ModelFiles
 from ...backends.checkpoint.checkpoint_doctor import examine
 from ...backends.checkpoint.contents import Contents
 from ...backends.checkpoint.folder import HuggingFaceFolder
@@ -26,6 +26,7 @@ from ..common.cache import Cache
 from ..common.terminal import say
 from ..run import plan, reference
 from ..run.run_config import RunConfig
+from ..run.run_model import RunModel
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import corpus, text_windows, tokens_cache, windows_in_words
 from ..text.eval_data import EvalData
@@ -48,7 +49,7 @@ def run(
     from the hub.
     """
     report = CheckReport()
-    models: list[PlannedModel] = []
+    models: list[RunModel] = []
     try:
         longest_window = max(spec.longest for spec in texts.values())
         models = plan.plan_models(config, model_specs, longest_window)
@@ -133,22 +134,22 @@ def check_texts(
 def check_reference(
     config: RunConfig,
     model_specs: Sequence[ModelSpec],
-    models: Sequence[PlannedModel],
+    models: Sequence[RunModel],
     data: EvalData,
 ) -> None:
     """InputError for models that do not fit the windows, or for an unusable reference."""
     fitted_models = plan.fitted(config, model_specs, models, data)
     reference_model = next((model for model in fitted_models if model.is_reference), None)
     if reference_model is not None:
-        if not backends.files_of(reference_model).is_remote:
+        if not reference_model.files.is_remote:
             reference.of_model(config, reference_model, data)
     elif config.logits_file is not None:
         reference.of_store(config.logits_file, data)
 
 
-def check_models(config: RunConfig, models: Sequence[PlannedModel], report: CheckReport) -> None:
+def check_models(config: RunConfig, models: Sequence[RunModel], report: CheckReport) -> None:
     """Report on the files of models, and on what a run would refuse."""
-    files_of_models = [backends.files_of(model) for model in models]
+    files_of_models = [model.files for model in models]
     contents: dict[Path, Contents] = {}
     # All folders in one process. Its error is reported below, for the model that causes it.
     with suppress(InputError):
@@ -157,11 +158,11 @@ def check_models(config: RunConfig, models: Sequence[PlannedModel], report: Chec
     reference_folder = None
     for model in models:
         if model.is_reference and reference_folder is None:
-            reference_folder = Path(model.model_dir)
+            reference_folder = Path(model.planned.model_dir)
     for model, files in zip(models, files_of_models, strict=True):
         installed = " ".join(model.info.installed or ()).strip()
-        line = f"{model.label}: {model.engine} ({installed}), {model.model_dir}"
-        folder = Path(model.model_dir)
+        line = f"{model.label}: {model.engine} ({installed}), {model.planned.model_dir}"
+        folder = Path(model.planned.model_dir)
         try:
             if files.is_remote:
                 report.lines.append(f"{line}, {files.would_fetch()}")
@@ -177,7 +178,7 @@ def check_models(config: RunConfig, models: Sequence[PlannedModel], report: Chec
 
 
 def comparable_folders(
-    models: Sequence[PlannedModel], files_of_models: Sequence[ModelFiles]
+    models: Sequence[RunModel], files_of_models: Sequence[ModelFiles]
 ) -> list[Path]:
     """Return the folders on this machine whose contents Transformers can compare."""
     folders = []
@@ -185,19 +186,19 @@ def comparable_folders(
         if not isinstance(files, HuggingFaceFolder):
             continue
         if not files.is_remote and not files.other_config:
-            folders.append(Path(model.model_dir))
+            folders.append(Path(model.planned.model_dir))
     return folders
 
 
 def check_checkpoint(
     config: RunConfig,
-    model: PlannedModel,
+    model: RunModel,
     reference_folder: Path | None,
     contents: Mapping[Path, Contents],
     report: CheckReport,
 ) -> None:
     """Report what ``doctor`` finds, what the engine misreads, and a shortage of memory."""
-    folder = Path(model.model_dir)
+    folder = Path(model.planned.model_dir)
     if reference_folder is None or reference_folder == folder:
         examination = examine(folder, None, contents.get(folder))
     else:
@@ -223,7 +224,7 @@ def check_checkpoint(
         report.lines.append(f"{model.label}: {note}")
     if examination.is_wrong:
         report.is_wrong = True
-    fault = backends.engine_class(model.engine).misreads(model)
+    fault = backends.engine_class(model.engine).misreads(model.planned)
     if fault:
         report.lines.append(f"{model.label}: wrong: {fault}")
         report.is_wrong = True
@@ -232,14 +233,12 @@ def check_checkpoint(
         report.problems.append(f"{model.label}: {refusal}")
 
 
-def memory_shortage(config: RunConfig, model: PlannedModel) -> str | None:
+def memory_shortage(config: RunConfig, model: RunModel) -> str | None:
     """Return a line if a model's weight files are larger than its memory, or else None."""
-    capabilities = backends.engine_class(model.engine).capabilities
-    files = backends.files_of(model)
-    is_on_this_machine = capabilities.here and config.workers.is_local
-    if not is_on_this_machine or model.options.get("streaming"):
+    is_on_this_machine = model.capabilities.here and config.workers.is_local
+    if not is_on_this_machine or model.planned.options.get("streaming"):
         return None
-    size = sum(file.stat().st_size for file in files.weight_files())
+    size = sum(file.stat().st_size for file in model.files.weight_files())
     gpus = config.gpus.gpus[: model.n_gpus]
     if gpus:
         memory = int(sum(gpu.mib for gpu in gpus) * 2**20)

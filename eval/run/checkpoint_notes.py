@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ... import backends
-from ...backends.base import PlannedModel
 from ...backends.checkpoint import model_function, token_rules
 from ...backends.checkpoint.folder import HuggingFaceFolder
 from ...backends.checkpoint.gguf import GgufFiles, is_gguf, read_model
@@ -24,6 +22,7 @@ from ...backends.layers import groups
 from ...backends.layers.schemes import UNKNOWN
 from ..common.processes import run_in_subprocess
 from ..results import ModelResult
+from .run_model import RunModel
 
 ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3
@@ -35,7 +34,7 @@ PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
 
 
 def notes(
-    row: ModelResult, model: PlannedModel, reference: PlannedModel | None, tokenizer: Path
+    row: ModelResult, model: RunModel, reference: RunModel | None, tokenizer: Path
 ) -> Iterator[str]:
     """Yield the notes on a finished row; nothing about files that are not on this machine, or
     cannot be read.
@@ -56,20 +55,20 @@ def notes(
             yield from of_tokens(path, tokenizer, row)
 
 
-def path_of(model: PlannedModel) -> Path | None:
+def path_of(model: RunModel) -> Path | None:
     """Return the folder or GGUF file of a model; None if it is not here, or if options change the
     config.
     """
-    files = backends.files_of(model)
+    files = model.files
     if not isinstance(files, HuggingFaceFolder | GgufFiles) or changes_config(model):
         return None
     here = files.cached()
     return None if here is None else Path(here.model_dir)
 
 
-def changes_config(model: PlannedModel) -> bool:
+def changes_config(model: RunModel) -> bool:
     """Return True if options of the engine change the model's config, and so what it computes."""
-    files = backends.files_of(model)
+    files = model.files
     return isinstance(files, HuggingFaceFolder) and bool(files.other_config)
 
 

@@ -14,7 +14,7 @@ from ...backends.common.errors import InputError, LostWorkerError, ModelError
 from ...backends.reference import store
 from ...backends.scoring import segments
 from ...backends.worker.protocol import LoadCommand, ScoreCommand, write_windows
-from . import plan, reference
+from . import reference
 from .rows import Rows
 from .token_scores import Work
 from .workers import Worker
@@ -132,7 +132,7 @@ class Replicas:
         work = self.work
         facts: dict[str, Any] = {
             "label": self.model.label,
-            "known": self.model.known,
+            "known": dict(self.model.provenance),
             "reference": None,
         }
         if work.reference is not None and work.tag != segments.ALONE:
@@ -142,7 +142,7 @@ class Replicas:
                 "label": work.reference.label,
                 "key": work.reference.key,
                 "vocab_size": entries,
-                "model_vocab_size": plan.facts_of(self.model).vocab_size,
+                "model_vocab_size": self.model.facts.vocab_size,
             }
         session = uuid.uuid4().hex
         count = min(self.model.replicas, len(windows))
@@ -165,7 +165,7 @@ class Replicas:
             return
         config = self.config
         log = None if config.verbose else config.cache.log_file(self.model.label, self.work.key)
-        model = self.model.updated(log_file=log)
+        model = self.model.with_planned(log_file=log)
         commands = []
         for number in range(model.replicas):
             start = config.workers.started(lambda: config.workers.create(model))
@@ -174,7 +174,7 @@ class Replicas:
             if self.gpus is not None:
                 gpus = tuple(self.gpus[number * model.n_gpus : (number + 1) * model.n_gpus])
             share = None if model.n_gpus else (number, model.replicas)
-            commands.append(LoadCommand(model, gpus, share))
+            commands.append(LoadCommand(model.planned, gpus, share))
         self.perform(commands, config.load_timeout_s, f"loading {self.title}")
 
     def perform(

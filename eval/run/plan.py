@@ -1,4 +1,4 @@
-"""Turn model specs into ``PlannedModel``s: all checks that need no engine, and the key of a model's
+"""Turn model specs into ``RunModel``s: all checks that need no engine, and the key of a model's
 token scores.
 """
 
@@ -7,12 +7,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ... import backends
-from ...backends.base import Capabilities, Decode, ModelFacts, PlannedModel
+from ...backends.base import Capabilities, Decode, PlannedModel
 from ...backends.common import machine
 from ...backends.common.engine_options import strings_in
 from ...backends.common.errors import InputError, ModelError
@@ -22,6 +22,7 @@ from ..specs.spec_types import ModelSpec
 from ..text import vocabulary
 from ..text.eval_data import EvalData
 from .run_config import RunConfig
+from .run_model import RunModel
 from .workers import Hardware
 
 WEIGHTS_SHARE = 0.7
@@ -36,9 +37,7 @@ SCORES_VERSION = 9
 are not mixed."""
 
 
-def plan_models(
-    config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int
-) -> list[PlannedModel]:
+def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) -> list[RunModel]:
     """Check every model spec for windows of ``max_tokens``, before a text is tokenized.
 
     InputError with one line per problem.  A server that does not answer is not a problem yet: it is
@@ -68,11 +67,13 @@ def raise_all(problems: Sequence[str]) -> None:
         raise InputError("\n".join(dict.fromkeys(problems)))
 
 
-def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedModel:
+def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> RunModel:
     """Return the model that a spec describes, not checked yet."""
     engine, engine_class = backends.resolve(spec.load_fn, spec.fwd_fn)
-    python = None if spec.python is None else spec.locate(spec.python)
-    model = PlannedModel(
+    python = None
+    if spec.python is not None:
+        python = spec.locate(spec.python)
+    planned = PlannedModel(
         label=spec.name,
         engine=engine,
         load_fn=spec.load_fn,
@@ -82,16 +83,11 @@ def as_planned(config: RunConfig, spec: ModelSpec, max_tokens: int) -> PlannedMo
         override_tensors=spec.override_tensors,
         revision=spec.revision,
         decode=decode_of(spec, engine_class.capabilities),
-        spec=spec.model_dump(mode="json", exclude_unset=True),
-        spec_sha256=spec.digest(),
-        python=config.workers.python(python, engine, spec.load_fn),
-        replicas=spec.replicas,
-        resources=dict(spec.resources),
-        is_reference=spec.is_reference,
         check_decode=config.check_decode,
-        out_logits=Path(spec.locate(spec.out_logits)) if spec.out_logits else None,
     )
-    check_unicode("model_dir", model.model_dir, *model.override_tensors)
+    python = config.workers.python(python, engine, spec.load_fn)
+    model = RunModel(spec, planned, python, replicas=spec.replicas)
+    check_unicode("model_dir", planned.model_dir, *planned.override_tensors)
     check_unicode("python", model.python)
     check_unicode("out_logits", model.out_logits)
     return model
@@ -112,20 +108,19 @@ def decode_of(spec: ModelSpec, capabilities: Capabilities) -> Decode | None:
     return Decode(spec.step, spec.batch or min(DECODE_BATCH, capabilities.decodes))
 
 
-def facts_of(model: PlannedModel) -> ModelFacts:
-    """Return the facts about a model before it loads, from its files or from its server."""
-    return model.info.facts or backends.files_of(model).facts()
-
-
-def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
+def checked(config: RunConfig, model: RunModel) -> RunModel:
     """Return the model with its engine's versions in its Python, its hardware, GPUs and replicas.
 
     InputError if the engine is not installed, its options are wrong, or a local model's files do
     not fit.
     """
-    engine_class, name, spec = backends.engine_class(model.engine), model.load_fn, model.spec
-    capabilities, files = engine_class.capabilities, backends.files_of(model)
-    backends.check_files(model.model_dir, engine_class)
+    spec = model.spec
+    planned = model.planned
+    name = planned.load_fn
+    engine_class = backends.engine_class(model.engine)
+    capabilities = engine_class.capabilities
+    files = model.files
+    backends.check_files(planned.model_dir, engine_class)
     info, hardware = config.workers.inspect(model)
     if info.installed is None:
         where = "" if model.python is None else f" in {model.python}"
@@ -134,37 +129,43 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         raise InputError(
             f"reference: {name!r} does not return logits to compare with; mark another model"
         )
-    if model.is_reference and spec.get("noise_floor"):
+    if model.is_reference and spec.noise_floor:
         raise InputError(
             "noise_floor: the reference cannot be its own noise floor; mark one of the two"
         )
-    if model.options.get("noise") is not None and not spec.get("noise_floor"):
+    if planned.options.get("noise") is not None and not spec.noise_floor:
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
-    if model.revision is not None and not files.is_remote:
+    if planned.revision is not None and not files.is_remote:
         raise InputError("revision: only for a model on the hub")
     if info.problem:
         raise InputError(info.problem)
-    if model.override_tensors and not capabilities.override_tensors:
+    if spec.out_logits is not None and files.is_store:
+        raise InputError("out_logits: a reference pack is a store already; leave it out")
+    if planned.override_tensors and not capabilities.override_tensors:
         raise InputError(f"model_dir: {name!r} takes no override tensors; give the folder alone")
-    for file in model.override_tensors:
+    for file in planned.override_tensors:
         if not file.is_file():
             raise InputError(f"model_dir: override tensors {file}: no such file")
-    model = model.updated(info=info)
-    context = None if files.is_remote else facts_of(model).context
-    if context is not None and model.max_tokens > context:
+    model = replace(model, info=info)
+    context = None
+    if not files.is_remote:
+        context = model.facts.context
+    if context is not None and planned.max_tokens > context:
         raise InputError(
-            f"eval_len: windows of {model.max_tokens} tokens exceed the model's context of {context}"
+            f"eval_len: windows of {planned.max_tokens} tokens "
+            f"exceed the model's context of {context}"
         )
-    if not config.workers.is_local and (
-        option := backends.engine_class(model.engine).spread_by(model)
-    ):
-        raise InputError(
-            f"engine.{option}: the engine itself spreads this model over machines; run it without --ray"
-        )
+    if not config.workers.is_local:
+        option = engine_class.spread_by(planned)
+        if option:
+            raise InputError(
+                f"engine.{option}: the engine itself spreads this model over machines; "
+                "run it without --ray"
+            )
     n_gpus = gpus_of(model, hardware.gpus)
     most, asked = (
         1 if config.workers.in_process else hardware.most_replicas(n_gpus),
-        spec.get("replicas", 1),
+        spec.replicas,
     )
     found = hardware_of(model, hardware, n_gpus)
     cores = (
@@ -173,7 +174,7 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         else {}
     )
     python = {} if model.python is None else {"python_path": model.python}
-    phase = {} if model.decode is None else {"phase": model.decode.label}
+    phase = {} if planned.decode is None else {"phase": planned.decode.label}
     package = {"engine_version": " ".join(info.installed).strip()}
     known = {
         "engine": model.engine,
@@ -185,22 +186,23 @@ def checked(config: RunConfig, model: PlannedModel) -> PlannedModel:
         **cores,
     }
     replicas = asked if most is None else max(min(asked, most), 1)
-    return model.updated(n_gpus=n_gpus, replicas=replicas, hardware=found, known=known)
+    return replace(model, n_gpus=n_gpus, replicas=replicas, hardware=found, provenance=known)
 
 
-def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
+def gpus_of(model: RunModel, gpus: Sequence[machine.Gpu]) -> int:
     """Return how many of a machine's ``gpus`` a replica of the model gets; InputError if there are
     too few.
 
     An engine that spreads a model over all visible GPUs gets as many as the weights fill up to
     ``WEIGHTS_SHARE``.
     """
-    asked = model.spec.get("gpus")
-    wanted = backends.engine_class(model.engine).gpus(model) if asked is None else asked
+    wanted = model.spec.gpus
+    if wanted is None:
+        wanted = backends.engine_class(model.engine).gpus(model.planned)
     if not gpus:
         return 0
     if wanted is None:
-        files = backends.files_of(model)
+        files = model.files
         bits, room = (
             None if files.is_remote else files.storage().vram_bits,
             WEIGHTS_SHARE * gpus[0].mib * 1024**2,
@@ -211,17 +213,17 @@ def gpus_of(model: PlannedModel, gpus: Sequence[machine.Gpu]) -> int:
     return int(wanted or len(gpus))
 
 
-def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[str, Any]:
+def hardware_of(model: RunModel, hardware: Hardware, n_gpus: int) -> dict[str, Any]:
     """Return the part of the scores' key that names GPUs by their type, or the processor, and the
     settings.
 
     It is empty for a model on a server.  An engine that does not compute with torch may use GPUs
     and processor.
     """
-    capabilities, gpus = backends.engine_class(model.engine).capabilities, hardware.gpus[:n_gpus]
+    capabilities, gpus = model.capabilities, hardware.gpus[:n_gpus]
     if not capabilities.here:
         return {}
-    only_gpus = capabilities.torch and "cpu" not in strings_in(model.options)
+    only_gpus = capabilities.torch and "cpu" not in strings_in(model.planned.options)
     if not gpus or (only_gpus and model.info.cpu_only):
         return {**hardware.processor, **hardware.settings}
     names = {"gpus": [gpu.name for gpu in gpus], "driver": gpus[0].driver}
@@ -229,8 +231,8 @@ def hardware_of(model: PlannedModel, hardware: Hardware, n_gpus: int) -> dict[st
 
 
 def fitted(
-    config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[PlannedModel], data: EvalData
-) -> list[PlannedModel]:
+    config: RunConfig, specs: Sequence[ModelSpec], models: Sequence[RunModel], data: EvalData
+) -> list[RunModel]:
     """Check the models of these specs again, now with the windows of the run; InputError with one
     line per problem.
 
@@ -240,16 +242,16 @@ def fitted(
     problems = []
     lengths = [text.length for text in data.texts]
     for spec, model in zip(specs, models, strict=True):
-        fits = model.updated(max_tokens=max(lengths))
+        fits = model.with_planned(max_tokens=max(lengths))
         try:
-            if max(lengths) > model.max_tokens:
+            if max(lengths) > model.planned.max_tokens:
                 fits = checked(config, fits)
         except InputError as error:
             problems.append(spec.blamed(error))
             continue
         fitted_models.append(fits)
         problems += vocabulary_problems(fits, data)
-        edge = None if backends.files_of(fits).is_remote else facts_of(fits).rope_changes_above
+        edge = None if fits.files.is_remote else fits.facts.rope_changes_above
         if edge is not None and min(lengths) <= edge < max(lengths):
             problems.append(
                 f"{model.label}: eval_len: the model has other rotary factors in contexts above {edge:,} tokens, and "
@@ -259,11 +261,11 @@ def fitted(
     return fitted_models
 
 
-def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
+def vocabulary_problems(model: RunModel, data: EvalData) -> list[str]:
     """Return a line if token ids of the run have no logit, or another meaning, in the model."""
-    if backends.files_of(model).is_remote:
+    if model.files.is_remote:
         return []
-    facts = facts_of(model)
+    facts = model.facts
     where = f"{model.label}: tokenizer_dir:"
     if facts.vocab_size is not None and data.top_id >= facts.vocab_size:
         reaches = (
@@ -275,14 +277,14 @@ def vocabulary_problems(model: PlannedModel, data: EvalData) -> list[str]:
     difference = vocabulary.disagreement(
         facts.tokenizer,
         data.tokenizer,
-        trusted=bool(model.options.get("trust_remote_code")),
+        trusted=bool(model.planned.options.get("trust_remote_code")),
         data_trusted=any(text.spec.trust_remote_code for text in data.texts),
         ids_in_chats=data.ids_in_chats,
     )
     return [f"{where} is not this model's tokenizer: {difference}"] if difference else []
 
 
-def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | None:
+def emulated_dtypes(config: RunConfig, models: Sequence[RunModel]) -> str | None:
     """Return a line on the models whose dtype this CPU emulates, and on the gain from another
     dtype.
     """
@@ -290,15 +292,11 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
         return None
     labels = []
     for model in models:
-        capabilities = backends.engine_class(model.engine).capabilities
+        capabilities = model.capabilities
         on_cpu = (
             capabilities.here and capabilities.torch and (model.info.cpu_only or not model.n_gpus)
         )
-        if (
-            on_cpu
-            and not backends.files_of(model).is_remote
-            and facts_of(model).dtype in ("bfloat16", "float16")
-        ):
+        if on_cpu and not model.files.is_remote and model.facts.dtype in ("bfloat16", "float16"):
             labels.append(model.label)
     said = "16-bit products are emulated on this CPU, which has neither AVX-512 BF16 nor AMX: "
     remedy = (
@@ -307,17 +305,14 @@ def emulated_dtypes(config: RunConfig, models: Sequence[PlannedModel]) -> str | 
     return f"{', '.join(labels)}: {said}{remedy}" if labels else None
 
 
-def is_known(model: PlannedModel) -> bool:
+def is_known(model: RunModel) -> bool:
     """Return True if the model is known before it runs: no download, and no request to a server, is
     needed.
     """
-    return (
-        backends.engine_class(model.engine).capabilities.here
-        and not backends.files_of(model).is_remote
-    )
+    return model.capabilities.here and not model.files.is_remote
 
 
-def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
+def fetched(config: RunConfig, model: RunModel) -> RunModel:
     """Return a model that is on this machine, with the fingerprint of its files; InputError if the
     files do not fit.
 
@@ -325,54 +320,55 @@ def fetched(config: RunConfig, model: PlannedModel) -> PlannedModel:
     answer.
     """
     config.workers.check()
-    files, known = backends.files_of(model), is_known(model)
+    files, known = model.files, is_known(model)
     if files.is_remote:
-        with config.progress.phase(f"fetching {model.model_dir}", unit="bytes") as phase:
-            model = files.fetch(config.workers.stoppable(phase))
+        with config.progress.phase(f"fetching {model.planned.model_dir}", unit="bytes") as phase:
+            model = replace(model, planned=files.fetch(config.workers.stoppable(phase)))
     if not known:
         model = checked(config, model)
         if model.info.unreachable:
             raise ModelError(model.info.unreachable)
-    model = model.updated(stamp=stamp_of(model))
+    model = model.with_planned(stamp=stamp_of(model))
     if config.gpus.gpus:  # its engine is imported while others have the GPUs
         config.workers.import_ahead(model, verbose=config.verbose)
     return model
 
 
-def stamp_of(model: PlannedModel) -> str:
+def stamp_of(model: RunModel) -> str:
     """Return the fingerprint of a model that is on this machine, or the one that its server has
     sent.
     """
-    return model.info.stamp if model.info.facts else backends.files_of(model).stamp()
+    if model.info.facts:
+        return model.info.stamp
+    return model.files.stamp()
 
 
-def identity(config: RunConfig, model: PlannedModel) -> dict[str, Any]:
+def identity(config: RunConfig, model: RunModel) -> dict[str, Any]:
     """Return everything that a model's scores of a window depend on, but the window itself.
 
     Reads the headers of its files; InputError if they are damaged.
     """
+    planned = model.planned
     facts: dict[str, Any] = {
         "version": SCORES_VERSION,
-        "model": model.stamp or stamp_of(model),
+        "model": planned.stamp or stamp_of(model),
         "engine": model.engine,
-        "load_fn": model.load_fn,
-        "options": model.options,
+        "load_fn": planned.load_fn,
+        "options": planned.options,
         "versions": model.info.versions,
         "hardware": model.hardware,
     }
-    if model.options.get("noise") is not None:
+    if planned.options.get("noise") is not None:
         facts["noise"] = noise.VERSION
-    if model.spec.get("repeat") is not None:
-        facts["repeat"] = model.spec["repeat"]
-    if model.decode is not None:  # omitted in prefill, so that existing cache keys stay valid
-        facts["decode"] = asdict(model.decode)
-    edge = facts_of(model).rope_changes_above
+    if model.spec.repeat is not None:
+        facts["repeat"] = model.spec.repeat
+    if planned.decode is not None:  # omitted in prefill, so that existing cache keys stay valid
+        facts["decode"] = asdict(planned.decode)
+    edge = model.facts.rope_changes_above
     if edge is not None:  # the longest window of a run decides for all of them
-        facts["long_rope"] = model.max_tokens > edge
+        facts["long_rope"] = planned.max_tokens > edge
     if config.verify_weights:
-        facts["weights"] = [
-            digest_of(config, file) for file in backends.files_of(model).weight_files()
-        ]
+        facts["weights"] = [digest_of(config, file) for file in model.files.weight_files()]
     return facts
 
 

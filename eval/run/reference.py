@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ... import backends
-from ...backends.base import PlannedModel
 from ...backends.common.errors import InputError, ModelError
 from ...backends.common.message_text import amount, bytes_in_words
 from ...backends.reference import store
@@ -28,6 +26,7 @@ from ..text.eval_data import EvalData
 from . import plan
 from .claims import is_shared, short_lock
 from .run_config import RunConfig
+from .run_model import RunModel
 
 RECORDING_VERSION = 5
 """Version of the recording; a change that moves numbers, or that older code cannot read, raises it.
@@ -82,14 +81,14 @@ class Reference:
         return {}
 
 
-def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference:
+def of_model(config: RunConfig, model: RunModel, data: EvalData) -> Reference:
     """Return the reference that a model on this machine makes.
 
     InputError if a path that the user gave holds another reference, or cannot be written.  A store
     under the reference's own key may be damaged: ``verify`` refuses it if scores depend on it, and
     ``config.clear`` deletes it.
     """
-    if backends.files_of(model).is_store:
+    if model.files.is_store:
         return of_pack(config, model, data)
     identity = {
         **plan.identity(config, model),
@@ -105,7 +104,7 @@ def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Referenc
         path = config.logits_file
     elif model.out_logits is not None:
         path = model.out_logits / key
-    reference = Reference(key, path, model.label, identity, backends.files_of(model).content())
+    reference = Reference(key, path, model.label, identity, model.files.content())
     if reference.exists:
         if config.logits_file is not None or reference.windows:
             check(open_reference(path), {"decode": None, **identity})
@@ -120,13 +119,13 @@ def of_model(config: RunConfig, model: PlannedModel, data: EvalData) -> Referenc
     return reference
 
 
-def of_pack(config: RunConfig, model: PlannedModel, data: EvalData) -> Reference:
+def of_pack(config: RunConfig, model: RunModel, data: EvalData) -> Reference:
     """Return the reference in a pack; InputError if the pack lacks windows of the run."""
     if config.logits_file is not None:
         raise InputError(
             "--logits_file: a reference pack is a store already; leave --logits_file out"
         )
-    reference = of_store(backends.files_of(model).finished_store(), data, is_pack=True)
+    reference = of_store(model.files.finished_store(), data, is_pack=True)
     return replace(reference, label=model.label, is_pack=True)
 
 

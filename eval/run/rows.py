@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ... import backends
-from ...backends.base import PlannedModel
 from ...backends.common.errors import CompareQError, InputError, StoppedError
 from ...backends.common.message_text import with_class
 from ..results import ModelResult, RunResult
@@ -17,6 +15,7 @@ from ..text.eval_data import EvalData
 from . import checkpoint_notes, reference, token_scores
 from .reference import Reference
 from .run_config import RunConfig
+from .run_model import RunModel
 from .slice_masks import slices_of
 from .token_scores import StoredScores, Work, of_scores, row_of
 
@@ -29,7 +28,7 @@ class Rows:
     models of a run are compared with the same numbers.
     """
 
-    def __init__(self, config: RunConfig, models: Sequence[PlannedModel], data: EvalData) -> None:
+    def __init__(self, config: RunConfig, models: Sequence[RunModel], data: EvalData) -> None:
         self.config = config
         self.models = models
         self.data = data
@@ -44,7 +43,7 @@ class Rows:
         )  # keys of scores that this run has deleted (``-cc``); two models may share one
         self.lock = threading.Lock()  # rows are added by the main thread, failures by any thread
 
-    def title_of(self, model: PlannedModel) -> str:
+    def title_of(self, model: RunModel) -> str:
         """Return the label of a model with its number in the run, for titles."""
         if len(self.models) == 1:
             return model.label
@@ -93,18 +92,14 @@ class Rows:
         note = scale_note(self.reference_scores.columns, stored.columns["logprob"])
         return [note] if note else []
 
-    def fail(self, model: PlannedModel, error: Exception) -> None:
+    def fail(self, model: RunModel, error: Exception) -> None:
         """Add a row with the error, so that one failure does not affect the other rows.
 
         InputError, which ends the run, if the reference is a pack: no other row can be compared
         without the reference.
         """
         reason = str(error) if isinstance(error, CompareQError) else with_class(error)
-        if (
-            model.is_reference
-            and backends.files_of(model).is_store
-            and not isinstance(error, StoppedError)
-        ):
+        if model.is_reference and model.files.is_store and not isinstance(error, StoppedError):
             raise InputError(f"{model.label}: {reason}")
         if self.config.verbose and not isinstance(
             error, CompareQError

@@ -13,8 +13,6 @@ from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ... import backends
-from ...backends.base import PlannedModel
 from ...backends.common.errors import CompareQError
 from ..results import RunResult
 from ..specs.spec_types import DataSpec, ModelSpec
@@ -23,6 +21,7 @@ from ..text.eval_data import EvalData
 from . import plan
 from .rows import Rows
 from .run_config import RunConfig
+from .run_model import RunModel
 from .score import Downloads, Scored, score_model, use_given_store
 
 
@@ -97,7 +96,7 @@ def prepared(
     data_specs: Mapping[str, DataSpec],
     specs: Sequence[ModelSpec],
     n_windows: int | None,
-) -> tuple[list[PlannedModel], EvalData]:
+) -> tuple[list[RunModel], EvalData]:
     """Return (the checked models, the windows of all texts); InputError with one line per problem."""
     models = plan.plan_models(config, specs, max(spec.longest for spec in data_specs.values()))
     with suppress(CompareQError):  # tokenizing reports it
@@ -105,9 +104,8 @@ def prepared(
             tokens_cache.are_stored(spec, config.cache) for spec in data_specs.values()
         ):
             first = next((model for model in models if model.is_reference), models[0])
-            if not backends.files_of(
-                first
-            ).is_remote:  # its engine is imported while texts are tokenized
+            # Its engine is imported while texts are tokenized.
+            if not first.files.is_remote:
                 config.workers.import_ahead(first, verbose=config.verbose)
     texts = []
     problems = []

@@ -16,8 +16,6 @@ from concurrent.futures import Executor, Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
-from ... import backends
-from ...backends.base import PlannedModel
 from ...backends.common.errors import CompareQError, InputError, ModelError
 from ...backends.scoring import segments
 from ..common.cache import Cache
@@ -28,6 +26,7 @@ from .model_workers import Replicas
 from .reference import Reference
 from .rows import Rows, read
 from .run_config import RunConfig
+from .run_model import RunModel
 from .token_scores import StoredScores, Work
 
 TAG_DIGITS = 16
@@ -37,7 +36,7 @@ TAG_DIGITS = 16
 class Scored:
     """Result of a model's thread: its complete scores, or the error that its row shows."""
 
-    model: PlannedModel
+    model: RunModel
     work: Work | None = None
     stored: StoredScores | None = None
     from_cache: bool = False  # an earlier run has made the scores
@@ -57,9 +56,9 @@ class Downloads:
         self.loader = loader
         self.lock = threading.Lock()
         self.models = iter(rows.marked + rows.others)
-        self.begun: dict[str, Future[PlannedModel]] = {}
+        self.begun: dict[str, Future[RunModel]] = {}
 
-    def result(self, model: PlannedModel) -> PlannedModel:
+    def result(self, model: RunModel) -> RunModel:
         """Return a model that is on this machine, and start with the next one; InputError or
         ModelError.
         """
@@ -72,7 +71,7 @@ class Downloads:
         return self.begun[model.label].result()
 
 
-def score_model(rows: Rows, planned: PlannedModel, downloads: Downloads) -> Scored:
+def score_model(rows: Rows, planned: RunModel, downloads: Downloads) -> Scored:
     """Return the scores of one model, or the error of its row.
 
     Everything is acquired in one order: this thread, the claims, GPUs.  A model that has GPUs waits
@@ -106,11 +105,11 @@ def score_reference(rows: Rows, work: Work) -> Scored:
     return replace(score_work(rows, work, required), recordings=recordings)
 
 
-def is_temporary(config: RunConfig, model: PlannedModel) -> bool:
+def is_temporary(config: RunConfig, model: RunModel) -> bool:
     """Return True if no later run uses the scores of a model in this run: each pass of a gate has
     its own key.
     """
-    return config.is_temporary and model.spec.get("repeat") is not None
+    return config.is_temporary and model.spec.repeat is not None
 
 
 def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
@@ -128,18 +127,17 @@ def score_work(rows: Rows, work: Work, required: frozenset[str]) -> Scored:
         return Scored(work.model, error=error)
 
 
-def work_of(rows: Rows, model: PlannedModel) -> Work:
+def work_of(rows: Rows, model: RunModel) -> Work:
     """Return the key and the tag of a model's scores; InputError if its files are damaged."""
     key = Cache.key("scores", plan.identity(rows.config, model))
     return Work(model, key, tag_of(model, rows.reference), rows.reference)
 
 
-def tag_of(model: PlannedModel, against: Reference | None) -> str:
+def tag_of(model: RunModel, against: Reference | None) -> str:
     """Return the tag of a model's scores: the reference's key, or ``ALONE`` for scores without a
     reference.
     """
-    compares = backends.engine_class(model.engine).capabilities.compares
-    if against is None or model.is_reference or not compares:
+    if against is None or model.is_reference or not model.capabilities.compares:
         return segments.ALONE
     return against.key[:TAG_DIGITS]
 
@@ -281,21 +279,22 @@ def lacking_in_store(own: Reference | None, required: frozenset[str]) -> frozens
     return required - own.windows
 
 
-def key_of(rows: Rows, model: PlannedModel) -> str | None:
+def key_of(rows: Rows, model: RunModel) -> str | None:
     """Return the key of a model's scores; None if the model is not on this machine yet, or its
     files are wrong.
     """
     try:
-        here = backends.files_of(model).cached()
-        if here is None:
+        planned = model.files.cached()
+        if planned is None:
             return None
-        return Cache.key("scores", plan.identity(rows.config, here))
+        local_model = replace(model, planned=planned)
+        return Cache.key("scores", plan.identity(rows.config, local_model))
     except CompareQError:  # the model's own row reports it
         return None
 
 
 def lacking_scores(
-    rows: Rows, model: PlannedModel, against: Reference, recordings: Mapping[str, str]
+    rows: Rows, model: RunModel, against: Reference, recordings: Mapping[str, str]
 ) -> frozenset[str]:
     """Return the windows that a compared model still has to score; all of them if this is not
     known.

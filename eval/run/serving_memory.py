@@ -7,23 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ... import backends
-from ...backends.base import PlannedModel, Storage
+from ...backends.base import Storage
 from ...backends.layers import groups
 from ..results import CachePart, Memory
-from .plan import facts_of
+from .run_model import RunModel
 
 BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
 """Number formats of unquantized weights -> bits."""
 
 
-def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> Memory:
+def memory_of(model: RunModel, storage: Storage, provenance: Mapping[str, Any]) -> Memory:
     """Return the memory that serving a scored model takes; ``provenance`` describes its run.
 
     The engine reports the size of its KV cache.  If it scored without a cache, or does not report
     the size of an unquantized cache, the size is computed from the config and the dtype of the run.
     """
-    facts, ran = backends.files_of(model).serving(), str(provenance.get("dtype"))
+    facts, ran = model.files.serving(), str(provenance.get("dtype"))
     caches = groups.kv_caches_from_json(provenance.get("kv_cache_layers"))
     kept = str(provenance.get("kv_cache") or ran)
     parts = [(numbers * BITS[kept] / 8, window) for numbers, window in facts.kv if kept in BITS]
@@ -46,12 +45,12 @@ def memory_of(model: PlannedModel, storage: Storage, provenance: Mapping[str, An
         kv_is_upper=facts.kv_is_upper and not any(window for _, window in parts),
         logits=None if facts.vocab_size is None else 4 * facts.vocab_size,
         step_token=None if facts.step_numbers is None else int(number_bytes * facts.step_numbers),
-        context=facts_of(model).context,
+        context=model.facts.context,
         missing=missing or None,
     )
 
 
-def weights_missing(model: PlannedModel, storage: Storage, provenance: Mapping[str, Any]) -> str:
+def weights_missing(model: RunModel, storage: Storage, provenance: Mapping[str, Any]) -> str:
     """Return why the size of the weight files is not the size of the loaded weights; empty if it
     is.
     """
@@ -62,7 +61,7 @@ def weights_missing(model: PlannedModel, storage: Storage, provenance: Mapping[s
         return "weights: no weight files on this machine"
     if storage.note:
         return f"weights: {storage.note}"
-    if model.override_tensors:
+    if model.planned.override_tensors:
         return "weights: override tensors replace a part of the weight files"
     if any("dequantized" in layer.kernel for layer in layers):
         return "weights: the engine decompresses them while loading"

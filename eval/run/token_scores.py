@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import backends
-from ...backends.base import PlannedModel, Window
+from ...backends.base import Window
 from ...backends.common import storage
 from ...backends.common.errors import InputError, ModelError
 from ...backends.common.message_text import amount, one_line
@@ -38,6 +37,7 @@ from ..stats.spread_windows import SamplingErrors, sampling_errors, sampling_err
 from ..stats.uncertainty import BlockAssignment, assign_blocks
 from ..text.eval_data import EvalData
 from .reference import Reference
+from .run_model import RunModel
 from .serving_memory import memory_of
 
 INDEX = ("window", "position", "token_id")
@@ -51,7 +51,7 @@ LAST = ("loaded", "last_window")
 class Work:
     """The scores of one model: where they are, and what they depend on, except the windows."""
 
-    model: PlannedModel
+    model: RunModel
     key: str  # of the folder of scores, as ``tag`` (``backends/scoring/segments.py``)
     tag: str
     reference: Reference | None  # what the model is compared with
@@ -257,13 +257,13 @@ def write_parquet(stored: StoredScores, data: EvalData, target: Path) -> None:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None
 
 
-def row_of(model: PlannedModel, **fields: Any) -> ModelResult:
+def row_of(model: RunModel, **fields: Any) -> ModelResult:
     """Return the row of a model with the facts of its spec, and these fields."""
     return ModelResult.of(
         model.label,
         model.engine,
-        spec=model.spec,
-        spec_sha256=model.spec_sha256,
+        spec=model.spec.model_dump(mode="json", exclude_unset=True),
+        spec_sha256=model.spec.digest(),
         reference=model.is_reference,
         **fields,
     )
@@ -289,12 +289,10 @@ def of_scores(
         fields_of_scores |= errors_of_text.row_fields
     overrides = {}
     for name in ("bpw_layer", "bpw_head", "vram_bits"):
-        value = model.spec.get(f"override_{name}")
+        value = getattr(model.spec, f"override_{name}")
         if value is not None:
             overrides[name] = value
-    size_on_disk = replace(
-        backends.files_of(model).storage(), file_bytes=file_bytes(model), **overrides
-    )
+    size_on_disk = replace(model.files.storage(), file_bytes=file_bytes(model), **overrides)
     notes = (
         *notes_of(work, stored, has_reference=has_reference),
         *record["provenance"].get("notes", ()),
@@ -320,14 +318,14 @@ def of_scores(
     )
 
 
-def overflow(model: PlannedModel, provenance: Mapping[str, Any]) -> list[str]:
+def overflow(model: RunModel, provenance: Mapping[str, Any]) -> list[str]:
     """Return the probable reason why scores of a model are not finite, and what to do; empty if
     none is known.
     """
     if provenance.get("dtype") != "float16":
         return []
     remedy = ""
-    if "dtype" in backends.engine_class(model.engine).capabilities.arithmetic:
+    if "dtype" in model.capabilities.arithmetic:
         remedy = ': give "dtype": "bfloat16" in "engine"'
     return [f"it ran in float16, in which numbers above 65,504 overflow{remedy}"]
 
@@ -373,12 +371,12 @@ def sampled(data: EvalData, stored: StoredScores) -> SamplingErrors | None:
     return sampling_errors_of_texts(parts)
 
 
-def file_bytes(model: PlannedModel) -> int | None:
+def file_bytes(model: RunModel) -> int | None:
     """Return the size of the weight files on disk in bytes; None if they are not here (a server, or
     deleted since).
     """
     try:
-        return sum(file.stat().st_size for file in backends.files_of(model).weight_files()) or None
+        return sum(file.stat().st_size for file in model.files.weight_files()) or None
     except OSError:
         return None
 
@@ -387,14 +385,12 @@ def notes_of(work: Work, stored: StoredScores, *, has_reference: bool) -> Iterat
     """Yield notes on replicas, on runs whose batches and so whose rounding differ, and on why there
     is no KLD.
     """
-    model, decode = work.model, work.model.decode
-    asked, count = model.spec.get("replicas", 1), stored.replicas
+    model, decode = work.model, work.model.planned.decode
+    asked, count = model.spec.replicas, stored.replicas
     if max(asked, count) > 1:
         fewer = f", not by {asked}: there were no more GPUs, or no more windows"
         yield f"scored by {count} replicas{fewer if count < asked else ''}"
-    batches = (
-        decode.batch > 1 if decode else backends.engine_class(model.engine).capabilities.batches
-    )
+    batches = decode.batch > 1 if decode else model.capabilities.batches
     if stored.sessions > 1 and batches:
         yield f"scored in {stored.sessions} runs: its batches, and so its rounding, differ from those of one run"
     if shared := stored.run_record.get("shared_gpu"):

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from ... import backends
 from ...backends.base import EngineInfo, ModelFacts, PlannedModel
 from ...backends.common import machine
 from ...backends.common.errors import InputError, ModelError, StoppedError
@@ -33,6 +32,7 @@ from ...backends.worker.protocol import CallCommand, InspectEngine
 from ..common.processes import PROCESSES, WorkerProcess, in_process, result_of
 from ..common.progress import Show
 from .gpu_pool import GpuPool
+from .run_model import RunModel
 
 AGAIN_S = 1.0
 """Seconds after which the same signal interrupts once more, if the run has not been stopped yet."""
@@ -146,16 +146,16 @@ class Workers:
         self.stopped = threading.Event()
         self.lock = threading.Lock()
 
-    def create(self, model: PlannedModel) -> Worker:
+    def create(self, model: RunModel) -> Worker:
         """Return a new worker, which prints into the model's ``log_file``."""
         if self.in_process:
-            return InProcessWorker(model)
-        file = model.log_file
+            return InProcessWorker(model.planned)
+        file = model.planned.log_file
         return WorkerProcess(
             model.python, model.engine, self.gpus.names, log_file=file, verbose=file is None
         )
 
-    def inspect(self, model: PlannedModel) -> tuple[EngineInfo, Hardware]:
+    def inspect(self, model: RunModel) -> tuple[EngineInfo, Hardware]:
         """Return the engine's versions in the model's Python, and the hardware that the model would
         run on.
 
@@ -163,11 +163,11 @@ class Workers:
         since it may never answer; ``EngineInfo.unreachable`` is the reason if it did not.
         """
         hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
-        here = backends.engine_class(model.engine).capabilities.here
+        here = model.capabilities.here
         if model.python is None and (here or self.in_process):
-            return worker_side.inspect(model), hardware
+            return worker_side.inspect(model.planned), hardware
         try:
-            return self.ask(model), hardware
+            return self.inspect_in_worker(model.planned, model.python), hardware
         except ModelError as error:
             if here:
                 named = str(error).startswith("python: ")
@@ -178,37 +178,42 @@ class Workers:
             info = EngineInfo(installed=("", ""), facts=ModelFacts(), unreachable=str(error))
             return info, hardware
 
-    def ask(self, model: PlannedModel) -> EngineInfo:
-        """Return the facts about the engine that a worker in the model's Python finds; ModelError
-        if it fails.
-        """
-        with self.started(lambda: WorkerProcess(model.python)) as worker:  # it imports no engine
-            return EngineInfo.model_validate(
-                worker.perform(InspectEngine(model), self.inspect_s, lambda message: None)
-            )
+    def inspect_in_worker(self, planned: PlannedModel, python: str | None) -> EngineInfo:
+        """Return the facts about a model's engine that a worker in a Python finds.
 
-    def refusal(self, model: PlannedModel) -> str:
+        ModelError if it fails.
+        """
+        # This worker imports no engine.
+        with self.started(lambda: WorkerProcess(python)) as worker:
+            command = InspectEngine(planned)
+            answer = worker.perform(command, self.inspect_s, lambda message: None)
+            return EngineInfo.model_validate(answer)
+
+    def refusal(self, model: RunModel) -> str:
         """Return why the engine's own checks of the config would refuse the model; "" if they
         accept it.
         """
-        if not (self.is_local and backends.engine_class(model.engine).capabilities.refuses):
+        if not (self.is_local and model.capabilities.refuses):
             return ""
         function = f"{worker_side.__name__}:{worker_side.refusal.__name__}"
-        command = CallCommand(function, {"model": model.model_dump(mode="json")})
-        with self.started(lambda: self.create(model.updated(log_file=Path(os.devnull)))) as worker:
+        command = CallCommand(function, {"model": model.planned.model_dump(mode="json")})
+        silent_model = model.with_planned(log_file=Path(os.devnull))
+        with self.started(lambda: self.create(silent_model)) as worker:
             return str(worker.perform(command, self.inspect_s, lambda message: None))
 
-    def import_ahead(self, model: PlannedModel, *, verbose: bool) -> None:
-        """Start to import a model's engine, so that its worker need not wait for the import.
+    def import_ahead(self, model: RunModel, *, verbose: bool) -> None:
+        """Start to import a model's engine, so that its worker need not wait for the import."""
+        self.start_import(model.engine, model.python, verbose=verbose)
+
+    def start_import(self, engine: str, python: str | None, *, verbose: bool) -> None:
+        """Start to import an engine in a Python on this machine, unless engines run in this process.
 
         The calling thread must live until the import has ended: the system ends a process that a
         thread has started when that thread ends (``backends/common/process.py``).
         """
         if not self.in_process:
             with suppress(InputError):  # starting the worker reports it
-                PROCESSES.get(
-                    model.python or sys.executable, model.engine, self.gpus.names, verbose=verbose
-                )
+                PROCESSES.get(python or sys.executable, engine, self.gpus.names, verbose=verbose)
 
     def pool(self, threads: int) -> Executor:
         """Return an executor for work that is done at the same time; in this process, one after the

@@ -23,6 +23,7 @@ from compare_q.eval.cluster import Cluster, HardwareClass, Node, RayWorker, chec
 from compare_q.eval.common.cache import CACHE_VARIABLE
 from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run.plan import hardware_of
+from tests.support.run_models import run_model
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, digest, record, state_store
 from tests.support.toy import planned, refusal
@@ -82,7 +83,8 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
 
 def ray_worker(cluster: Cluster | None = None, log_file: Path | None = None) -> RayWorker:
     nodes = HardwareClass.of([("n", facts())], {"n": {"CPU": 2.0}})
-    return RayWorker(cluster or cluster_of(), request().updated(log_file=log_file), nodes)
+    model = run_model(request().updated(log_file=log_file))
+    return RayWorker(cluster or cluster_of(), model, nodes)
 
 
 def shown(message: Message) -> None:
@@ -92,7 +94,11 @@ def shown(message: Message) -> None:
 def started(node: Node, log: Path) -> RayWorker:
     """Return a worker that was placed on this node."""
     worker = ray_worker(log_file=log)
-    worker.agent, worker.node, worker.name = Direct(node), "n", node.start(worker.model, None)
+    worker.agent, worker.node, worker.name = (
+        Direct(node),
+        "n",
+        node.start(worker.model.planned, None, None),
+    )
     return worker
 
 
@@ -151,7 +157,7 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
 ) -> None:
     there, store, worker = tmp_path / "there" / "store", tmp_path / "store", ray_worker()
     begin(store, IDENTITY)
-    made = node.workers[node.start(request(), None)]
+    made = node.workers[node.start(request(), None, None)]
     made.folders = {there: store}
     for first in (0, 2):  # the second share has the head
         record(there, range(first, first + 2), closed=first == 2)
@@ -221,11 +227,11 @@ def test_a_worker_is_lost_with_its_node() -> None:
 
 
 def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
-    described, content = node.inspect(request())
+    described, content = node.inspect(request(), None)
     assert (described.installed, content) == (("built in", ""), "")
     check_node(node.facts(), {"CPU": 1.0})
     with pytest.raises(InputError, match="cannot be started"):
-        node.inspect(request().updated(python=str(tmp_path / "python")))
+        node.inspect(request(), str(tmp_path / "python"))
 
 
 def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +284,8 @@ def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> 
         (False, {"gpus": ["H200"], "driver": "580"}),
         (True, facts()["processor"]),
     ):
-        model = planned("m", "transformers", "none", 40, info=EngineInfo(cpu_only=cpu_only))
+        info = EngineInfo(cpu_only=cpu_only)
+        model = run_model(planned("m", "transformers", "none", 40), info=info)
         assert hardware_of(model, found, 1) == {**gold, "A": "1"}
     assert found.having({"big": 1}, there).nodes == ("one",)
     assert found.having({}, {"two": there["two"]}).nodes == ("two",)

@@ -99,7 +99,7 @@ def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0) -> Told:
     told = Told()
     monkeypatch.setattr(machine, "gpus", lambda: tuple(H200[:gpus]))
     monkeypatch.setattr(workers, "in_process", lambda: False)
-    monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model, told))
+    monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model.planned, told))
     monkeypatch.setattr(Workers, "import_ahead", lambda self, model, verbose: None)
     monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would restrict this process
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

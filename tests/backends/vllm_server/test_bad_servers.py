@@ -101,14 +101,14 @@ def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
     describes the model.
     """
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
-    good = Workers().ask(request_for(stub.url))
+    good = Workers().inspect_in_worker(request_for(stub.url), None)
     assert (good.stamp, good.facts) == (
         described(stub).stamp,
         ModelFacts(context=255, tokenizer={5: "water"}),
     )
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
-        Workers(inspect_s=1.0).ask(request_for(stub.url))
+        Workers(inspect_s=1.0).inspect_in_worker(request_for(stub.url), None)
 
 
 def test_others_are_measured(

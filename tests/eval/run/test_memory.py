@@ -15,6 +15,7 @@ from compare_q.backends.layers.groups import KVCache, groups_to_json
 from compare_q.eval.results import CachePart, Memory
 from compare_q.eval.run.serving_memory import memory_of
 from tests.support.checkpoints import ENDS, write_checkpoint
+from tests.support.run_models import run_model
 from tests.support.toy import planned
 
 CONFIG = {
@@ -43,9 +44,8 @@ def of(
     folder: Path, provenance: dict[str, Any], storage: Storage = STORED, **config: Any
 ) -> Memory:
     """Return the memory of a model with this config."""
-    model = planned(
-        "m", "transformers", str(write_checkpoint(folder / "m", ENDS, CONFIG | config)), 100
-    )
+    checkpoint = write_checkpoint(folder / "m", ENDS, CONFIG | config)
+    model = run_model(planned("m", "transformers", str(checkpoint), 100))
     return memory_of(model, storage, provenance)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.base import Decode, Engine, ModelFacts, ModelFiles, PlannedModel, Storage
+from compare_q.backends.base import Decode, Engine, ModelFacts, ModelFiles, Storage
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.layers import noise
@@ -27,9 +27,11 @@ from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.gpu_pool import GpuPool
 from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
 from compare_q.eval.run.run_config import RunConfig
+from compare_q.eval.run.run_model import RunModel
 from compare_q.eval.run.workers import Workers
 from compare_q.eval.specs.spec_files import parse_model_spec
 from tests.support.fake_engine import FakeEngine
+from tests.support.run_models import run_model
 from tests.support.toy import needs_accelerate, planned, refusal
 
 MIB = 1024**2
@@ -41,7 +43,7 @@ def config_of(count: int = 0, mib: float = GPU_MIB, **keys: Any) -> RunConfig:
     return RunConfig(Cache(Path("nowhere")), Progress(quiet=True), Workers(gpus=pool), pool, **keys)
 
 
-def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> PlannedModel:
+def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> RunModel:
     spec = parse_model_spec(
         {"load_fn": "fake", "model_dir": "none", "label": "m", **keys}, Path("m.json")
     )
@@ -151,7 +153,7 @@ def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
     hashed once.
     """
     file, config = model / "model.safetensors", config_of(verify_weights=True)
-    planned_model = planned("m", "transformers", str(model), 100)
+    planned_model = run_model(planned("m", "transformers", str(model), 100))
     before, stat = identity(config, planned_model)["weights"], file.stat()
     assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
     flip_last_bit(file)
@@ -169,7 +171,8 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
     toy_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [
-        planned("m", "transformers", str(toy_model), 100, each) for each in ({"noise": "bf16"}, {})
+        run_model(planned("m", "transformers", str(toy_model), 100, options))
+        for options in ({"noise": "bf16"}, {})
     ]
     before = [identity(config_of(), model) for model in models]
     monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
@@ -193,10 +196,10 @@ def test_a_line_says_what_float32_would_gain(
     monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
     monkeypatch.setattr(FakeEngine, "capabilities", replace(FakeEngine.capabilities, torch=True))
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(dtype=dtype))
-    on_cpu, on_gpu = model_of(config_of()), model_of(config_of(1)).updated(label="on a GPU")
-    of_cpus = on_gpu.updated(
-        label="of a CPU build", info=on_gpu.info.model_copy(update={"cpu_only": True})
-    )
+    on_cpu = model_of(config_of())
+    on_gpu = model_of(config_of(1)).with_planned(label="on a GPU")
+    cpu_build = on_gpu.info.model_copy(update={"cpu_only": True})
+    of_cpus = replace(on_gpu, info=cpu_build).with_planned(label="of a CPU build")
     line = emulated_dtypes(config_of(), [on_cpu, on_gpu, of_cpus])
     assert (line is not None) is said
     assert line is None or line.startswith("m, of a CPU build: ")
@@ -226,7 +229,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
 ) -> None:
     """llama.cpp chooses them by its context, the run's longest window, which ``-r`` may leave out."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
-    models = [planned("m", "fake", "none", longest) for longest in (99, 100, 101, 102)]
+    models = [run_model(planned("m", "fake", "none", longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(config_of(), model) for model in models)
     assert short == at_edge
     assert above == long
@@ -248,7 +251,7 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     """
     model = model_of(config_of(), **keys)
     found = identity(config_of(), model)
-    assert model.decode == gold
+    assert model.planned.decode == gold
     assert found.get("decode") == (None if gold is None else asdict(gold))
     assert found.keys() - {"decode"} == {
         "version",

@@ -18,6 +18,7 @@ from compare_q.eval.results import ModelResult
 from compare_q.eval.run import checkpoint_notes
 from tests.support.checkpoints import finish_gguf
 from tests.support.comparisons import Measured, toy
+from tests.support.run_models import run_model
 from tests.support.toy import planned
 
 
@@ -74,9 +75,8 @@ def notes_of(
     found: ModelResult, tokenizer: Path, model: Sequence[str] = ("fake", "none")
 ) -> list[str]:
     load_fn, model_dir = model
-    return list(
-        checkpoint_notes.notes(found, planned("row", load_fn, model_dir, 10), None, tokenizer)
-    )
+    run_model_of_row = run_model(planned("row", load_fn, model_dir, 10))
+    return list(checkpoint_notes.notes(found, run_model_of_row, None, tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,6 @@ def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
 
 
 def test_options_that_change_the_config_explain_a_loss(toy_model: Path) -> None:
-    changed = planned(
-        "row", "vllm_score", str(toy_model), 10, {"hf_overrides": {"rope_theta": 5.0}}
-    )
+    overrides = {"hf_overrides": {"rope_theta": 5.0}}
+    changed = run_model(planned("row", "vllm_score", str(toy_model), 10, overrides))
     assert list(checkpoint_notes.notes(row(16.0, 0.5), changed, None, toy_model)) == []

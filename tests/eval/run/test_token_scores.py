@@ -26,6 +26,7 @@ from compare_q.eval.text.text_windows import TextWindows
 from tests.support.checkpoints import write_checkpoint
 from tests.support.comparisons import N_WINDOWS, Compare, fake
 from tests.support.fake_engine import digests_asked
+from tests.support.run_models import run_model
 from tests.support.toy import planned, refusal
 
 KEY, TAG = "0" * 40, "0123456789abcdef"
@@ -173,10 +174,8 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size
     assert 64 < stored < 1000
-    assert file_bytes(planned("m", "transformers", str(folder), 100)) == stored
+    model = run_model(planned("m", "transformers", str(folder), 100))
+    assert file_bytes(model) == stored
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"x" * 500)
-    assert (
-        file_bytes(planned("m", "transformers", str(folder), 100, override_tensors=(other,)))
-        == stored + 500
-    )
+    assert file_bytes(model.with_planned(override_tensors=(other,))) == stored + 500
