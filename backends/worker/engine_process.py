@@ -37,11 +37,14 @@ what to do."""
 LEAVE = signal.SIGUSR1
 """Signal that ends an import, sent by the driver, or by the system when the driver ends.  Later,
 closing the socket ends this process."""
+REQUEST_BYTES = 1 << 10
+"""Largest request of a worker: the time, as text."""
 
 
 class Running(NamedTuple):
-    """A running worker: its channel to the driver, and its folder for temporary files ("": the
-    user's).
+    """A running worker: its channel to the driver, and its folder for temporary files.
+
+    The folder is "" if the worker uses the user's.
     """
 
     channel: Connection
@@ -52,56 +55,87 @@ Workers = dict[int, Running]
 """Running workers by process id, which is also the id of their process group."""
 
 
-def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "") -> NoReturn:
+class Fork(NamedTuple):
+    """What a fork of the engine process needs to become a worker."""
+
+    running: Running
+    log: int  # descriptor of the worker's log
+    requested: float  # when the driver requested the worker, in seconds since 1970
+
+
+def main(
+    descriptor: str, driver: str, engine: str, verbose: str, import_note: str = ""
+) -> NoReturn:
     """Serve the driver, a process id, at the other end of a socket until the driver ends.
 
-    ``alone``: after a restart, the reason that workers import their engine themselves; otherwise
-    empty.
+    ``import_note``: after a restart, the reason that workers import their engine themselves;
+    otherwise empty.
     """
     faulthandler.enable()  # a crash logs its traceback
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)  # a program that an import starts must not keep the socket open
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the driver may have inherited SIG_IGN
-    before: dict[int, Any] = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    signal_actions = ignore_ending_signals()
     refusal = missing_package()
     if engine and not refusal:
         import_engine(engine, int(driver), verbose=bool(verbose))
-        if blockers := fork_blockers():
-            alone = f"its engine is imported for this model alone, because {'; '.join(blockers)}"
+        blockers = fork_blockers()
+        if blockers:
+            import_note = (
+                f"its engine is imported for this model alone, because {'; '.join(blockers)}"
+            )
             control.set_inheritable(True)
-            for number, action in before.items():
+            for number, action in signal_actions.items():
                 signal.signal(number, action)
-            os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, alone])
+            os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, import_note])
     signal.signal(LEAVE, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
-    me, code, workers, forked = os.getpid(), 1, Workers(), None
+    engine_process = os.getpid()
+    workers = Workers()
+    fork = None
     try:
-        forked = serve_forks(control, refusal, workers)
+        fork = serve_forks(control, refusal, workers)
     finally:
-        if forked is None:
+        if fork is None:
             end_all(workers)
-    if forked is None:
+    if fork is None:
         os._exit(0)  # skip the cleanup of libraries, which takes seconds
-    try:  # this is a fork
-        running, log, requested = forked
-        become_worker(me, log, before, [control, *(other.channel for other in workers.values())])
-        temporary.use(running.folder)
-        from . import worker
-
-        worker.serve(running.channel, requested, alone, running.folder)
-        atexit._run_exitfuncs()
-        code = 0
+    status = 1
+    try:
+        others = [control, *(other.channel for other in workers.values())]
+        become_worker(engine_process, fork.log, signal_actions, others)
+        run_worker(fork, import_note)
+        status = 0
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # do not unwind the stack, and do not join threads that the engine left running
+    os._exit(status)  # do not unwind the stack, and do not join threads that the engine left
+
+
+def ignore_ending_signals() -> dict[int, Any]:
+    """Ignore the ``ENDING`` signals; return number -> the action before."""
+    actions: dict[int, Any] = {}
+    for number in ENDING:
+        actions[number] = signal.signal(number, signal.SIG_IGN)
+    return actions
+
+
+def run_worker(fork: Fork, import_note: str) -> None:
+    """Perform the driver's commands in a fork that has become a worker."""
+    temporary.use(fork.running.folder)
+    from . import worker
+
+    worker.serve(fork.running.channel, fork.requested, import_note, fork.running.folder)
+    # os._exit does not call these functions, in which libraries clean up.
+    atexit._run_exitfuncs()
 
 
 def missing_package() -> str:
-    """Return the package that this Python lacks to run any worker, and how to install it; empty if
-    none is missing.
+    """Return the package that this Python lacks to run any worker, and how to install it.
+
+    Empty if none is missing.
     """
     try:
         from ..common import machine
@@ -114,10 +148,10 @@ def missing_package() -> str:
 
 
 def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
-    """Import what loading a model imports; errors are ignored, because loading reports them more
-    clearly.
+    """Import what loading a model imports.
 
-    If the driver ends, the system ends this process, even in the middle of C code.
+    Errors are ignored, because loading reports them more clearly.  If the driver ends, the system
+    ends this process, even in the middle of C code.
     """
     from ... import backends
 
@@ -126,74 +160,80 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
         backends.engine_class(engine).import_engine(verbose=verbose)
 
 
-def serve_forks(
-    control: socket.socket, refusal: str, workers: Workers
-) -> tuple[Running, int, float] | None:
+def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> Fork | None:
     """Fork workers when the driver requests them, and reap them; None when the driver has ended.
 
-    In each fork, return its channel and folder, its log, and when it was requested.  ``refusal``:
-    why no worker can run in this Python; otherwise empty.
+    It also returns in each fork, with the ``Fork``.  ``refusal``: why no worker can run in this
+    Python; otherwise empty.
     """
-    woken, waking = os.pipe()
-    os.set_blocking(waking, False)
+    wakeup_read, wakeup_write = os.pipe()
+    os.set_blocking(wakeup_write, False)
+    # SIGCHLD has a handler, because Python writes only handled signals into the pipe.
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waking)
+    signal.set_wakeup_fd(wakeup_write)
     while True:
-        ready = select.select([control.fileno(), woken], [], [])[0]
-        if woken in ready:
-            os.read(woken, 1 << 12)
+        ready, _, _ = select.select([control.fileno(), wakeup_read], [], [])
+        if wakeup_read in ready:
+            os.read(wakeup_read, 1 << 12)
             reap(workers)
         if control.fileno() not in ready:
             continue
-        requested, descriptors, _, _ = socket.recv_fds(control, 1 << 10, 2)
+        requested, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES, 2)
         if not requested:
             return None
-        for each in descriptors:
-            os.set_inheritable(
-                each, False
-            )  # programs that an engine starts must not hold a channel open
-        channel, log = Connection(descriptors[0]), descriptors[1]
-        sys.stdout.flush()
-        reason, worker = refusal, -1
-        folder = "" if refusal else temporary.new_folder()
+        # Programs that an engine starts must not hold a channel open.
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        channel = Connection(descriptors[0])
+        log = descriptors[1]
+        sys.stdout.flush()  # otherwise the fork would print what is buffered once more
+        if refusal:
+            os.close(log)
+            send_failed(channel, reason=refusal)
+            continue
+        running = Running(channel, temporary.new_folder())
         try:
-            worker = -1 if refusal else os.fork()
+            worker = os.fork()
         except OSError as error:  # too many processes: only this worker fails
-            reason = f"its worker cannot be forked: {error.strerror}"
+            os.close(log)
+            temporary.remove(running.folder)
+            send_failed(channel, reason=f"its worker cannot be forked: {error.strerror}")
+            continue
         if worker == 0:
             signal.set_wakeup_fd(-1)
-            os.close(woken)
-            os.close(waking)
-            return Running(channel, folder), log, float(requested)
+            os.close(wakeup_read)
+            os.close(wakeup_write)
+            return Fork(running, log, float(requested))
         os.close(log)
-        if reason:
-            temporary.remove(folder)
-            send_failed(channel, reason=reason)
-        else:
-            with suppress(
-                OSError
-            ):  # the worker does the same, and may have started another program by now
-                os.setpgid(worker, worker)
-            workers[worker] = Running(channel, folder)
+        # The worker does the same, and may have started another program by now.
+        with suppress(OSError):
+            os.setpgid(worker, worker)
+        workers[worker] = running
 
 
-def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list[Any]) -> None:
-    """Make this fork a worker with its own process group and log, default signals, and no
-    descriptors of other workers.
+def become_worker(
+    parent: int, log: int, signal_actions: Mapping[int, Any], others: list[Any]
+) -> None:
+    """Make this fork a worker: its own process group and log, default signals.
 
-    ``before``: actions of the ``ENDING`` signals before the engine process ignored them.
+    ``signal_actions``: of the ``ENDING`` signals before the engine process ignored them.
+    ``others``: the engine process's socket and the channels of other workers, which are closed.
     """
     os.setpgid(0, 0)
     die_with_parent(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(LEAVE, signal.SIG_DFL)
-    for number, action in before.items():  # Ctrl-C ends a worker like any other program
-        signal.signal(number, signal.SIG_IGN if action == signal.SIG_IGN else signal.SIG_DFL)
+    # Ctrl-C ends a worker like any other program.
+    for number, action in signal_actions.items():
+        if action == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN)
+        else:
+            signal.signal(number, signal.SIG_DFL)
     for output in (1, 2):
         os.dup2(log, output)
     os.close(log)
-    for each in others:
-        each.close()
+    for other in others:
+        other.close()
     os.environ[WORKER] = "1"
 
 
@@ -211,27 +251,29 @@ def end_all(workers: Workers) -> None:
 
 
 def reap(workers: Workers) -> None:
-    """Kill the rest of the groups of workers that have ended, and send the driver each worker's
-    exit status.
+    """Send the driver the exit status of workers that have ended, and kill their groups.
 
-    The temporary files and the shared memory of these workers are deleted first.
+    The temporary files and the shared memory of these workers are deleted before the message.
     """
     for worker in list(workers):
         ended, status = os.waitpid(worker, os.WNOHANG)
-        if ended:
-            channel, folder = workers.pop(worker)
-            # Only living processes show their maps, and the folder has the worker's note.
-            shared_files = shared_memory.files_of_worker(worker, folder)
-            end_group(worker)
-            temporary.remove(folder)
-            shared_memory.remove(shared_files)
-            send_failed(channel, status=os.waitstatus_to_exitcode(status))
+        if not ended:
+            continue
+        channel, folder = workers.pop(worker)
+        # Only living processes show their maps, and the folder has the worker's note.
+        shared_files = shared_memory.files_of_worker(worker, folder)
+        end_group(worker)
+        temporary.remove(folder)
+        shared_memory.remove(shared_files)
+        send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 
 def send_failed(channel: Connection, **fields: Any) -> None:
-    """Send ``Failed``, the last message of a channel, and close it; it is encoded here without
-    pydantic.
+    """Send ``Failed``, the last message of a channel, and close the channel.
+
+    The message is encoded here, because a Python may lack pydantic (``missing_package``).
     """
+    # The driver may have closed its end.
     with channel, suppress(OSError):
         channel.send_bytes(json.dumps({"type": "failed", **fields}).encode())
 
@@ -242,7 +284,6 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-if (
-    __name__ == "__main__"
-):  # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE
+# python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE
+if __name__ == "__main__":
     main(*sys.argv[1:])

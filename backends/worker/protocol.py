@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 
 from ..base import PlannedModel, ScoreRequest, Window
@@ -37,17 +38,14 @@ class LoadCommand:
 
     model: PlannedModel
     devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
-    share: tuple[int, int] | None = (
-        None  # (number, count) of a replica on the CPU: its share of the cores
-    )
+    # (number, count) of a replica on the CPU: its share of the cores
+    share: tuple[int, int] | None = None
     type: Literal["load"] = "load"
 
 
 @dataclass(frozen=True)
 class ScoreCommand:
-    """Score windows with the loaded model, and commit their scores
-    (``backends/scoring/segments.py``).
-    """
+    """Score windows with the loaded model, and commit their scores (``scoring/segments.py``)."""
 
     request: ScoreRequest
     windows: Path  # the file that ``write_windows`` wrote
@@ -60,8 +58,9 @@ class ScoreCommand:
 
 @dataclass(frozen=True)
 class CallCommand:
-    """Call ``function`` (``module:name``) with a message sender and keyword ``arguments``; return
-    its value.
+    """Return the value of ``function`` (``module:name``).
+
+    It is called with a sender of messages and the keyword ``arguments``.
     """
 
     function: str
@@ -90,9 +89,9 @@ class Log:
 
 @dataclass(frozen=True)
 class Done:
-    """The command succeeded, and its scores are committed.  ``value``: its result, as JSON types."""
+    """The command succeeded, and its scores are committed."""
 
-    value: Any = None
+    value: Any = None  # the command's result, as JSON types
     type: Literal["done"] = "done"
 
 
@@ -101,9 +100,8 @@ class Failed:
     """The command failed, or the worker ended."""
 
     reason: str = ""  # one line per problem, for the user
-    status: int | None = (
-        None  # exit status of the worker, or minus a signal's number; None: it is running
-    )
+    # Exit status of the worker, or minus a signal's number; None: the worker is running.
+    status: int | None = None
     type: Literal["failed"] = "failed"
 
 
@@ -114,10 +112,11 @@ MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminat
 
 
 def encoded(item: Command | Message) -> bytes:
-    """Return a command or message as JSON; unlike pydantic's JSON, it may hold file names that are
-    not UTF-8.
-    """
-    adapter: TypeAdapter[Any] = COMMAND if isinstance(item, Command) else MESSAGE
+    """Return a command or message as JSON."""
+    adapter: TypeAdapter[Any] = MESSAGE
+    if isinstance(item, Command):
+        adapter = COMMAND
+    # pydantic's own JSON cannot hold file names that are not UTF-8; json escapes their surrogates.
     return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 
 
@@ -136,16 +135,22 @@ def parse_message(data: bytes) -> Message:
 
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
-    ids = np.concatenate([np.zeros(0, np.int32), *(each.token_ids for each in windows)])
-    shapes = [(each.index, len(each.token_ids), each.spans, each.is_single) for each in windows]
-    storage.write_arrays(file, ids=ids, shapes=json.dumps(shapes))
+    # The empty array has the type of the ids if there are no windows.
+    ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+    shapes = []
+    for window in windows:
+        ids.append(window.token_ids)
+        shapes.append((window.index, len(window.token_ids), window.spans, window.is_single))
+    storage.write_arrays(file, ids=np.concatenate(ids), shapes=json.dumps(shapes))
 
 
 def read_windows(file: Path) -> list[Window]:
     """Return the windows that ``write_windows`` wrote, in order."""
-    arrays, windows, token = storage.read_arrays(file), [], 0
-    for index, length, spans, alone in json.loads(str(arrays["shapes"])):
-        ids = arrays["ids"][token : token + length]
-        windows.append(Window(index, ids, tuple(map(tuple, spans)), alone))
-        token += length
+    arrays = storage.read_arrays(file)
+    windows = []
+    start = 0
+    for index, length, spans, is_single in json.loads(str(arrays["shapes"])):
+        ids = arrays["ids"][start : start + length]
+        windows.append(Window(index, ids, tuple(map(tuple, spans)), is_single))
+        start += length
     return windows

@@ -84,8 +84,9 @@ def processes() -> Iterator[int]:
 
 
 def mapped_files(process: int) -> set[str]:
-    """Return the files of shared memory that a process maps; OSError if it has ended or is not
-    the user's.
+    """Return the files of shared memory that a process maps.
+
+    OSError if the process has ended or is not the user's.
     """
     files = set()
     with open(f"/proc/{process}/maps", encoding="utf-8", errors="surrogateescape") as lines:

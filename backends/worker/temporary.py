@@ -1,5 +1,4 @@
-"""Folders for temporary files: one per worker, deleted by the engine process after the worker has
-ended.
+"""Folders for temporary files: one per worker, deleted by the engine process after its end.
 
 If vLLM is killed or interrupted, it does not delete its files ``vllm_dist_*``.
 """
@@ -38,11 +37,13 @@ def new_folder() -> str:
 
 
 def use(folder: str) -> None:
-    """Make ``folder`` the folder for temporary files of this process and its children; "" changes
-    nothing.
+    """Make ``folder`` the folder for temporary files of this process and its children.
+
+    "" changes nothing.
     """
     if folder:
         os.environ["TMPDIR"] = folder
+        # tempfile has read TMPDIR if any import has created a file.
         tempfile.tempdir = folder
 
 

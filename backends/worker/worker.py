@@ -33,44 +33,48 @@ from ..layers.groups import groups_to_json
 from ..reference.store import open_reference
 from ..scoring import segments
 from . import protocol, shared_memory
-from .protocol import Command, LoadCommand, Message, ScoreCommand
+from .protocol import CallCommand, Command, InspectEngine, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
 POLL_S = 0.5
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|No available memory for the cache blocks|"
-    r"less than desired GPU memory utilization|DefaultCPUAllocator: can't allocate|unable to allocate",
+    r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|"
+    r"No available memory for the cache blocks|less than desired GPU memory utilization|"
+    r"DefaultCPUAllocator: can't allocate|unable to allocate",
     re.IGNORECASE,
 )
 """Messages of torch, CUDA, vLLM, llama.cpp and Python."""
 Send = Callable[[Message], None]
 
 
-def serve(channel: Connection, requested: float, alone: str = "", folder: str = "") -> None:
-    """Perform commands from the channel until the driver closes it or sends an empty one
-    (arguments: ``Worker``).
+def serve(channel: Connection, requested: float, import_note: str = "", folder: str = "") -> None:
+    """Perform commands from the channel until the driver closes it or sends an empty one.
+
+    Arguments: see ``Worker``.
     """
     lock = threading.Lock()
 
     def send(message: Message) -> None:
-        with lock:  # downloads report progress from their own threads
+        # Downloads report progress from their own threads.
+        with lock:
             channel.send_bytes(protocol.encoded(message))
 
-    os.register_at_fork(
-        after_in_child=channel.close
-    )  # an engine's forks would keep it open after this worker's end
-    worker = Worker(requested, alone, folder)
+    # Forks of this process, such as vLLM's ranks, would keep the channel open after its end, and
+    # the driver would not notice the end.
+    os.register_at_fork(after_in_child=channel.close)
+    worker = Worker(requested, import_note, folder)
     send(protocol.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
-        while data := channel.recv_bytes():
+        data = channel.recv_bytes()
+        while data:
             worker.perform(protocol.parse_command(data), send)
+            data = channel.recv_bytes()
     worker.close()
 
 
 class Committer:
-    """Collects the scores of finished windows, and writes them into a segment every ``COMMIT_S``
-    seconds.
+    """Collects the scores of windows, and writes them into a segment every ``COMMIT_S`` seconds.
 
     InputError if the reference that the windows are compared with cannot be opened.
     """
@@ -78,61 +82,60 @@ class Committer:
     def __init__(self, command: ScoreCommand, engine: Engine, windows: list[Window]) -> None:
         self.command = command
         self.engine = engine
-        self.last = time.perf_counter()
-        self.windows = {window.index: window for window in windows}
+        self.last_commit = time.perf_counter()
+        self.windows = {window.index: window for window in windows}  # that have no scores yet
         self.recordings = recordings_of(command.request.reference, windows)
         self.waiting: list[tuple[Window, TokenScores]] = []
 
     def add(self, scores: TokenScores) -> None:
         """Add the scores of one window; only ``commit`` writes those of the last window."""
-        if self.waiting and time.perf_counter() - self.last >= COMMIT_S:
+        if self.waiting and time.perf_counter() - self.last_commit >= COMMIT_S:
             self.commit()
-        self.waiting.append((self.windows.pop(scores.window), scores))
+        window = self.windows.pop(scores.window)
+        self.waiting.append((window, scores))
 
     def commit(self) -> None:
-        """Write the collected scores; ModelError if the engine's model has changed since it was
-        loaded.
+        """Write the collected scores; ModelError if the engine's model has changed.
 
-        If it has changed, the scores are dropped, because a second check may reach the right model
-        by chance.
+        If the model has changed since it was loaded, the scores are dropped.
         """
         try:
             self.engine.check_unchanged()
         except BaseException:
+            # A caller may commit once more, and the second check may reach the right model by
+            # chance.
             self.waiting = []
             raise
         command = self.command
         now = time.perf_counter()
-        seconds = now - self.last
+        seconds = now - self.last_commit
         segments.commit(
             command.scores, command.tag, self.waiting, command.session, seconds, self.recordings
         )
         self.waiting = []
-        self.last = now
+        self.last_commit = now
 
 
 def recordings_of(reference: Path | None, windows: list[Window]) -> dict[str, str]:
-    """Return the recordings of the windows in a reference store, by the windows' digests; empty
-    without a store.
-    """
+    """Return window digest -> its recording in a reference store; empty without a store."""
     if reference is None:
         return {}
-    opened = open_reference(reference)
-    return {window.digest: opened.recording(window.digest) for window in windows}
+    store = open_reference(reference)
+    return {window.digest: store.recording(window.digest) for window in windows}
 
 
 class Worker:
     """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
-    ``requested``: when the driver requested the worker.  ``alone``: why the worker imports its
-    engine itself; empty if it is a fork of a process that has imported the engine.  ``folder``: its
-    folder for temporary files; empty: the user's.
+    ``requested``: when the driver requested the worker.  ``import_note``: why the worker imports
+    its engine itself; empty if it is a fork of a process that has imported the engine.  ``folder``:
+    its folder for temporary files; empty: the user's.
     """
 
-    def __init__(self, requested: float, alone: str = "", folder: str = "") -> None:
+    def __init__(self, requested: float, import_note: str = "", folder: str = "") -> None:
         machine.keep_compiled_kernels_apart()
         self.requested = requested
-        self.alone = alone
+        self.import_note = import_note
         self.folder = folder
         self.notes = list[str]()  # notes about the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
@@ -144,35 +147,46 @@ class Worker:
 
     def perform(self, command: Command, send: Send) -> None:
         """Perform one command; the last message is ``Done`` or ``Failed``."""
-        self.model = getattr(command, "model", self.model)
+        if isinstance(command, LoadCommand | InspectEngine):
+            self.model = command.model
         value: Any = None
         try:
             if isinstance(command, LoadCommand):
                 self.load(command, send)
             elif isinstance(command, ScoreCommand):
                 self.score(command, send)
-            elif isinstance(command, protocol.InspectEngine):
+            elif isinstance(command, InspectEngine):
                 value = inspect(command.model).model_dump()
             else:
-                module, _, name = command.function.partition(":")
-                value = getattr(importlib.import_module(module), name)(send, **command.arguments)
+                value = call(command, send)
         except Exception as error:
-            reason = str(error)
-            if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
-                os.write(2, traceback.format_exc().encode())
-                reason = self.engine.reason_of(error) if self.engine else with_class(error)
-            send(protocol.Failed(out_of_memory(self.model, error, self.shared) or reason))
+            send(protocol.Failed(self.failure(error)))
         else:
             send(protocol.Done(value))
+
+    def failure(self, error: Exception) -> str:
+        """Return the reason of a failed command for the user; log the traceback of a bug."""
+        reason = str(error)
+        if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
+            os.write(2, traceback.format_exc().encode())
+            if self.engine is None:
+                reason = with_class(error)
+            else:
+                reason = self.engine.reason_of(error)
+        memory_reason = out_of_memory(self.model, error, self.shared)
+        if memory_reason:
+            return memory_reason
+        return reason
 
     def load(self, command: LoadCommand, send: Send) -> None:
         """Close the last model, and load a model on its GPUs."""
         self.close()
         model = command.model
-        if self.alone:
-            send(protocol.Log(f"{model.label}: {self.alone}"))
+        if self.import_note:
+            send(protocol.Log(f"{model.label}: {self.import_note}"))
         if command.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
+            # Asked before this process uses the GPUs: afterwards it would be one of the users.
             self.shared = machine.gpu_users(command.devices)
         if command.share is not None:
             keep_to_share(*command.share)
@@ -181,7 +195,8 @@ class Worker:
             engine_class.import_engine(verbose=model.log_file is None)
         machine.choose_mkl_kernels()
         self.notes = contents.checked(engine_class.files(model))
-        if fault := engine_class.misreads(model):
+        fault = engine_class.misreads(model)
+        if fault:
             raise ModelError(fault)
         self.engine = engine_class(model)
         self.engine.load()
@@ -196,7 +211,8 @@ class Worker:
         scores always have it.
         """
         assert self.engine is not None, "no model is loaded"
-        moments, windows = dict(self.moments), protocol.read_windows(command.windows)
+        moments = dict(self.moments)
+        windows = protocol.read_windows(command.windows)
         committer = Committer(command, self.engine, windows)
         moments["score_began"] = time.time()
         try:
@@ -212,45 +228,67 @@ class Worker:
             raise
         moments["closed"] = time.time()
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
-        ran = {
+        record: dict[str, Any] = {
             "provenance": what_ran(self.engine, self.notes),
             "load_seconds": self.load_seconds,
             "moments": moments,
+            **command.facts,
         }
-        record = {**ran, **command.facts}
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        one_gpu = in_worker() and len(gpus) == 1 and gpus[0]
-        if shared := self.shared or (machine.gpu_users(gpus, ours=1) if one_gpu else ""):
-            record["shared_gpu"] = shared
+        gpu_users = self.other_gpu_users()
+        if gpu_users:
+            record["shared_gpu"] = gpu_users
         segments.write_record(command.scores, command.session, record)
         committer.commit()
         self.last = command, record
 
-    def close(self) -> None:
-        """Close the engine, if one is loaded, and record the time; errors of an interrupted engine
-        are logged.
+    def other_gpu_users(self) -> str:
+        """Return the processes that use this worker's GPUs, or used them before it loaded.
+
+        After loading, only a worker with one GPU is asked about, and counts as one process.
         """
-        engine, self.engine = self.engine, None
+        if self.shared:
+            return self.shared
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if in_worker() and len(gpus) == 1 and gpus[0]:
+            return machine.gpu_users(gpus, ours=1)
+        return ""
+
+    def close(self) -> None:
+        """Close the engine, if one is loaded, and record the time.
+
+        Errors are logged: an interrupted engine may fail to close.
+        """
+        engine = self.engine
+        self.engine = None
         try:
             if engine is not None:
                 engine.close()
         except Exception:
             os.write(2, traceback.format_exc().encode())
         if self.last is not None:
-            (command, record), self.last = self.last, None
+            command, record = self.last
+            self.last = None
             record["moments"]["closed"] = time.time()
             segments.write_record(command.scores, command.session, record)
 
 
+def call(command: CallCommand, send: Send) -> Any:
+    """Return the value of the function that a command names."""
+    module_name, _, name = command.function.partition(":")
+    function = getattr(importlib.import_module(module_name), name)
+    return function(send, **command.arguments)
+
+
 def what_ran(engine: Engine, notes: list[str]) -> dict[str, Any]:
-    """Return the provenance, with further ``notes``, and layers of a finished run; a note if the
-    engine fails.
+    """Return the provenance, with further ``notes``, and layers of a finished run.
+
+    If the engine fails to report them, only the notes are returned: the scores are kept.
     """
     try:
-        found = engine.provenance()
+        provenance = engine.provenance()
         return {
-            **found,
-            "notes": [*notes, *found.get("notes", ())],
+            **provenance,
+            "notes": [*notes, *provenance.get("notes", ())],
             "layers": groups_to_json(engine.layers()),
         }
     except Exception as error:
@@ -258,16 +296,22 @@ def what_ran(engine: Engine, notes: list[str]) -> dict[str, Any]:
 
 
 def keep_to_share(number: int, count: int) -> None:
-    """Restrict this process to share ``number`` of ``count`` equal shares of the processors, one
-    thread on each.
+    """Restrict this process to share ``number`` of ``count`` equal shares of the processors.
+
+    The process gets one thread per processor of its share.
     """
-    if count > 1 and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        each = max(len(cores) // count, 1)
-        os.sched_setaffinity(0, cores[number * each : (number + 1) * each] or cores[-1:])
-        os.environ["OMP_NUM_THREADS"] = str(each)
-        if torch := sys.modules.get("torch"):
-            torch.set_num_threads(each)
+    if count <= 1 or not hasattr(os, "sched_setaffinity"):
+        return
+    processors = sorted(os.sched_getaffinity(0))
+    size = max(len(processors) // count, 1)
+    share = processors[number * size : (number + 1) * size]
+    if not share:  # more shares than processors
+        share = processors[-1:]
+    os.sched_setaffinity(0, share)
+    os.environ["OMP_NUM_THREADS"] = str(size)
+    torch = sys.modules.get("torch")
+    if torch is not None:  # OpenMP has read the variable when torch was imported
+        torch.set_num_threads(size)
 
 
 def refusal(_: Any, *, model: dict[str, Any]) -> str:
@@ -277,87 +321,109 @@ def refusal(_: Any, *, model: dict[str, Any]) -> str:
 
 
 def inspect(model: PlannedModel) -> EngineInfo:
-    """Return the model's engine as installed in this Python, and why the model cannot run with it,
-    if so.
+    """Return the model's engine as installed in this Python.
+
+    The result also has the reason why the model cannot run with the engine, if there is one.
     """
     engine = backends.engine_class(model.engine)
     capabilities = engine.capabilities
     installed = capabilities.installed()
     if installed is None:
         return EngineInfo()
-    found: dict[str, Any] = {} if capabilities.here else {"facts": ModelFacts()}
+    info_fields: dict[str, Any] = {}
+    if not capabilities.here:
+        # Facts, even unknown ones, show that the model has no files on this machine.
+        info_fields["facts"] = ModelFacts()
     try:
         engine.check(model)
         if capabilities.here:
-            for name, value in model.options.items():
-                for each in filter(hub.is_hub_id, strings_in(value)):
-                    raise InputError(
-                        f"engine.{name}: {printable(each)} is no path here, and a repository on the hub may change; "
-                        "fetch it and give its folder, or owner/name@commit where the engine takes that"
-                    )
+            check_fixed_options(model)
             if importlib.util.find_spec("torch") is None:
                 raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
         else:
             files = engine.files(model)
-            found = {"facts": files.facts(), "stamp": files.stamp()}
-        source = sys.modules[
-            engine.__module__
-        ].__file__  # part of the key for an engine outside compare_q
-        own = (
-            {}
-            if model.engine in backends.ENGINES or not source
-            else {engine.__module__: content_of(Path(source))}
-        )
-        found["versions"] = {**engine.versions(), **own, **named_files(model.options)}
+            info_fields = {"facts": files.facts(), "stamp": files.stamp()}
+        source_digest = digest_of_source(engine, model.engine)
+        info_fields["versions"] = {
+            **engine.versions(),
+            **source_digest,
+            **named_files(model.options),
+        }
     except InputError as error:
-        found["problem"] = str(error)
+        info_fields["problem"] = str(error)
     except ModelError as error:
-        found["unreachable"] = str(error)
-    return EngineInfo(
-        installed=installed, cpu_only=capabilities.torch and machine.cpu_build_of_torch(), **found
-    )
+        info_fields["unreachable"] = str(error)
+    cpu_only = capabilities.torch and machine.cpu_build_of_torch()
+    return EngineInfo(installed=installed, cpu_only=cpu_only, **info_fields)
+
+
+def check_fixed_options(model: PlannedModel) -> None:
+    """InputError if an option names a repository on the hub, whose content may change."""
+    for name, value in model.options.items():
+        for text in strings_in(value):
+            if hub.is_hub_id(text):
+                raise InputError(
+                    f"engine.{name}: {printable(text)} is no path here, and a repository on the "
+                    "hub may change; fetch it and give its folder, or owner/name@commit where the "
+                    "engine takes that"
+                )
+
+
+def digest_of_source(engine: type[Engine], name: str) -> dict[str, str]:
+    """Return module -> digest of its file for an engine outside compare_q, as part of its key.
+
+    Empty for compare_q's engines.
+    """
+    source = sys.modules[engine.__module__].__file__
+    if name in backends.ENGINES or not source:
+        return {}
+    return {engine.__module__: content_of(Path(source))}
 
 
 def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str) -> str:
-    """Return a line with sizes about an out-of-memory error; empty for other errors (``shared``:
-    see Worker).
+    """Return a line with sizes about an out-of-memory error; empty for other errors.
+
+    ``shared``: the processes that used the GPUs before the model was loaded.
     """
     if model is None or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
         return ""
     numbers = []
-    with suppress(Exception):  # a failure here must not hide the error itself
-        if weights := backends.files_of(model).storage().vram_bits:
+    # A failure here must not hide the error itself.
+    with suppress(Exception):
+        weights = backends.files_of(model).storage().vram_bits
+        if weights:
             numbers.append(f"its weights take {bytes_in_words(weights / 8)}")
     with suppress(Exception):
-        if (cuda := sys.modules["torch"].cuda).is_initialized():
-            numbers.append(
-                "{} of the GPU's {} are free".format(*map(bytes_in_words, cuda.mem_get_info()))
-            )
-    numbers += [f"before it loaded, {shared} used the GPU"] if shared else []
-    found = f" ({', '.join(numbers)})" if numbers else ""
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            free, total = cuda.mem_get_info()
+            numbers.append(f"{bytes_in_words(free)} of the GPU's {bytes_in_words(total)} are free")
+    if shared:
+        numbers.append(f"before it loaded, {shared} used the GPU")
+    sizes = ""
+    if numbers:
+        sizes = f" ({', '.join(numbers)})"
     advice = "close what else uses it, give the model more GPUs, or shorten eval_len"
-    return f"out of memory{found}: {advice}; the engine says: {one_line(error)}"
+    return f"out of memory{sizes}: {advice}; the engine says: {one_line(error)}"
 
 
 @contextmanager
 def watched_children(send: Send) -> Iterator[None]:
-    """End this worker, after a ``Failed``, if a process of its engine dies in the block while the
-    engine waits for it.
+    """End this worker, after a ``Failed``, if a process of its engine dies in the block.
 
-    Exit status 0 does not count: an engine may end its helpers.
+    The engine would wait for the process.  Exit status 0 does not count: an engine may end its
+    helpers.
     """
     children = multiprocessing.active_children()
-    over = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
-        while not over.wait(POLL_S):
+        while not finished.wait(POLL_S):
             for child in children:
                 if child.exitcode:
-                    send(
-                        protocol.Failed(
-                            f"{child.name}, a process of its engine, {ending(child.exitcode)}"
-                        )
-                    )
+                    end = ending(child.exitcode)
+                    send(protocol.Failed(f"{child.name}, a process of its engine, {end}"))
+                    # In the driver's own process, an exit would end the whole run.
                     if in_worker():
                         os._exit(1)
                     return
@@ -367,4 +433,4 @@ def watched_children(send: Send) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        finished.set()

@@ -1,6 +1,4 @@
-"""What a worker commits: scores of its windows, with the recordings of the reference that they were
-compared with.
-"""
+"""What a worker commits: scores, and the recordings of the reference that they are relative to."""
 
 from __future__ import annotations
 
@@ -37,12 +35,12 @@ def scored(folder: Path, windows: list[Window], tag: str, request: ScoreRequest)
     """Score windows in a worker; return its last message."""
     file = folder / "windows.npz"
     protocol.write_windows(file, windows)
-    sent: list[Any] = []
+    messages: list[Any] = []
     scoring = Worker(0.0)
-    scoring.perform(LoadCommand(engine(boost=1.0).planned), sent.append)
-    scoring.perform(ScoreCommand(request, file, folder / "scores", tag, "s"), sent.append)
+    scoring.perform(LoadCommand(engine(boost=1.0).planned), messages.append)
+    scoring.perform(ScoreCommand(request, file, folder / "scores", tag, "s"), messages.append)
     scoring.close()
-    last = sent[-1]
+    last = messages[-1]
     assert isinstance(last, Done | Failed)
     return last
 
@@ -52,16 +50,16 @@ def test_scores_carry_the_recordings_of_their_windows(tmp_path: Path, store: Pat
     scores = tmp_path / "scores"
     digests = [window.digest for window in WINDOWS]
     assert isinstance(scored(tmp_path, WINDOWS[1:3], TAG, ScoreRequest(reference=store)), Done)
-    opened = Reader(store)
-    recordings = {digest: opened.recording(digest) for digest in digests}
+    reader = Reader(store)
+    recordings = {digest: reader.recording(digest) for digest in digests}
     assert segments.committed(scores, TAG, recordings) == set(digests[1:3])
-    found = {
-        entry.window: entry.recording
-        for each in segments.segments_in(scores)
-        for entry in each.windows
-    }
-    assert found == {digest: recordings[digest] for digest in digests[1:3]}
-    assert segments.committed(scores, TAG, {**recordings, digests[1]: "f" * 16}) == {digests[2]}
+    committed = {}
+    for segment in segments.segments_in(scores):
+        for entry in segment.windows:
+            committed[entry.window] = entry.recording
+    assert committed == {digest: recordings[digest] for digest in digests[1:3]}
+    recorded_anew = {**recordings, digests[1]: "f" * 16}
+    assert segments.committed(scores, TAG, recorded_anew) == {digests[2]}
     assert segments.load(scores, TAG, WINDOWS, recordings).scores[digests[2]].kld is not None
 
 
@@ -75,10 +73,10 @@ def test_scores_without_a_reference_carry_none(tmp_path: Path) -> None:
 def test_a_store_that_lacks_a_window_fails_in_one_line(
     tmp_path: Path, store: Path, lacks: str
 ) -> None:
-    forget(
-        store,
-        [window.digest for window in WINDOWS[:1] if lacks == "the window"] or Reader(store).windows,
-    )
+    if lacks == "the window":
+        forget(store, [WINDOWS[0].digest])
+    else:
+        forget(store, Reader(store).windows)
     message = scored(tmp_path, WINDOWS[:1], TAG, ScoreRequest(reference=store))
     assert isinstance(message, Failed)
     assert str(store) in message.reason
@@ -89,14 +87,13 @@ def test_a_store_that_lacks_a_window_fails_in_one_line(
 def test_scores_of_a_changed_model_are_never_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even if the next check meets the right model again: the check before the second commit
-    fails once.
-    """
-    checks = list[int]()
+    """Not even if the next check meets the right model again: only the second check fails."""
+    n_checks = 0
 
     def check(engine: FakeEngine) -> None:
-        checks.append(len(checks))
-        if len(checks) == 2:
+        nonlocal n_checks
+        n_checks += 1
+        if n_checks == 2:
             raise ModelError("another model answers")
 
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)

@@ -1,5 +1,6 @@
-"""Engine processes: models share one process without harming each other; no process outlives the
-driver, and no unsafe process is forked.
+"""Engine processes: models share one without harming each other, and none outlives the driver.
+
+No process that is unsafe to fork is forked.
 """
 
 from __future__ import annotations
@@ -37,22 +38,20 @@ class Rows(dict[str, dict[str, Any]]):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list of the engines whose engine processes are started; "fake" is
-    ``fake_engine.MadeEngine``.
-    """
-    found, command = [], processes.command
+    """The engines whose engine processes are started; "fake" is ``fake_engine.MadeEngine``."""
+    engines: list[str] = []
+    command = processes.command
 
-    def noted(
+    def noting_command(
         module: str, descriptor: int, driver: int, engine: str, verbose: str, python: str
     ) -> list[str]:
-        found.extend(
-            [engine] if engine != backends.TOKENIZING else []
-        )  # not the process that decodes the worst tokens
+        if engine != backends.TOKENIZING:  # the process that decodes the worst tokens
+            engines.append(engine)
         return command(module, descriptor, driver, engine, verbose, python=python)
 
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
-    monkeypatch.setattr(processes, "command", noted)
-    return found
+    monkeypatch.setattr(processes, "command", noting_command)
+    return engines
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def rows(
     monkeypatch: pytest.MonkeyPatch,
     launched: list[str],
 ) -> Callable[..., Rows]:
-    """Run models, each in its own worker, and return their rows by label.
+    """A function that runs models, each in its own worker, and returns their rows by label.
 
     One more model is scored beforehand: then the text is tokenized, and there are results even if
     all models fail.
@@ -78,22 +77,25 @@ def rows(
         monkeypatch.setenv(processes.IN_PROCESS_VARIABLE, "0")
         data, specs = write_specs([cached, *models])
         ran = compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json")
-        found = json.loads((tmp_path / "r.json").read_text())["models"]
-        rows = Rows({model["label"]: model for model in found})
+        models_in_results = json.loads((tmp_path / "r.json").read_text())["models"]
+        rows = Rows({model["label"]: model for model in models_in_results})
         rows.err = ran.err
         return rows
 
     return run
 
 
-def assert_right(found: Rows, *labels: str) -> None:
-    """Assert that these models have a uniform model's perplexity, and that no worker reports an
-    import of its own.
-    """
-    assert "imported" not in found.err
+def assert_uniform(row: dict[str, Any]) -> None:
+    """Assert that a model has a uniform model's perplexity."""
+    assert row["error"] is None
+    assert row["ppl"] == pytest.approx(500.0, rel=1e-6)
+
+
+def assert_right(rows: Rows, *labels: str) -> None:
+    """Assert that these models were scored, and that no worker imported its engine itself."""
+    assert "imported" not in rows.err
     for label in labels:
-        row = found[label]
-        assert (row["error"], row["ppl"]) == (None, pytest.approx(500.0, rel=1e-6))
+        assert_uniform(rows[label])
 
 
 def test_what_one_model_does_to_its_worker_harms_no_other(
@@ -110,16 +112,15 @@ def test_what_one_model_does_to_its_worker_harms_no_other(
         "killed": "was ended by SIGKILL, as the system does when memory is full",
         "huge": "out of memory: ",
     }
-    others = [
-        fake(label, seconds=size / 1e6)
-        for size, label in enumerate((*bad_loads, "thread", "child", "good"))
-    ]
-    found = rows(*(fake(each, fail=2, failure=each) for each in bad), *others)
+    models = [fake(label, fail=2, failure=label) for label in bad]
+    for size, label in enumerate((*bad_loads, "thread", "child", "good")):
+        models.append(fake(label, seconds=size / 1e6))
+    results = rows(*models)
     for label, reason in (bad | bad_loads).items():
-        assert reason in found[label]["error"]
-    assert found["memory"]["error"].startswith("out of memory")
-    assert found["memory"]["error"].endswith(memory)
-    assert_right(found, "thread", "child", "good")
+        assert reason in results[label]["error"]
+    assert results["memory"]["error"].startswith("out of memory")
+    assert results["memory"]["error"].endswith(memory)
+    assert_right(results, "thread", "child", "good")
     assert launched == ["fake"]
     (only,) = [process for key, process in PROCESSES.running.items() if key[1] == "fake"]
     assert only.process.poll() is None
@@ -128,8 +129,9 @@ def test_what_one_model_does_to_its_worker_harms_no_other(
 def test_a_worker_ends_with_what_its_engine_has_left(
     rows: Callable[..., Rows], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that an engine started are ended, and its threads are not waited for.  The driver
-    kills no worker.
+    """Processes that an engine started are ended, and its threads are not waited for.
+
+    The driver kills no worker.
     """
     killed: list[Path | None] = []  # only workers of models have a log file
     monkeypatch.setattr(WorkerProcess, "kill", lambda worker: killed.append(worker.log_file))
@@ -156,13 +158,11 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
 
     thread = threading.Thread(target=kill)
     thread.start()
-    found = rows(fake("slow", seconds=1.0), fake("good"))
+    results = rows(fake("slow", seconds=1.0), fake("good"))
     thread.join()
-    assert (
-        "its worker was lost with its engine process, which was ended by SIGKILL"
-        in found["slow"]["error"]
-    )
-    assert_right(found, "good")
+    reason = "its worker was lost with its engine process, which was ended by SIGKILL"
+    assert reason in results["slow"]["error"]
+    assert_right(results, "good")
     assert launched == ["fake", "fake"]
     assert not {*killed} & {*processes_of(own_cache)}
 
@@ -173,9 +173,7 @@ def segments_of(cache: Path) -> int:
 
 
 def test_the_drivers_end_ends_all(own_cache: Path, launched: list[str]) -> None:
-    """The worker, which waits for jobs, and the process that its engine has started end with the
-    driver.
-    """
+    """A worker that waits for jobs ends with the driver, and so does its engine's process."""
     worker = WorkerProcess(engine="fake")
     worker.channel.send_bytes(encoded(LoadCommand(planned("child", "fake", "none", 100))))
     started = own_cache / "child"
@@ -201,13 +199,16 @@ def test_the_drivers_end_ends_an_import(
     """The import ends at once, even during C code."""
     monkeypatch.setenv(IMPORT, "long")
     monkeypatch.setenv(backends.OUTSIDE, fake_engine.MADE)
-    wait = f"while not __import__('os').path.exists({str(own_cache / 'importing')!r}): time.sleep(0.01)"
+    importing = own_cache / "importing"
+    wait = f"while not __import__('os').path.exists({str(importing)!r}): time.sleep(0.01)"
     code = DRIVER.format(end=f"{wait}\n{end}")
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as driver:
-        wait_until((own_cache / "importing").exists)
+        wait_until(importing.exists)
         if end:
             driver.kill()
-        assert driver.wait(4.0 if end else 60.0) == (-signal.SIGKILL if end else 0)
+            assert driver.wait(4.0) == -signal.SIGKILL
+        else:
+            assert driver.wait(60.0) == 0
     wait_until(lambda: not processes_of(own_cache), 60.0)
 
 
@@ -227,7 +228,9 @@ def test_who_shares_an_engine_process(
     others = [get("fake"), get(python=python), get(visible=("0",))]
     monkeypatch.setenv("AN_ENGINE_MAY_READ_THIS", "1")
     others.append(get())
-    assert len({each.process.pid for each in (first, *others)}) == len(launched) == 5
+    pids = {engine_process.process.pid for engine_process in (first, *others)}
+    assert len(pids) == 5
+    assert len(launched) == 5
     monkeypatch.delenv("AN_ENGINE_MAY_READ_THIS")
     assert get() is first
     first.process.kill()
@@ -240,18 +243,15 @@ def test_an_engine_whose_import_starts_a_thread_is_imported_for_each_model(
     rows: Callable[..., Rows], launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(IMPORT, "thread")
-    found = rows(fake("good"), fake("uniform", seconds=1e-6))
+    results = rows(fake("good"), fake("uniform", seconds=1e-6))
     for label in ("good", "uniform"):
-        assert (found[label]["error"], found[label]["ppl"]) == (
-            None,
-            pytest.approx(500.0, rel=1e-6),
-        )
-        (line,) = [
-            line
-            for line in found.err.splitlines()
-            if line.startswith(f"{label}: ") and "imported" in line
-        ]
-        assert "Python threads run" in line
+        assert_uniform(results[label])
+        notes = []
+        for line in results.err.splitlines():
+            if line.startswith(f"{label}: ") and "imported" in line:
+                notes.append(line)
+        assert len(notes) == 1
+        assert "Python threads run" in notes[0]
     assert launched == ["fake"]
 
 

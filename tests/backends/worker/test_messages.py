@@ -1,6 +1,4 @@
-"""Commands, messages and windows between driver and worker: they arrive unchanged, and nothing else
-is accepted.
-"""
+"""Commands, messages and windows between driver and worker arrive unchanged."""
 
 from __future__ import annotations
 
@@ -73,20 +71,21 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
-    """Windows keep their order, numbers and scored positions, and whether they are computed alone."""
-    windows = [
-        replace(window, index=3 * window.index, is_single=window.index % 3 == 0)
-        for window in random_windows(count)
-    ][::-1]
+    """Windows keep their order, numbers and scored positions, and whether they are single."""
+    windows = []
+    for window in random_windows(count):
+        is_single = window.index % 3 == 0
+        windows.append(replace(window, index=3 * window.index, is_single=is_single))
+    windows.reverse()
     file = tmp_path / "windows.npz"
     protocol.write_windows(file, windows)
-    found = protocol.read_windows(file)
-    assert [(each.index, each.spans) for each in found] == [
-        (each.index, each.spans) for each in windows
-    ]
-    for each, window in zip(found, windows, strict=True):
-        np.testing.assert_array_equal(each.token_ids, window.token_ids, strict=True)
-        assert each.digest == window.digest
+    copies = protocol.read_windows(file)
+    for copy, window in zip(copies, windows, strict=True):
+        assert copy.index == window.index
+        assert copy.spans == window.spans
+        assert copy.is_single == window.is_single
+        np.testing.assert_array_equal(copy.token_ids, window.token_ids, strict=True)
+        assert copy.digest == window.digest
 
 
 def test_windows_hold_no_pickle(tmp_path: Path) -> None:
@@ -113,9 +112,7 @@ print("closed" if theirs.closed else "open")
 
 
 def test_a_fork_of_a_worker_does_not_keep_its_channel_open() -> None:
-    """vLLM's ranks are such forks; with an open channel, the driver would not notice the worker's
-    end.
-    """
+    """vLLM's ranks are such forks: the driver would not notice the worker's end."""
     ran = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True
     )

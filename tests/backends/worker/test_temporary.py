@@ -1,4 +1,4 @@
-"""The folder for a worker's temporary files, which is deleted although killed processes still write into it."""
+"""A folder for temporary files is deleted although killed processes still write into it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compare_q.backends.worker import temporary
 def test_a_folder_is_deleted_although_a_process_still_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that appears while a folder is deleted keeps the folder; the next attempt, the last, deletes both."""
+    """A file that appears during a deletion keeps the folder; the next attempt deletes both."""
     folder = tmp_path / "cq-worker"
     folder.mkdir()
     delete = shutil.rmtree
