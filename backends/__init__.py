@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .common.errors import InputError
 from .common.json_files import is_folder
@@ -33,8 +33,7 @@ OUTSIDE = "COMPARE_Q_ENGINES"
 GENERAL = ("vllm_score", "transformers_auto")
 """load_fns for models that several engines run; the first one whose engine is installed is used."""
 DEQUANTIZING = "transformers_auto_bf16"
-"""load_fn for weight-only formats that the first installed engine of ``GENERAL`` has no kernel for.
-"""
+"""load_fn for formats that the first installed engine of ``GENERAL`` has no kernel for."""
 TOKENIZING = "transformers"
 """Engine that is imported for functions that read texts and tokenizers."""
 LAYER_BY_LAYER = (
@@ -55,10 +54,10 @@ REMOVED = ("exllamav2", "exl2")
 
 
 def engine_class(engine: str) -> type[Engine]:
-    """Return the class of an engine; InputError if it is not built in and ``$COMPARE_Q_ENGINES`` is
-    wrong.
-    """
-    return _imported(ENGINES[engine]) if engine in ENGINES else outside()[engine]
+    """Return an engine's class; InputError if ``$COMPARE_Q_ENGINES`` must have it, and is wrong."""
+    if engine in ENGINES:
+        return _imported(ENGINES[engine])
+    return outside()[engine]
 
 
 def files_of(model: PlannedModel) -> ModelFiles:
@@ -68,84 +67,104 @@ def files_of(model: PlannedModel) -> ModelFiles:
 
 def engines() -> list[tuple[str, type[Engine]]]:
     """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong."""
-    return [(engine, _imported(location)) for engine, location in ENGINES.items()] + list(
-        outside().items()
-    )
+    built_in = [(engine, _imported(location)) for engine, location in ENGINES.items()]
+    return built_in + list(outside().items())
 
 
 def outside() -> dict[str, type[Engine]]:
-    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by their first load_fns; InputError if
-    it is wrong.
+    """Return the engines that ``$COMPARE_Q_ENGINES`` adds, by their first load_fns.
+
+    Raises InputError if the variable is wrong.
     """
-    locations = list(filter(None, map(str.strip, os.environ.get(OUTSIDE, "").split(","))))
+    locations = outside_locations()
     if not locations:
         return {}
+    taken = built_in_names()
+    added: dict[str, type[Engine]] = {}
+    for location in locations:
+        engine = outside_engine(location)
+        load_fns = engine.capabilities.load_fns
+        conflicts = taken.intersection(load_fns)
+        if conflicts:
+            raise InputError(
+                f"{OUTSIDE}: {location}: another engine has the load_fn {min(conflicts)!r}; "
+                "choose another"
+            )
+        taken.update(load_fns)
+        added[load_fns[0]] = engine
+    return added
+
+
+def outside_locations() -> list[str]:
+    """Return the entries of ``$COMPARE_Q_ENGINES`` that are not empty."""
+    entries = os.environ.get(OUTSIDE, "").split(",")
+    return [entry.strip() for entry in entries if entry.strip()]
+
+
+def built_in_names() -> set[str]:
+    """Return the names of the built-in engines, and all their load_fns."""
+    names = set(ENGINES)
+    for location in ENGINES.values():
+        names.update(_imported(location).capabilities.load_fns)
+    return names
+
+
+def outside_engine(location: str) -> type[Engine]:
+    """Return the class at ``module:Class``; InputError if it is not an engine with load_fns."""
     from .base import Engine
 
-    found: dict[str, type[Engine]] = {}
-    taken = {
-        name
-        for each, location in ENGINES.items()
-        for name in (each, *_imported(location).capabilities.load_fns)
-    }
-    for location in locations:
-        try:
-            engine = _imported(location)
-            names = engine.capabilities.load_fns if issubclass(engine, Engine) else ()
-        except Exception as error:  # anything that the user's file does
-            raise InputError(
-                f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}"
-            ) from None
-        if not names:
-            raise InputError(
-                f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine"
-            )
-        if known := taken.intersection(names):
-            raise InputError(
-                f"{OUTSIDE}: {location}: another engine has the load_fn {min(known)!r}; choose another"
-            )
-        taken.update(names)
-        found[names[0]] = engine
-    return found
+    is_engine = False
+    try:
+        engine = _imported(location)
+        if issubclass(engine, Engine):
+            is_engine = bool(engine.capabilities.load_fns)
+    except Exception as error:  # anything that the user's file does
+        raise InputError(
+            f"{OUTSIDE}: {location}: expected module:Class: {one_line(error)}"
+        ) from None
+    if not is_engine:
+        raise InputError(
+            f"{OUTSIDE}: {location}: expected a class derived from {Engine.__module__}.Engine"
+        )
+    return engine
 
 
 def _imported(location: str) -> type[Engine]:
     """Return the class at ``module:Class``."""
     module, _, name = location.partition(":")
-    found: type[Engine] = getattr(importlib.import_module(module), name)
-    return found
+    engine: type[Engine] = getattr(importlib.import_module(module), name)
+    return engine
 
 
 def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
-    """Return (engine name, its class) for a spec's ``load_fn`` and ``fwd_fn``; InputError if
-    unknown.
-    """
+    """Return (engine name, its class) for a spec's functions; InputError for unknown ones."""
     if load_fn in REMOVED:
         raise InputError(
-            f"load_fn: {load_fn!r}: compare_q 0.3 does not measure EXL2; quantize to EXL3, or use compare_q 0.2"
+            f"load_fn: {load_fn!r}: compare_q 0.3 does not measure EXL2; quantize to EXL3, "
+            "or use compare_q 0.2"
         )
-    known: list[str] = []
+    load_fns: list[str] = []
     for name, engine in engines():
-        wanted = engine.capabilities.fwd_fn
+        expected = engine.capabilities.fwd_fn
         if load_fn in engine.capabilities.load_fns:
-            if fwd_fn not in (None, wanted):
+            if fwd_fn not in (None, expected):
                 raise InputError(
-                    f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {wanted!r}"
+                    f"fwd_fn: {fwd_fn!r} does not go with load_fn {load_fn!r}; use {expected!r}"
                 )
             return name, engine
-        known += engine.capabilities.load_fns
+        load_fns += engine.capabilities.load_fns
     if load_fn in ENGINE_ALIASES:
         raise InputError(
             f"load_fn: unknown engine {load_fn!r}: it is {ENGINE_ALIASES[load_fn]!r} here"
         )
-    near = nearest(load_fn, [*known, *ENGINE_ALIASES])
-    raise InputError(f"load_fn: unknown engine {load_fn!r}{near}; there are: {', '.join(known)}")
+    suggestion = nearest(load_fn, [*load_fns, *ENGINE_ALIASES])
+    raise InputError(
+        f"load_fn: unknown engine {load_fn!r}{suggestion}; there are: {', '.join(load_fns)}"
+    )
 
 
 def reader_of(file: str) -> str | None:
-    """Return the load_fn of the only engine that reads files with this suffix; None if there is
-    none.
-    """
+    """Return the load_fn of the only engine for files with this suffix; None if there is none."""
     for _, engine in engines():
         if file.lower().endswith(engine.capabilities.suffixes):
             return engine.capabilities.load_fns[0]
@@ -153,8 +172,9 @@ def reader_of(file: str) -> str | None:
 
 
 def names_in(model: str) -> list[str]:
-    """Return a model's name and the file names in its folder; only the name if the folder holds
-    safetensors.
+    """Return a model's name and the names of the files in its folder.
+
+    A folder with safetensors is one model: only its name is returned.
     """
     folder = Path(model).expanduser()
     if not is_folder(folder) or any(folder.glob("*.safetensors")):
@@ -169,39 +189,62 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
     without a config; ``elsewhere``: engines and load_fns that have their own Python.
     """
     for name in names_in(model):
-        if load_fn := reader_of(name):
+        load_fn = reader_of(name)
+        if load_fn:
             return load_fn, f"a {Path(name).suffix} file"
-    quant_method = "" if config is None else config.quant_method
+    quant_method = ""
+    quantization: Mapping[str, Any] = {}
+    if config is not None:
+        quant_method = config.quant_method
+        quantization = config.quantization
     if quant_method in REMOVED:
-        resolve(quant_method, None)
+        resolve(quant_method, None)  # raises the advice for removed engines
+    only_engine = only_engine_for(model, quant_method)
+    if only_engine is not None:
+        return only_engine
+    return general_engine_for(quant_method, quantization, elsewhere)
+
+
+def only_engine_for(model: str, quant_method: str) -> tuple[str, str] | None:
+    """Return (load_fn, why) if one engine alone runs such a model; else None."""
     for _, engine in engines():
         capabilities = engine.capabilities
+        load_fn = capabilities.load_fns[0]
         if capabilities.schemes and model.startswith(capabilities.schemes):
-            return capabilities.load_fns[0], "an address"
+            return load_fn, "an address"
         if capabilities.marker and (Path(model).expanduser() / capabilities.marker).is_file():
-            return capabilities.load_fns[0], f"a folder with {capabilities.marker}"
+            return load_fn, f"a folder with {capabilities.marker}"
         if quant_method and quant_method == capabilities.quant_method:
-            return capabilities.load_fns[0], f"{quant_method.upper()} weights"
-    weights = f"{quant_method} weights" if quant_method else "no quantization"
-    quantization = {} if config is None else config.quantization
-    missing = ""
+            return load_fn, f"{quant_method.upper()} weights"
+    return None
+
+
+def general_engine_for(
+    quant_method: str, quantization: Mapping[str, Any], elsewhere: Set[str]
+) -> tuple[str, str]:
+    """Return (load_fn, why) of the first installed engine of ``GENERAL``."""
+    weights = "no quantization"
+    if quant_method:
+        weights = f"{quant_method} weights"
+    not_installed = ""
     for load_fn in GENERAL:
         name, engine = resolve(load_fn, None)
-        if not engine.capabilities.installed() and not elsewhere & {name, load_fn}:
-            missing = f"; {name} is not installed"
+        has_own_python = bool(elsewhere & {name, load_fn})
+        if not engine.capabilities.installed() and not has_own_python:
+            not_installed = f"; {name} is not installed"
             continue
-        if kernel := engine.missing_kernel(quantization, {}):
+        kernel = engine.missing_kernel(quantization, {})
+        if kernel:
             return DEQUANTIZING, f"{weights}; {name} has no kernel for {kernel}"
-        return load_fn, weights + missing
+        return load_fn, weights + not_installed
     return GENERAL[-1], weights
 
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:
-    """InputError for a model that only another engine reads: a file with its suffix, or a folder of
-    such files.
-    """
+    """InputError for a file with another engine's suffix, or for a folder of such files."""
     for name in names_in(model_dir):
-        if (load_fn := reader_of(name)) and load_fn not in engine.capabilities.load_fns:
+        load_fn = reader_of(name)
+        if load_fn and load_fn not in engine.capabilities.load_fns:
             raise InputError(
                 f'model_dir: {model_dir}: {Path(name).suffix} files are for "load_fn": "{load_fn}"'
             )

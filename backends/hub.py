@@ -1,5 +1,4 @@
-"""The Hugging Face hub: ``model_dir`` and ``tokenizer_dir`` -> a folder on disk, in the hub's cache
-or downloaded.
+"""The Hugging Face hub: find or download the folder of a ``model_dir`` or ``tokenizer_dir``.
 
 ``huggingface_hub`` downloads.  This file chooses the files of a repository that are needed, and
 reports failures in one line.  A request with a deadline comes first: otherwise the client retries
@@ -15,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +66,7 @@ class HubUnreachableError(InputError):
 
 
 def is_hub_id(name: str) -> bool:
-    """True if ``name`` can be a hub id (``owner/model``): it has that form, and is not an existing
-    path.
-    """
+    """True if ``name`` has the form of a hub id (``owner/model``), and is not an existing path."""
     return HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -81,32 +78,33 @@ def resolve(
     download: bool = True,
     watch: Watch = SILENT,
 ) -> Path:
-    """Folder of a local path or hub id.  Without ``download``, a hub id is only searched in the
-    local cache.
+    """Return the folder of a local path or hub id; InputError with the reason in one line.
 
-    Raises InputError with the reason in one line.
+    Without ``download``, a hub id is only searched in the local cache.
     """
     if not is_hub_id(name):
         return local_folder(name)
-    patterns = TOKENIZER_FILES if tokenizer_only else MODEL_FILES
-    return (
-        fetch("model", name, revision, patterns, watch)
-        if download
-        else cached("model", name, revision, patterns)
-    )
+    patterns = MODEL_FILES
+    if tokenizer_only:
+        patterns = TOKENIZER_FILES
+    if download:
+        return fetch("model", name, revision, patterns, watch)
+    return cached("model", name, revision, patterns)
 
 
 def local_folder(name: str) -> Path:
-    """Folder of a local path; InputError if it does not exist."""
+    """Return the folder of a local path; InputError if it does not exist."""
     folder = expanded(name)
     if is_folder(folder):
         return folder
+    hint = ""
     if is_file(folder):
-        hint = "; a GGUF file runs in llamacpp" if folder.suffix == ".gguf" else ""
+        if folder.suffix == ".gguf":
+            hint = "; a GGUF file runs in llamacpp"
         raise InputError(f"{name}: is a file, no folder{hint}")
-    raise InputError(
-        f"{name}: no such folder{'' if '/' in name else '; a model on the hub is named owner/name'}"
-    )
+    if "/" not in name:
+        hint = "; a model on the hub is named owner/name"
+    raise InputError(f"{name}: no such folder{hint}")
 
 
 def would_fetch(
@@ -116,13 +114,14 @@ def would_fetch(
     *,
     repo_type: RepoType = "model",
 ) -> str:
-    """``16.1 GB to download`` or ``in the local cache``: what ``fetch`` would do.  Nothing is
-    downloaded.
+    """Return what ``fetch`` would do: ``16.1 GB to download`` or ``in the local cache``.
 
-    Raises InputError with the reason in one line if the files are not available.
+    Nothing is downloaded.  InputError with the reason in one line if files are not available.
     """
     missing = bytes_of(missing_files(repo_type, name, revision, patterns, SILENT))
-    return f"{bytes_in_words(missing)} to download" if missing else "in the local cache"
+    if missing:
+        return f"{bytes_in_words(missing)} to download"
+    return "in the local cache"
 
 
 def fetch(
@@ -132,55 +131,55 @@ def fetch(
     patterns: Sequence[str],
     watch: Watch = SILENT,
 ) -> Path:
-    """Folder with a repository's files that match ``patterns``; files in the local cache are not
-    fetched again.
+    """Return a folder with a repository's files that match ``patterns``.
 
-    Raises InputError with the reason in one line.
+    Files in the local cache are not fetched again.  InputError with the reason in one line.
     """
-    found = missing_files(repo_type, name, revision, patterns, watch)
-    if found is None:
+    needed_files = missing_files(repo_type, name, revision, patterns, watch)
+    if needed_files is None:
         return cached(repo_type, name, revision, patterns)
-    if found.lacks_index:
+    if needed_files.lacks_index:
+        # The index names the weights: with it, copies in other formats are left out.
         download(repo_type, name, revision, [INDEX], SILENT)
-        found = missing_files(repo_type, name, revision, patterns, SILENT) or found
-    missing = bytes_of(found)
+        by_index = missing_files(repo_type, name, revision, patterns, SILENT)
+        if by_index is not None:
+            needed_files = by_index
+    missing = bytes_of(needed_files)
     watch.expect(missing)
     if missing:
         watch.say(f"{name}: {bytes_in_words(missing)} to download")
-    return download(repo_type, name, revision, found.patterns, watch)
+    return download(repo_type, name, revision, needed_files.patterns, watch)
 
 
 def download(
     repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch
 ) -> Path:
-    """Folder with a repository's files that match ``patterns``, from the hub; InputError with the
-    reason.
-    """
+    """Return a folder with the hub's files that match ``patterns``; InputError with the reason."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                name,
-                repo_type=repo_type,
-                revision=revision,
-                allow_patterns=list(patterns),
-                tqdm_class=bar_for(watch),
-            )
+        folder = snapshot_download(
+            name,
+            repo_type=repo_type,
+            revision=revision,
+            allow_patterns=list(patterns),
+            tqdm_class=bar_for(watch),
         )
-    except (
-        Exception
-    ) as error:  # refusals, proxies, timeouts, full disks: each layer below raises its own
+        return Path(folder)
+    # Refusals, proxies, timeouts, full disks: each layer below raises its own errors.
+    except Exception as error:
         raise InputError(f"{name}: {failure_reason(error, repo_type, name, revision)}") from None
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NeededFiles:
     """The files of a repository that are needed.
 
-    ``patterns``: of all these files; ``missing``: bytes of each file that is not in the local
-    cache.  ``lacks_index``: the index of the weights is one of these, so that weights may be
-    included that it does not name.
+    Attributes:
+        patterns: of all these files.
+        missing: bytes of each file that is not in the local cache.
+        lacks_index: the index of the weights is missing, so that weights may be included that it
+            does not name.
     """
 
     patterns: list[str]
@@ -188,15 +187,17 @@ class Wanted:
     lacks_index: bool
 
 
-def bytes_of(files: Wanted | None) -> int:
-    """Bytes to download; 0 if the hub does not answer."""
-    return sum(files.missing.values()) if files is not None else 0
+def bytes_of(files: NeededFiles | None) -> int:
+    """Return the bytes to download; 0 if the hub does not answer."""
+    if files is None:
+        return 0
+    return sum(files.missing.values())
 
 
 def missing_files(
     repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], watch: Watch
-) -> Wanted | None:
-    """The files that match ``patterns``; InputError if the hub lacks a file.
+) -> NeededFiles | None:
+    """Return the files that match ``patterns``; InputError if the hub lacks a file.
 
     None if the hub does not answer and the local cache has all files.  ``watch`` receives a note if
     the repository has a new name.
@@ -204,151 +205,188 @@ def missing_files(
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = look_up(repo_type, name, revision)
+        repository = look_up(repo_type, name, revision)
     except HubUnreachableError as error:
-        cached(repo_type, name, revision, patterns, f", and {str(error).removeprefix(f'{name}: ')}")
+        reason = str(error).removeprefix(f"{name}: ")
+        cached(repo_type, name, revision, patterns, f", and {reason}")
         return None
-    if found.id != name:
-        watch.say(f"{name}: is {found.id} on the hub now")
-    sizes = {each.rfilename: each.size or 0 for each in found.siblings or ()}
+    if repository.id != name:
+        watch.say(f"{name}: is {repository.id} on the hub now")
+    sizes = {file.rfilename: file.size or 0 for file in repository.siblings or ()}
 
     def in_cache(file: str) -> Path | None:
-        """The path of a file in the local cache; None if the cache does not have the file."""
-        path = try_to_load_from_cache(name, file, None, found.sha, repo_type)
-        return Path(path) if isinstance(path, str) else None
+        """Return the path of a file in the local cache; None if the cache lacks the file."""
+        path = try_to_load_from_cache(name, file, None, repository.sha, repo_type)
+        if isinstance(path, str):
+            return Path(path)
+        return None  # also for a note of the cache that the hub has no such file
 
     files = matching(sizes, patterns, in_cache(INDEX))
-    wanted = sorted({file for matched in files.values() for file in matched})
-    if not files.get(WEIGHTS, True):
-        file = next((file for file in sizes if file.lower().endswith(".gguf")), "")
-        hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured' if file else ""
-        raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
-    for pattern in patterns:
-        if not wanted or ("*" not in pattern and not files[pattern]):
-            raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, sizes)}")
-    missing = {file: sizes[file] for file in wanted if in_cache(file) is None}
+    check_available(name, files, sizes)
+    names = set[str]()
+    for matched in files.values():
+        names.update(matched)
+    missing = {}
+    for file in sorted(names):
+        if in_cache(file) is None:
+            missing[file] = sizes[file]
+    # The weights by their names: the pattern would fetch other copies of them too.
     exact = [pattern for pattern in patterns if pattern != WEIGHTS]
     exact += [glob.escape(file) for file in files.get(WEIGHTS, ())]
-    return Wanted(exact, missing, lacks_index=WEIGHTS in patterns and INDEX in missing)
+    return NeededFiles(exact, missing, lacks_index=WEIGHTS in patterns and INDEX in missing)
+
+
+def check_available(name: str, files: Mapping[str, Sequence[str]], names: Iterable[str]) -> None:
+    """InputError if a repository with files of these ``names`` lacks a needed file.
+
+    ``files``: pattern -> the names that match it, in the order of the patterns.
+    """
+    if WEIGHTS in files and not files[WEIGHTS]:
+        hint = ""
+        for file in names:
+            if file.lower().endswith(".gguf"):
+                hint = f'; with "load_fn": "llamacpp" {name}/{file} can be measured'
+                break
+        raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
+    is_empty = not any(files.values())
+    for pattern, matched in files.items():
+        if is_empty or ("*" not in pattern and not matched):
+            raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, names)}")
 
 
 def cached(
     repo_type: RepoType, name: str, revision: str | None, patterns: Sequence[str], why: str = ""
 ) -> Path:
-    """Folder of a repository in the local cache; InputError, ending with ``why``, if a file is
-    missing.
+    """Return the folder of a repository in the local cache.
+
+    InputError, ending with ``why``, if a file is missing.
     """
     from huggingface_hub import snapshot_download
 
-    how_much = "only partly"
-
     def in_cache(allowed: Sequence[str], ignored: Sequence[str] = ()) -> Path:
-        """The folder; an error of the client if a file that it knows of is missing."""
-        return Path(
-            snapshot_download(
-                name,
-                repo_type=repo_type,
-                revision=revision,
-                allow_patterns=list(allowed),
-                ignore_patterns=list(ignored),
-                local_files_only=True,
-            )
+        """Return the folder; an error of the client if a file that it knows of is missing."""
+        folder = snapshot_download(
+            name,
+            repo_type=repo_type,
+            revision=revision,
+            allow_patterns=list(allowed),
+            ignore_patterns=list(ignored),
+            local_files_only=True,
         )
+        return Path(folder)
 
+    how_much = "only partly"
     try:
         folder = in_cache([pattern for pattern in patterns if pattern != WEIGHTS])
         if WEIGHTS in patterns:
             in_cache(*expected(folder))
-        lacking = [pattern for pattern in patterns if not any(folder.glob(pattern))]
-        needed = [pattern for pattern in lacking if "*" not in pattern or pattern == WEIGHTS]
-        if not needed and len(lacking) < len(patterns):
+        if has_needed_files(folder, patterns):
             return folder
     except Exception as error:  # also for a name that the client refuses
-        how_much = "only partly" if "incomplete" in str(error) else "not"
+        if "incomplete" not in str(error):
+            how_much = "not"
     raise InputError(f"{name}: {how_much} in the local cache{why}")
 
 
-def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
-    """``huggingface_hub``'s description of a repository: its ``id`` and ``sha``, and the sizes of
-    its files.
+def has_needed_files(folder: Path, patterns: Sequence[str]) -> bool:
+    """True if a file matches each exact name and ``WEIGHTS``, and any of the other patterns."""
+    n_matched = 0
+    for pattern in patterns:
+        if any(folder.glob(pattern)):
+            n_matched += 1
+        elif "*" not in pattern or pattern == WEIGHTS:
+            return False
+    return n_matched > 0
 
-    Without ``files``, the sizes are left out, because a large data set has many files.  Raises
-    InputError with the reason in one line, HubUnreachableError if the hub does not begin to answer
-    in time (HF_HUB_ETAG_TIMEOUT, else 4 s).  The request runs in a thread, because the HTTP client has no
-    time limit for DNS.
+
+def look_up(repo_type: RepoType, name: str, revision: str | None, *, files: bool = True) -> Any:
+    """Return ``huggingface_hub``'s description of a repository.
+
+    It has ``id``, ``sha`` and, unless ``files`` is False, the sizes of the files: a large data set
+    has many.  Raises InputError with the reason in one line, HubUnreachableError if the hub does
+    not begin to answer in time (HF_HUB_ETAG_TIMEOUT, else 4 s).
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError
 
-    began, (when, why) = time.monotonic(), UNREACHABLE.get(constants.ENDPOINT, (-math.inf, ""))
-    if constants.HF_HUB_OFFLINE or began - when < REMEMBERED_S:
-        raise HubUnreachableError(
-            f"{name}: {'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else why}"
-        )
+    began = time.monotonic()
+    if constants.HF_HUB_OFFLINE:
+        raise HubUnreachableError(f"{name}: HF_HUB_OFFLINE is set")
+    failed_at, reason = UNREACHABLE.get(constants.ENDPOINT, (-math.inf, ""))
+    if began - failed_at < REMEMBERED_S:
+        raise HubUnreachableError(f"{name}: {reason}")
     deadline = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or 4)
-    answers: list[Any] = [TimeoutError()]
+    details: dict[str, Any] = {"expand": ["sha", "gated"]}
+    if files:
+        details = {"files_metadata": True}
 
-    def ask() -> None:
-        asked: dict[str, Any] = {"files_metadata": True} if files else {"expand": ["sha", "gated"]}
-        try:
-            found: Any = HfApi().repo_info(
-                name, repo_type=repo_type, revision=revision, timeout=deadline, **asked
-            )
-            if found.gated:  # the hub lists the files of a gated repository for everyone
-                HfApi().auth_check(name, repo_type=repo_type)
-            answers.append(found)
-        except Exception as error:  # of the hub, the client and the layers below it
-            answers.append(error)
+    def ask() -> Any:
+        repository: Any = HfApi().repo_info(
+            name, repo_type=repo_type, revision=revision, timeout=deadline, **details
+        )
+        # The hub lists the files of a gated repository for everyone.
+        if repository.gated:
+            HfApi().auth_check(name, repo_type=repo_type)
+        return repository
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(
-        4 * deadline
-    )  # the end of a long list of files may take much longer than its beginning
-    answer = answers[-1]
+    # The end of a long list of files may take much longer than its beginning.
+    answer = answer_within(4 * deadline, ask)
     if not isinstance(answer, Exception):
         return answer
     reason = failure_reason(answer, repo_type, name, revision)
     status = getattr(getattr(answer, "response", None), "status_code", None)
-    if isinstance(answer, HFValidationError) or (
-        status is not None and status not in (408, 429) and status < 500
-    ):
+    # 408, 429 and 5xx: the hub cannot answer now.  Any other status is its answer.
+    is_refusal = status is not None and status not in (408, 429) and status < 500
+    if is_refusal or isinstance(answer, HFValidationError):
         raise InputError(f"{name}: {reason}")
     if status is None:
-        late = time.monotonic() - began >= deadline
-        why = (
-            f"no answer within {deadline:g} s; HF_HUB_ETAG_TIMEOUT sets another number"
-            if late
-            else reason
-        )
-        reason = f"{constants.ENDPOINT} cannot be reached ({why})"
-        if late:
-            UNREACHABLE[constants.ENDPOINT] = time.monotonic(), reason
+        is_late = time.monotonic() - began >= deadline
+        if is_late:
+            reason = f"no answer within {deadline:g} s; HF_HUB_ETAG_TIMEOUT sets another number"
+        reason = f"{constants.ENDPOINT} cannot be reached ({reason})"
+        if is_late:
+            UNREACHABLE[constants.ENDPOINT] = (time.monotonic(), reason)
     raise HubUnreachableError(f"{name}: {reason}")
+
+
+def answer_within(seconds: float, request: Callable[[], Any]) -> Any:
+    """Return the result of ``request`` or its exception; TimeoutError() if it takes longer.
+
+    The request runs in a thread, because the HTTP client has no time limit for DNS.
+    """
+    answers: list[Any] = [TimeoutError()]
+
+    def run() -> None:
+        try:
+            answers.append(request())
+        except Exception as error:  # of the hub, the client and the layers below it
+            answers.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[-1]
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """In the block, ``huggingface_hub`` and ``datasets`` use only the files in their caches,
-    without the hub.
-    """
+    """In the block, ``huggingface_hub`` and ``datasets`` use only their caches, not the hub."""
     import datasets
     from huggingface_hub import constants
 
-    places: list[Any] = [constants, datasets.config]
-    before = [place.HF_HUB_OFFLINE for place in places]
-    for place in places:
-        place.HF_HUB_OFFLINE = True
+    modules: list[Any] = [constants, datasets.config]
+    previous = [module.HF_HUB_OFFLINE for module in modules]
+    for module in modules:
+        module.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+        for module, value in zip(modules, previous, strict=True):
+            module.HF_HUB_OFFLINE = value
 
 
 def bar_for(watch: Watch) -> type[Any]:
-    """A class of progress bars for the client that draw nothing, and pass the number of bytes to
-    ``watch``.
+    """Return a class of progress bars that draw nothing, and pass numbers of bytes to ``watch``.
 
     The client makes several bars in bytes; the last of these counts the bytes that are written.
     """
@@ -361,7 +399,8 @@ def bar_for(watch: Watch) -> type[Any]:
             self, *_: object, total: float | None = None, unit: str = "", **__: object
         ) -> None:
             super().__init__(total=total, disable=True)  # type: ignore[no-untyped-call]
-            Bar.written = self if unit == "B" else Bar.written
+            if unit == "B":
+                Bar.written = self
 
         def update(self, n: float | None = 1) -> None:
             if self is Bar.written:
@@ -373,22 +412,32 @@ def bar_for(watch: Watch) -> type[Any]:
 def failure_reason(
     error: BaseException, repo_type: RepoType, name: str, revision: str | None
 ) -> str:
-    """The reason of a failure with a repository, and what to do, in one line."""
+    """Return the reason of a failure with a repository, and what to do, in one line."""
     from huggingface_hub import constants, errors
 
-    page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{name}"
-    chain = [error]
-    while len(chain) < 9 and (below := chain[-1].__cause__ or chain[-1].__context__):
-        chain.append(below)
-    for each in chain:
-        if isinstance(each, errors.GatedRepoError):
+    page = f"{constants.ENDPOINT}/{name}"
+    if repo_type == "dataset":
+        page = f"{constants.ENDPOINT}/datasets/{name}"
+    for cause in causes_of(error):
+        if isinstance(cause, errors.GatedRepoError):
             return f"gated on the hub: accept its licence at {page}, then sign in ({SIGN_IN})"
-        if isinstance(each, errors.RevisionNotFoundError):
+        if isinstance(cause, errors.RevisionNotFoundError):
             return f"no revision {revision!r} of it on the hub; see {page}"
-        if isinstance(each, errors.RepositoryNotFoundError):
+        if isinstance(cause, errors.RepositoryNotFoundError):
             return f"not on the hub, or private; check the name, or sign in ({SIGN_IN})"
-        if isinstance(each, errors.HfHubHTTPError) and not isinstance(
-            each, errors.EntryNotFoundError
-        ):
-            return f"{page} answers {each.response.status_code}: {one_line(each)}"
+        if isinstance(cause, errors.EntryNotFoundError):
+            continue
+        if isinstance(cause, errors.HfHubHTTPError):
+            return f"{page} answers {cause.response.status_code}: {one_line(cause)}"
     return one_line(error)
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, from the direct one on; at most nine errors."""
+    causes = [error]
+    while len(causes) < 9:
+        cause = causes[-1].__cause__ or causes[-1].__context__
+        if cause is None:
+            break
+        causes.append(cause)
+    return causes

@@ -15,10 +15,13 @@ from pathlib import Path
 from .common.errors import InputError
 from .common.json_files import read_object
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 WEIGHTS = "*.safetensors"
-"""The pattern of weights in lists of patterns.  It is replaced by the files that ``weights_among``
-returns."""
+"""The pattern of weights in lists of patterns.
+
+It is replaced by the files that ``weights_among`` returns.
+"""
 USUAL = "model*.safetensors"
 COPIES = "consolidated*"
 BELOW = "*/*.safetensors"
@@ -27,15 +30,15 @@ BELOW = "*/*.safetensors"
 def matching(
     names: Collection[str], patterns: Iterable[str], index: Path | None
 ) -> dict[str, list[str]]:
-    """Return the names that match each pattern; ``index``: the local copy of the repository's
-    index, if there is one.
+    """Return the names that match each pattern.
 
-    ``*`` also matches "/", because tokenizers and code may be in folders.
+    ``*`` also matches "/", because tokenizers and code may be in folders.  ``index``: the local
+    copy of the repository's index, if there is one.
     """
-    found = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
-    if WEIGHTS in found:
-        found[WEIGHTS] = weights_among(names, index)
-    return found
+    matched = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
+    if WEIGHTS in matched:
+        matched[WEIGHTS] = weights_among(names, index)
+    return matched
 
 
 def weights_among(names: Collection[str], index: Path | None) -> list[str]:
@@ -44,20 +47,23 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
     If the repository has an index without a local copy, these are all files that the index may
     name.
     """
-    named = named_in(index)
-    if named:
-        return [name for name in names if name in named]
+    named_files = named_in(index)
+    if named_files:
+        return [name for name in names if name in named_files]
     files = [name for name in fnmatch.filter(names, WEIGHTS) if "/" not in name]
+    preferred = fnmatch.filter(files, USUAL)
     if INDEX in names:
-        return [name for name in files if not fnmatch.fnmatch(name, COPIES)] or files
-    return fnmatch.filter(files, USUAL) or files
+        # The index may name any file; Mistral's repositories hold a second copy of the weights.
+        preferred = [name for name in files if not fnmatch.fnmatch(name, COPIES)]
+    if preferred:
+        return preferred
+    return files
 
 
 def named_in(index: Path | None) -> set[str]:
-    """Return the files that an index names, and ``SINGLE``; empty if the index is missing or
-    damaged.
+    """Return the files that an index names, and ``SINGLE``.
 
-    ``weight_files`` refuses ``SINGLE`` next to an index that does not name it.
+    Empty if the index is missing or damaged.
     """
     if index is None or not index.is_file():
         return set()
@@ -65,16 +71,21 @@ def named_in(index: Path | None) -> set[str]:
         weight_map = read_object(index, strict=False).get("weight_map")
     except InputError:  # ``weight_files`` reports it
         return set()
-    files = weight_map.values() if isinstance(weight_map, dict) else ()
-    named = {file for file in files if isinstance(file, str)}
-    return named | {SINGLE} if named else set()
+    if not isinstance(weight_map, dict):
+        return set()
+    files = {file for file in weight_map.values() if isinstance(file, str)}
+    if files:
+        # ``weight_files`` refuses this file next to an index that does not name it.
+        files.add(SINGLE)
+    return files
 
 
 def expected(folder: Path) -> tuple[list[str], list[str]]:
-    """Return patterns (allowed, ignored) of the weights that a folder of the hub's cache must have
-    to be complete.
-    """
-    if named := named_in(folder / INDEX):
-        return [glob.escape(name) for name in sorted(named)], []
-    usual = any(folder.glob(USUAL))
-    return [USUAL if usual else WEIGHTS], [BELOW]
+    """Return patterns (allowed, ignored) of the weights that make a cached folder complete."""
+    named_files = named_in(folder / INDEX)
+    if named_files:
+        return [glob.escape(name) for name in sorted(named_files)], []
+    pattern = WEIGHTS
+    if any(folder.glob(USUAL)):
+        pattern = USUAL
+    return [pattern], [BELOW]

@@ -14,9 +14,14 @@ CONTRIBUTING.md says how an engine is registered:
 
     class UniformEngine(LogitsEngine):
         capabilities = Capabilities(
-            load_fns=("uniform",), fwd_fn="uniform", packages=("torch",), install="pip install torch", summary="uniform"
+            load_fns=("uniform",),
+            fwd_fn="uniform",
+            packages=("torch",),
+            install="pip install torch",
+            summary="uniform",
         )
-        files = ModelFiles  # the default, without files; HuggingFaceFolder: a folder with config.json and safetensors
+        # The default: no files.  HuggingFaceFolder: a folder with config.json and safetensors.
+        files = ModelFiles
 
         def load(self) -> None:
             self.table = torch.zeros(49_152)
@@ -47,27 +52,28 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from .reference.head import Head
+    from .reference.head import RecomputableHead
 
 PIECE_ELEMENTS = 1 << 28
-"""Logits that an engine computes at a time: 512 MiB in bfloat16, 2,093 positions of 128,256
-entries."""
+"""Logits that an engine computes at a time: 512 MiB in bfloat16.
+
+For example 2,093 positions of 128,256 entries.
+"""
 
 
 class LogitsEngine(Engine):
     """One model in an engine that returns logits."""
 
-    options_type: ClassVar[type[EngineOptions]] = (
-        EngineOptions  # of the ``engine`` object of its specs
-    )
+    options_type: ClassVar[type[EngineOptions]] = EngineOptions
+    """Type of the ``engine`` object of its specs."""
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
         self.options: Any = parse_options(self.options_type, model.options)
-        self.model: Any = None  # the loaded model, for subclasses
-        self.entered: Any = (
-            None  # states [n, H] of the last piece of logits, once ``head`` has returned a head
-        )
+        # The loaded model, for subclasses.
+        self.model: Any = None
+        # States [n, H] of the last piece of logits, once ``head`` has returned a head.
+        self.head_inputs: Any = None
 
     @classmethod
     def option_names(cls) -> Collection[str]:
@@ -85,8 +91,7 @@ class LogitsEngine(Engine):
 
     @abstractmethod
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        """Yield logits [n, V] of the next n positions of one window, until all L positions are
-        complete.
+        """Yield logits [n, V] of the next n positions of one window, until all L are complete.
 
         They cover the vocabulary without padding, in any float dtype, on any device.  If no
         position of a piece predicts a scored token, the engine may yield [n, 0] instead.  A piece
@@ -95,33 +100,37 @@ class LogitsEngine(Engine):
         """
 
     def logits(self, window: Window) -> torch.Tensor:
-        """Logits [L, V] of a whole window."""
+        """Return the logits [L, V] of a whole window."""
         import torch
 
         return torch.cat(list(self.pieces(window)))
 
-    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """(weight [V, H], bias [V] or None, ``Head``) to recompute logits from states, or why that
-        is impossible.
+    def head(self) -> RecomputableHead | str:
+        """Return (weight [V, H], bias [V] or None, ``Head``), which recompute logits from states.
+
+        If that is impossible, return why.
         """
         return "this engine does not show its head"
 
     def states(self) -> torch.Tensor:
-        """States [n, H] that entered the head for the last of ``pieces``, once ``head`` has
-        returned a head.
+        """Return the states [n, H] that entered the head for the last of ``pieces``.
+
+        Only called once ``head`` has returned a head.
         """
-        states: torch.Tensor = self.entered
+        states: torch.Tensor = self.head_inputs
         return states
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window, in the order of the windows."""
         self.prepare(windows)
-        scorer = LogitsScorer(self, request, {window.index: window.digest for window in windows})
+        digests = {window.index: window.digest for window in windows}
+        scorer = LogitsScorer(self, request, digests)
         try:
             for window in windows:
                 yield scorer.scores(window)
-            if scorer.recorder is not None and scorer.recorder.contents == "states":
-                scorer.recorder.write_head(scorer.head)
+            recorder = scorer.recorder
+            if recorder is not None and recorder.contents == "states":
+                recorder.write_head(scorer.head)
         finally:
             if scorer.comparison is not None:
                 scorer.comparison.close()
@@ -140,22 +149,26 @@ class LogitsScorer:
         self.engine = engine
         self.request = request
         self.digests = digests
-        self.head = (
-            engine.head() if request.record else ""
-        )  # before the first logits: the engine keeps states from now
+        self.head: RecomputableHead | str = ""
+        if request.record:
+            # Before the first logits: from this call on, the engine keeps the states.
+            self.head = engine.head()
         self.comparison: Comparison | None = None
         self.recorder: Recorder | None = None
 
     def scores(self, window: Window) -> TokenScores:
         """Return the scores of one window, and record its states or logits if requested."""
         shard: list[NDArray[np.float32]] = []
-        kept = self.pieces_to_record(window, shard)
+        recorded_pieces = self.pieces_to_record(window, shard)
         if self.request.record is None:
-            deque(kept, maxlen=0)
+            # Not a loop: its variable would keep a piece in memory while the next is computed.
+            deque(recorded_pieces, maxlen=0)
         else:
-            first = next(kept)
+            # The first piece creates the recorder.
+            first = next(recorded_pieces)
             assert self.recorder is not None
-            self.recorder.write_pieces(window.index, window.n_scored, chain([first], kept))
+            all_pieces = chain([first], recorded_pieces)
+            self.recorder.write_pieces(window.index, window.n_scored, all_pieces)
         if self.comparison is not None:
             self.comparison.drop(window.index)
         return token_statistics.scores(window.index, window.targets, [np.concatenate(shard)])
@@ -163,41 +176,49 @@ class LogitsScorer:
     def pieces_to_record(
         self, window: Window, shard: list[NDArray[np.float32]]
     ) -> Iterator[torch.Tensor]:
-        """Append the statistics [n, F] of each piece's scored rows to ``shard``; yield the rows to
-        be recorded.
+        """Append the statistics [n, F] of each piece's scored rows to ``shard``.
+
+        Yield the rows to be recorded.
         """
-        length, begin, done = len(window.token_ids), 0, 0
+        length = len(window.token_ids)
+        begin = 0
+        n_scored = 0  # of the pieces so far
         for logits in self.engine.pieces(window):
             if logits.ndim != 2:
-                shape = tuple(logits.shape)
                 raise ModelError(
-                    f"window {window.index}: logits of shape {shape} for a window of {length} tokens"
+                    f"window {window.index}: logits of shape {tuple(logits.shape)} for a window of "
+                    f"{length} tokens"
                 )
-            chosen = list(window.predicting(begin, begin + len(logits)))
+            scored_slices = list(window.predicting(begin, begin + len(logits)))
             begin += len(logits)
-            if chosen:
-                logits = rows_of(logits, chosen)
-                rows = StoredRows(window.index, window.n_scored, done, done := done + len(logits))
-                kept = self.rows_to_record(logits, chosen)
-                shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
-                del logits  # otherwise this piece would be in memory together with the next piece
-                yield kept
-                del kept
+            if not scored_slices:
+                continue
+            logits = rows_of(logits, scored_slices)
+            rows = StoredRows(window.index, window.n_scored, n_scored, n_scored + len(logits))
+            n_scored += len(logits)
+            recorded_rows = self.rows_to_record(logits, scored_slices)
+            shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
+            # Otherwise this piece would be in memory together with the next piece.
+            del logits
+            yield recorded_rows
+            del recorded_rows
         if begin != length:
             raise ModelError(
-                f"window {window.index}: logits of {begin} positions for a window of {length} tokens"
+                f"window {window.index}: logits of {begin} positions for a window of "
+                f"{length} tokens"
             )
 
-    def rows_to_record(self, logits: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
-        """States or logits of the scored rows (``chosen``) of the last piece; logits if nothing is
-        recorded.
+    def rows_to_record(self, logits: torch.Tensor, scored_slices: Sequence[slice]) -> torch.Tensor:
+        """Return states or logits of the scored rows of the last piece, as the recorder needs.
+
+        ``logits`` [n, V]: of these rows; returned if nothing is recorded.
         """
         folder = self.request.record
         if folder is None:
             return logits
 
         def states() -> torch.Tensor:
-            return rows_of(self.engine.states(), chosen)
+            return rows_of(self.engine.states(), scored_slices)
 
         if self.recorder is None:
             key = self.request.record_key
@@ -207,22 +228,27 @@ class LogitsScorer:
     def statistics(
         self, rows: StoredRows, logits: torch.Tensor, targets: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """Partial statistics [n, F] of scored rows, over the vocabulary that reference and model
-        share.
+        """Return partial statistics [n, F] of scored rows.
+
+        With a reference, over the vocabulary that reference and model share.
         """
         request = self.request
         if request.reference is None:
             return token_statistics.of_rows(rows.window, logits, targets)
         if self.comparison is None:
             store = open_reference(request.reference)
-            entries = min(request.vocab_size or store.head.vocab_size, logits.shape[1])
+            entries = request.vocab_size
+            if not entries:
+                entries = store.head.vocab_size
+            entries = min(entries, logits.shape[1])
             self.comparison = Comparison(store, self.digests, (0, entries), logits.device)
         return self.comparison.statistics(rows, logits, targets)
 
 
-def rows_of(values: torch.Tensor, chosen: Sequence[slice]) -> torch.Tensor:
-    """Some rows of logits [n, V] or states [n, H]; a view if there is one range."""
+def rows_of(values: torch.Tensor, row_slices: Sequence[slice]) -> torch.Tensor:
+    """Return some rows of logits [n, V] or states [n, H]; a view if there is one slice."""
     import torch
 
-    rows = [values[each] for each in chosen]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    if len(row_slices) == 1:
+        return values[row_slices[0]]
+    return torch.cat([values[row_slice] for row_slice in row_slices])

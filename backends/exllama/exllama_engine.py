@@ -189,11 +189,11 @@ class ExLlamaV3Engine(LogitsEngine):
                 if module.pre_scale == 1.0
                 else "its logits are scaled before the soft cap"
             )
-        if self.entered is None:
-            forward, self.entered = module.forward, torch.empty(0)
+        if self.head_inputs is None:
+            forward, self.head_inputs = module.forward, torch.empty(0)
 
             def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.entered = x[0]
+                self.head_inputs = x[0]
                 logits: torch.Tensor = forward(x, *rest, **keys)
                 return logits
 
@@ -230,7 +230,7 @@ class ExLlamaV3Engine(LogitsEngine):
 
     def close(self) -> None:
         model, self.model = self.model, None
-        self.entered = None
+        self.head_inputs = None
         if model is not None:
             model.unload()
             model.config.stc.close()

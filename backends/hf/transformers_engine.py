@@ -292,9 +292,9 @@ class TransformersEngine(LogitsEngine):
             return f"its head is {'missing' if module is None else 'a ' + type(module).__name__}"
         if module.weight.is_meta:
             return "its head is not resident"
-        if self.entered is None:
-            self.entered = torch.empty(0)
-            module.register_forward_pre_hook(lambda _, given: setattr(self, "entered", given[0][0]))
+        if self.head_inputs is None:
+            self.head_inputs = torch.empty(0)
+            module.register_forward_pre_hook(lambda _, given: setattr(self, "head_inputs", given[0][0]))
         stated = self.model.config.get_text_config().to_dict()
         # MPT's logit_scale may be a word; zeros do not count.
         numbers = {
@@ -352,7 +352,7 @@ class TransformersEngine(LogitsEngine):
     def close(self) -> None:
         if self.streamer is not None:
             self.streamer.close()
-        self.model = self.entered = self.noise = self.streamer = None
+        self.model = self.head_inputs = self.noise = self.streamer = None
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
