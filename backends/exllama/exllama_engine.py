@@ -40,27 +40,35 @@ from ..reference.head import Head
 if TYPE_CHECKING:
     import torch
 
-NAME, METHOD = "exllamav3", "exl3"
-"""The package, whose name is also the load_fn, and the only quantization method that it runs
-unchanged.
+    from ..reference.head import RecomputableHead
+
+NAME = "exllamav3"
+"""The package; its name is also the load_fn."""
+METHOD = "exl3"
+"""The only quantization method that the package runs unchanged.
 
 exllamav3 would convert fp8 and mxfp4 to float16, and modelopt's NVFP4 to garbage.
 """
 OUTPUT_FACTOR = 4
-"""Memory that the split over GPUs leaves free, in sizes of a window's float16 logits: the logits,
-and 2.5 times as much to process them."""
+"""Memory that the split over GPUs leaves free, in sizes of a window's float16 logits.
+
+These are the logits, and 2.5 times as much to process them.
+"""
 NOT_GPUS = {"max_seq_len"}
 """Options that do not select GPUs."""
 ATTENTION_NOTES = ("fn", "fn_qc")
-"""Keys of a module's ``dispatch_cache`` for the function that computed its attention (second:
-quantized cache)."""
+"""Keys of a module's ``dispatch_cache`` for the function that computed its attention.
+
+The second one is for a quantized cache.
+"""
 SPLITS = {"device", "reserve_per_device", "use_per_device"}
 EXL3_PARTS = set(FORMATS["trellis"][1].split())
 
 
 class ExLlamaV3Options(EngineOptions):
-    """The ``engine`` object: arguments of ``Model.load``, in GiB; ``max_seq_len`` selects longrope
-    factors.
+    """The ``engine`` object: arguments of ``Model.load``, in GiB.
+
+    ``max_seq_len`` selects longrope factors.
     """
 
     max_seq_len: int | None = Field(None, gt=0)
@@ -70,9 +78,12 @@ class ExLlamaV3Options(EngineOptions):
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> ExLlamaV3Options:
-        given = [name for name in self.model_fields_set & SPLITS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(sorted(given))} exclude each other")
+        splits = []
+        for name in self.model_fields_set & SPLITS:
+            if getattr(self, name) is not None:
+                splits.append(name)
+        if len(splits) > 1:
+            raise ValueError(f"{' and '.join(sorted(splits))} exclude each other")
         return self
 
 
@@ -85,8 +96,8 @@ class ExLlamaV3Engine(LogitsEngine):
         quant_method=METHOD,
         packages=(NAME,),
         install=(
-            "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; compiled wheels: "
-            "https://github.com/turboderp-org/exllamav3/releases)"
+            "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; "
+            "compiled wheels: https://github.com/turboderp-org/exllamav3/releases)"
         ),
         summary="EXL3 and unquantized models, logits on NVIDIA GPUs",
         override_tensors=True,
@@ -103,14 +114,17 @@ class ExLlamaV3Engine(LogitsEngine):
         longest = cls(model).options.max_seq_len
         if longest is not None and longest < model.max_tokens:
             raise InputError(
-                f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} tokens"
+                f"engine.max_seq_len: {longest} is too short for windows of {model.max_tokens} "
+                "tokens"
             )
         check_folder(expanded(model.model_dir), model)
         check_overrides(model)
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int | None:
-        return 0 if model.options.keys() - NOT_GPUS else None
+        if model.options.keys() - NOT_GPUS:
+            return 0
+        return None
 
     @classmethod
     def versions(cls) -> dict[str, str]:
@@ -129,7 +143,8 @@ class ExLlamaV3Engine(LogitsEngine):
         folder = local_folder(self.planned.model_dir)
         try:
             self._load(folder)
-        except Exception as error:  # any error of the compiler, the loader or CUDA fails this model
+        # Any error of the compiler, the loader or CUDA fails this model.
+        except Exception as error:
             raise ModelError(f"{NAME} could not load {folder}: {one_line(error)}") from error
 
     def _load(self, folder: Path) -> None:
@@ -139,11 +154,11 @@ class ExLlamaV3Engine(LogitsEngine):
         config = Config.from_directory(str(folder))
         for file in self.planned.override_tensors:
             config.stc.add_tensor_files(str(file), warn_if_override=False)
-            if (
-                str(file) not in config.stc.tensor_files
-            ):  # older versions of exllamav3 expect a folder
+            # Older versions of exllamav3 expect a folder.
+            if str(file) not in config.stc.tensor_files:
                 raise ValueError(
-                    f"this version does not take {file} as override tensors; {self.capabilities.install}"
+                    f"this version does not take {file} as override tensors; "
+                    f"{self.capabilities.install}"
                 )
         if self.options.max_seq_len is not None:
             config.override_dynamic_seq_len(self.options.max_seq_len)
@@ -170,66 +185,81 @@ class ExLlamaV3Engine(LogitsEngine):
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         # At once: exllamav3 computes all logits of a forward pass.
-        yield self.cut(self.model.forward(token_ids_of(window), {"attn_mode": "flash_attn_nc"}))[0]
+        logits = self.model.forward(token_ids_of(window), {"attn_mode": "flash_attn_nc"})
+        yield self.without_padding(logits)[0]
 
-    def cut(self, logits: torch.Tensor) -> torch.Tensor:
+    def without_padding(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits [B, n, V] without padding, and note their dtype."""
         self.dtype = dtype_name(logits.dtype)
         return logits[..., : self.model.config.vocab_size]
 
-    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
+    def head(self) -> RecomputableHead | str:
         """Return the head if it is not quantized; ``states`` are kept from now on."""
         import torch
 
         module = self.model.modules[self.model.logit_layer_idx]
         kernel = type(module.inner).__name__
-        if kernel != "LinearFP16" or module.pre_scale != 1.0:
-            return (
-                f"its head is a {kernel}"
-                if module.pre_scale == 1.0
-                else "its logits are scaled before the soft cap"
-            )
+        if module.pre_scale != 1.0:
+            return "its logits are scaled before the soft cap"
+        if kernel != "LinearFP16":
+            return f"its head is a {kernel}"
         if self.head_inputs is None:
-            forward, self.head_inputs = module.forward, torch.empty(0)
-
-            def enter(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
-                self.head_inputs = x[0]
-                logits: torch.Tensor = forward(x, *rest, **keys)
-                return logits
-
-            module.forward = enter
-        size, bias = self.model.config.vocab_size, module.inner.bias
+            self.head_inputs = torch.empty(0)
+            self._keep_head_inputs(module)
+        size = self.model.config.vocab_size
+        # Without the padding of inputs and outputs.
         weight = module.inner.weight[: module.in_features_unpadded, :size].T
+        bias = module.inner.bias
+        if bias is not None:
+            bias = bias[:size]
         head = Head(size, dtype_name(weight.dtype), module.softcap or None, module.post_scale)
-        return weight, None if bias is None else bias[:size], head
+        return weight, bias, head
+
+    def _keep_head_inputs(self, module: Any) -> None:
+        """Wrap the head's forward: exllamav3's modules have no hooks."""
+        forward = module.forward
+
+        # ``x`` as in exllamav3, which may pass it by name.
+        def forward_with_states(x: torch.Tensor, *rest: Any, **keys: Any) -> torch.Tensor:
+            self.head_inputs = x[0]
+            logits: torch.Tensor = forward(x, *rest, **keys)
+            return logits
+
+        module.forward = forward_with_states
 
     def layers(self) -> tuple[Layer, ...]:
         return groups.group_layers(layer_of(module) for module in self._linears())
 
     def _linears(self) -> list[Any]:
         """Return the model's Linear modules with weights."""
-        return [
-            module
-            for module in self.model
-            if type(module).__name__ == "Linear" and module.inner is not None
-        ]
+        linears = []
+        for module in self.model:
+            if type(module).__name__ == "Linear" and module.inner is not None:
+                linears.append(module)
+        return linears
 
     def provenance(self) -> dict[str, Any]:
         config = CheckpointConfig.read(local_folder(self.planned.model_dir))
+        context = self.options.max_seq_len or self.planned.max_tokens
+        devices = {str(module.device) for module in self._linears()}
+        attention: set[str] = set()
+        for module in self.model:
+            attention |= attention_of(module)
         return {
             "dtype": self.dtype,
             "batch": "one window at a time",
-            ROPE: rope(config, self.options.max_seq_len or self.planned.max_tokens),
+            ROPE: rope(config, context),
             **groups.WITHOUT_CACHE,
             "options": self.options.model_dump(exclude_none=True),
             "model_class": type(self.model).__name__,
-            "devices": sorted({str(module.device) for module in self._linears()}),
-            "attention": sorted({name for module in self.model for name in attention_of(module)}),
+            "devices": sorted(devices),
+            "attention": sorted(attention),
             "override_tensors": [str(file) for file in self.planned.override_tensors],
         }
 
     def close(self) -> None:
-        model, self.model = self.model, None
+        model = self.model
+        self.model = None
         self.head_inputs = None
         if model is not None:
             model.unload()
@@ -237,27 +267,29 @@ class ExLlamaV3Engine(LogitsEngine):
 
 
 def token_ids_of(window: Window) -> torch.Tensor:
-    """The tokens of a window, int64 [1, L], in CPU memory."""
+    """Return the tokens of a window, int64 [1, L], in CPU memory."""
     import torch
 
     return torch.from_numpy(window.token_ids).long()[None]
 
 
 def attention_of(module: Any) -> set[str]:
-    """Return what computed a module's attention: the chosen functions, and graphs that have run.
-
-    Latent attention stores its graphs with the functions.  Only some graphs record whether they
-    have run.
-    """
-    notes = getattr(module, "dispatch_cache", {})
-    graphs = [
-        each
-        for each in getattr(module, "bc_attn", {}).values()
-        if each and getattr(each, "slot_widths", True)
-    ]
-    graphs += [each for each in notes.values() if each and not callable(each)]
-    functions = {notes[name].__name__ for name in ATTENTION_NOTES if name in notes}
-    return functions | {type(each).__name__ for each in graphs}
+    """Return what computed a module's attention: the chosen functions, and graphs that have run."""
+    # Graphs of plain attention.  Only some record in ``slot_widths`` whether they have run.
+    graphs = []
+    for graph in getattr(module, "bc_attn", {}).values():
+        if graph and getattr(graph, "slot_widths", True):
+            graphs.append(graph)
+    # Latent attention stores its graphs with the functions.
+    entries = getattr(module, "dispatch_cache", {})
+    for entry in entries.values():
+        if entry and not callable(entry):
+            graphs.append(entry)
+    names = {type(graph).__name__ for graph in graphs}
+    for name in ATTENTION_NOTES:
+        if name in entries:
+            names.add(entries[name].__name__)
+    return names
 
 
 def layer_of(module: Any) -> Layer:
@@ -266,38 +298,40 @@ def layer_of(module: Any) -> Layer:
     kernel = type(inner).__name__
     if kernel != "LinearEXL3":
         return Layer(module.key, dtype_name(inner.weight.dtype), "float16", kernel)
-    reconstructed = (
-        getattr(inner, "_fused_reconstruct", None) is not None
-    )  # set by reconstruct_hgemm's first call
-    kernel += ".reconstruct_hgemm" if reconstructed else ".exl3_gemm"  # or gemv, mgemm, in graphs
+    # The first call of reconstruct_hgemm sets the attribute.
+    if getattr(inner, "_fused_reconstruct", None) is not None:
+        kernel += ".reconstruct_hgemm"
+    else:
+        kernel += ".exl3_gemm"  # or gemv, mgemm, in graphs
     return Layer(module.key, f"exl3 {inner.K:.1f} bpw", "float16", kernel)
 
 
 def check_folder(folder: Path, model: PlannedModel) -> None:
-    """InputError for a local folder with a format, length or files that exllamav3 would load
-    incorrectly.
+    """InputError for a local folder that exllamav3 would load incorrectly.
+
+    Its format, the length of its windows or other files in it may be the reason.
     """
     if not folder.is_dir():
         return
     config = CheckpointConfig.read(folder)
     method = config.quantization.get("quant_method")
-    others = [file for file in checkpoint.strays(folder) if file not in model.override_tensors]
-    if stray := [file for file in others if not file.name.startswith("consolidated")]:
-        raise InputError(
-            f"model_dir: {stray[0]}: {NAME} would load it as well; move it out of the folder"
-        )
+    for file in checkpoint.strays(folder):
+        is_copy = file.name.startswith("consolidated")
+        if file not in model.override_tensors and not is_copy:
+            raise InputError(
+                f"model_dir: {file}: {NAME} would load it as well; move it out of the folder"
+            )
     if method not in (None, METHOD):
         raise InputError(f"model_dir: {NAME} does not read {method} models; it reads {METHOD}")
     if model.options.get("max_seq_len") is None and has_longrope(config.raw):
         raise InputError(
-            f"engine.max_seq_len: missing; this model's longrope factors depend on it in {NAME}, so set it to what "
-            "you serve with"
+            "engine.max_seq_len: missing; this model's longrope factors depend on it in "
+            f"{NAME}, so set it to what you serve with"
         )
 
 
 def check_overrides(model: PlannedModel) -> None:
-    """InputError if the engine would mix override tensors with the tensors that they should
-    replace.
+    """InputError if the engine would mix override tensors with the tensors that they replace.
 
     For a module with both EXL3 tensors and a weight, exllamav3 uses the EXL3 tensors, from
     whichever file.
@@ -305,19 +339,20 @@ def check_overrides(model: PlannedModel) -> None:
     for file in model.override_tensors:
         if file.suffix != ".safetensors":
             raise InputError(f"model_dir: override tensors {file}: must be a .safetensors file")
-    if (
-        not all(file.is_file() for file in model.override_tensors)
-        or not Path(model.model_dir).is_dir()
-    ):
+    folder = Path(model.model_dir)
+    # The driver reports missing files, for every engine.
+    if not all(file.is_file() for file in model.override_tensors) or not folder.is_dir():
         return
-    stored = by_module(checkpoint.read_headers(checkpoint.weight_files(Path(model.model_dir))))
-    for module, given in by_module(checkpoint.read_headers(model.override_tensors)).items():
+    stored = by_module(checkpoint.read_headers(checkpoint.weight_files(folder)))
+    overrides = by_module(checkpoint.read_headers(model.override_tensors))
+    for module, parts in overrides.items():
         if module not in stored:
             raise InputError(
                 f"model_dir: override tensors hold {module}, which the model does not have"
             )
-        mixed = stored[module].keys() & EXL3_PARTS - given.keys()
-        if mixed and given.keys() & {"weight", *EXL3_PARTS}:
+        mixed = stored[module].keys() & EXL3_PARTS - parts.keys()
+        if mixed and parts.keys() & {"weight", *EXL3_PARTS}:
             raise InputError(
-                f"model_dir: override tensors replace {module}, but not its {', '.join(sorted(mixed))}"
+                f"model_dir: override tensors replace {module}, but not its "
+                f"{', '.join(sorted(mixed))}"
             )

@@ -1,10 +1,10 @@
-"""Run a model that is larger than its device: each decoder layer is copied there and runs for a
-group of windows.
+"""Run a model that is larger than its device: layer by layer, for a group of windows.
 
-The windows of a group run together, because reading 140 GB for each window would wait for the disk.
-For each window, the model's own forward runs in a greenlet, which stops before every decoder layer
-until that layer is on the device.  Everything between the layers (masks, rotary tables, residuals,
-soft caps) is the model's own code, so that the logits equal those of the whole model bit for bit.
+Each decoder layer is copied to the device, and runs there for all windows of a group, because
+reading 140 GB for each window would wait for the disk.  For each window, the model's own forward
+runs in a greenlet, which stops before every decoder layer until that layer is on the device.
+Everything between the layers (masks, rotary tables, residuals, soft caps) is the model's own code,
+so that the logits equal those of the whole model bit for bit.
 
 The layers' weights stay in CPU memory as Transformers loaded them.  If the checkpoint stores them
 in the model's dtype, they are memory-mapped: the system reads a page of the file when it is copied,
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,9 @@ MOST_WINDOWS = 1024
 
 @dataclass
 class WindowForward:
-    """One window's forward pass; ``reached``: the decoder layer that it waits for, or at its end
-    the logits' chunks.
+    """One window's forward pass.
+
+    ``reached``: the decoder layer that it waits for, or at its end the logits' chunks.
     """
 
     window: Window
@@ -66,109 +67,147 @@ class Streamer:
     ) -> None:
         import torch
 
-        self.forward, self.device, self.asked, self.group = forward, device, group, group
+        self.forward = forward
+        self.device = device
+        self.requested_group = group
+        self.group = group
         self.config = model.config.get_text_config()
+        # A model may run one layer several times.
         layers = list(dict.fromkeys(decoder_layers(model)))
-        self.hosts = [[(weight, weight.data) for weight in layer.parameters()] for layer in layers]
-        streamed = {weight for host in self.hosts for weight, _ in host}
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor not in streamed:
-                tensor.data = tensor.data.to(device)
+        # The weights of each layer, each with its tensor in CPU memory.
+        self.hosts: list[list[tuple[Any, torch.Tensor]]] = []
+        for layer in layers:
+            self.hosts.append([(weight, weight.data) for weight in layer.parameters()])
+        self._move_other_tensors(model)
         for index, layer in enumerate(layers):
             layer.register_forward_pre_hook(partial(stop_before, index))
         self.copier = ThreadPoolExecutor(1, "streaming")
-        on_cuda = device.type == "cuda"
-        self.side_stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
-        self.held: int | None = None
-        self.coming: dict[int, Future[list[torch.Tensor]]] = {}
-        self.ahead: list[Window] = []
-        self.windows_left = 0
+        self.side_stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.resident_layer: int | None = None
+        self.copies_in_flight: dict[int, Future[list[torch.Tensor]]] = {}
+        self.windows: list[Window] = []
+        self.n_later_windows = 0
         self.forwards: list[WindowForward] = []
+
+    def _move_other_tensors(self, model: Any) -> None:
+        """Move everything but the layers' weights to the device."""
+        streamed = set[Any]()
+        for hosts in self.hosts:
+            streamed.update(weight for weight, _ in hosts)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor not in streamed:
+                tensor.data = tensor.data.to(self.device)
 
     def prepare(self, windows: Sequence[Window]) -> None:
         """Set the windows that will be scored, in order."""
-        self.ahead, self.group = list(windows), self.asked
+        self.windows = list(windows)
+        self.group = self.requested_group
 
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
-        """Return the logits of one window in chunks; the other windows of its group then wait for
-        the last layer.
+        """Return the logits of one window in chunks.
+
+        The other windows of its group then wait for the last layer.
         """
-        run = next((each for each in self.forwards if each.window is window), None) or self.start(
-            window
-        )
-        while isinstance(layer := run.reached, int):
+        forward = self.forward_of(window)
+        last_layer = len(self.hosts) - 1
+        while isinstance(forward.reached, int):
+            layer = forward.reached
             self.hold(layer)
-            if layer == len(self.hosts) - 1:
-                # one window at a time: the logits of a whole group are larger than the model
-                run.resume()
+            if layer == last_layer:
+                # One window at a time: the logits of a whole group are larger than the model.
+                forward.resume()
                 continue
-            for each in [each for each in self.forwards if each.reached == layer]:
-                each.resume()
-                if not isinstance(each.reached, int):
+            waiting = [other for other in self.forwards if other.reached == layer]
+            for other in waiting:
+                other.resume()
+                if not isinstance(other.reached, int):
                     raise ModelError(
-                        "engine.streaming: this model runs its last decoder layer before another layer"
+                        "engine.streaming: this model runs its last decoder layer before another "
+                        "layer"
                     )
-        self.forwards.remove(run)
-        return layer
+        self.forwards.remove(forward)
+        return forward.reached
+
+    def forward_of(self, window: Window) -> WindowForward:
+        """Return the forward pass of a window, which may be suspended or new."""
+        for forward in self.forwards:
+            if forward.window is window:
+                return forward
+        return self.start(window)
 
     def start(self, window: Window) -> WindowForward:
         """Run a group that begins with ``window`` up to the first layer."""
         import greenlet
 
         if self.group is None:
-            self.group = self.fitting(max(len(each.token_ids) for each in (window, *self.ahead)))
-        begin = next((i for i, other in enumerate(self.ahead) if other is window), None)
-        chosen = [window] if begin is None else self.ahead[begin : begin + self.group]
-        self.windows_left = 0 if begin is None else len(self.ahead) - begin - len(chosen)
-        self.forwards = [
-            WindowForward(each, greenlet.greenlet(partial(self.forward, each))) for each in chosen
-        ]
-        for each in self.forwards:
-            each.resume()
+            longest = max(len(other.token_ids) for other in (window, *self.windows))
+            self.group = self.fitting(longest)
+        self.forwards = []
+        for member in self.next_group(window, self.group):
+            run = greenlet.greenlet(partial(self.forward, member))
+            self.forwards.append(WindowForward(member, run))
+        for forward in self.forwards:
+            forward.resume()
         return self.forwards[0]
+
+    def next_group(self, window: Window, n_windows: int) -> list[Window]:
+        """Return ``n_windows`` windows from ``window`` on; it alone if it is not prepared."""
+        for begin, other in enumerate(self.windows):
+            if other is window:
+                group = self.windows[begin : begin + n_windows]
+                self.n_later_windows = len(self.windows) - begin - len(group)
+                return group
+        self.n_later_windows = 0
+        return [window]
 
     def hold(self, layer: int) -> None:
         """Replace the layer on the device by ``layer``, and start to copy the next one."""
-        if self.held == layer:
+        if self.resident_layer == layer:
             return
         self.release()
-        if layer not in self.coming:
+        if layer not in self.copies_in_flight:
             self.fetch(layer)
-        for (weight, _), copy in zip(
-            self.hosts[layer], self.coming.pop(layer).result(), strict=True
-        ):
+        copies = self.copies_in_flight.pop(layer).result()
+        for (weight, _), copy in zip(self.hosts[layer], copies, strict=True):
             weight.data = copy
-        self.held = layer
-        following = (layer + 1) % len(self.hosts)
-        if following or self.windows_left:
-            self.fetch(following)
+        self.resident_layer = layer
+        # After the last layer, the next group of windows begins with the first one.
+        next_layer = (layer + 1) % len(self.hosts)
+        if next_layer or self.n_later_windows:
+            self.fetch(next_layer)
 
     def fetch(self, layer: int) -> None:
         """Start to copy a layer; discard a copy of another layer."""
-        for dropped in self.coming.values():
-            dropped.result()
-        self.coming = {layer: self.copier.submit(self.copies, layer)}
+        for discarded in self.copies_in_flight.values():
+            discarded.result()
+        self.copies_in_flight = {layer: self.copier.submit(self.copies, layer)}
 
     def copies(self, layer: int) -> list[torch.Tensor]:
-        """Copy a layer's weights to the device; on CUDA in a separate stream, next to the
-        computation.
+        """Copy a layer's weights to the device.
+
+        On CUDA in a separate stream, at the same time as the computation.
         """
         import torch
 
-        with nullcontext() if self.side_stream is None else torch.cuda.stream(self.side_stream):
+        stream: AbstractContextManager[Any] = nullcontext()
+        if self.side_stream is not None:
+            stream = torch.cuda.stream(self.side_stream)
+        with stream:
             return [host.to(self.device, copy=True) for _, host in self.hosts[layer]]
 
     def release(self) -> None:
         """Free the memory of the layer on the device once all computations with it are done."""
         import torch
 
-        if self.held is None:
+        if self.resident_layer is None:
             return
         if self.side_stream is not None:
             torch.cuda.synchronize(self.device)
-        for weight, host in self.hosts[self.held]:
+        for weight, host in self.hosts[self.resident_layer]:
             weight.data = host
-        self.held = None
+        self.resident_layer = None
 
     def fitting(self, tokens: int) -> int:
         """Return how many windows of ``tokens`` fit into half of the free memory.
@@ -180,20 +219,25 @@ class Streamer:
 
         room = CPU_BYTES
         if self.device.type == "cuda":
-            room = torch.cuda.mem_get_info(self.device)[0] // 2
-            room -= 2 * max(sum(host.nbytes for _, host in layer) for layer in self.hosts)
-        each = 4 * tokens * (2 * self.config.hidden_size + tokens)
-        return max(1, min(MOST_WINDOWS, int(room // each)))
+            layer_bytes = []
+            for hosts in self.hosts:
+                layer_bytes.append(sum(host.nbytes for _, host in hosts))
+            free_bytes, _ = torch.cuda.mem_get_info(self.device)
+            # One layer computes while the next one is copied.
+            room = free_bytes // 2 - 2 * max(layer_bytes)
+        bytes_per_window = 4 * tokens * (2 * self.config.hidden_size + tokens)
+        return max(1, min(MOST_WINDOWS, int(room // bytes_per_window)))
 
     def close(self) -> None:
         """Stop copying, and forget windows that were not finished."""
         self.copier.shutdown(cancel_futures=True)
-        self.forwards, self.coming = [], {}
+        self.forwards = []
+        self.copies_in_flight = {}
         self.release()
 
 
 def decoder_layers(model: Any, option: str = "streaming") -> Sequence[Any]:
-    """Return the text decoder's list of layers; ModelError if no list has the length in the config."""
+    """Return the text decoder's layers; ModelError if no list has the length in the config."""
     count = model.config.get_text_config().num_hidden_layers
     return layer_list(model.get_decoder(), count, f"engine.{option}: {type(model).__name__}")
 

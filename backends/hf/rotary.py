@@ -1,5 +1,4 @@
-"""Rotary embeddings that change with the sequences they see: each window starts from the model's
-original factors.
+"""Let each window start from the original factors of rotary embeddings that change.
 
 With ``dynamic`` scaling, Transformers computes other factors for a sequence that is longer than all
 before it, and uses them for later, shorter sequences too.  With ``longrope``, it switches between
@@ -20,27 +19,23 @@ def start_from_original_factors(model: Any) -> None:
     """Restore the present factors of every rotary embedding of a model before each of its calls."""
     for module in model.modules():
         if LONGEST_SEEN in vars(module):
-            module.register_forward_pre_hook(
-                partial(restore, numbers_of(module), dict(module._buffers))
-            )
+            original = partial(restore, numbers_of(module), dict(module._buffers))
+            module.register_forward_pre_hook(original)
 
 
 def numbers_of(module: Any) -> dict[str, Any]:
-    """Return the numbers and tensors among a module's own attributes, by name; its buffers are not
-    among them.
-    """
+    """Return the numbers and tensors among a module's attributes, by name, without its buffers."""
     import torch
 
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, int | float | torch.Tensor)
-    }
+    numbers = {}
+    for name, value in vars(module).items():
+        if isinstance(value, int | float | torch.Tensor):
+            numbers[name] = value
+    return numbers
 
 
 def restore(numbers: dict[str, Any], buffers: dict[str, Any], module: Any, *_: Any) -> None:
-    """Give a module these attributes and buffers again, and delete numbers and tensors that it has
-    added.
+    """Give a module these attributes and buffers again, and delete those that it has added.
 
     Transformers replaces the tensors and does not change their content.
     """

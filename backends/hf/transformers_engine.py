@@ -1,6 +1,6 @@
-"""Hugging Face Transformers, one window at a time, with the four load functions of ExLlamaV3's
-compare_q.
+"""Hugging Face Transformers, one window at a time.
 
+The four load functions are those of ExLlamaV3's compare_q.
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``;
 ``transformers_auto_bf16``: the same in bf16; ``transformers_mm``: fp16, the language model of an
 image-text model.  Without a GPU the device is the CPU.  ``dtype`` in ``engine`` overrides the
@@ -44,6 +44,8 @@ from .verify import check_weights
 if TYPE_CHECKING:
     import torch
 
+    from ..reference.head import RecomputableHead
+
 DTYPES = {
     "transformers": "float16",
     "transformers_auto": "float16",
@@ -52,9 +54,8 @@ DTYPES = {
 }
 """load_fn -> default dtype."""
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
-GIVEN_TO_ATTENTION = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
-"""Arguments of attention that torch's sdpa does not accept, and the attribute of a layer that holds
-each one."""
+SPECIAL_ARGUMENTS = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
+"""Arguments of attention that torch's sdpa does not accept, and a layer's attribute for each."""
 WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
@@ -78,7 +79,7 @@ PACKAGES = {
     "vptq": ("vptq",),
 }
 """quant_method -> distributions that Transformers needs to load it."""
-OURS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
+OWN_OPTIONS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 """Options that are not passed unchanged to Transformers."""
 
 
@@ -101,18 +102,18 @@ class TransformersFolder(HuggingFaceFolder):
     """A folder whose model gets the dtype of its load_fn, and may be quantized while loading."""
 
     def facts(self) -> ModelFacts:
-        found = super().facts()
-        return (
-            found
-            if "dtype" in self.planned.options
-            else replace(found, dtype=DTYPES[self.planned.load_fn])
-        )
+        facts = super().facts()
+        if "dtype" in self.planned.options:
+            return facts
+        return replace(facts, dtype=DTYPES[self.planned.load_fn])
 
     def storage(self) -> Storage:
-        on_load = (self.planned.options.get("quantization_config") or {}).get("quant_method")
-        if on_load and not self.config.quantization:
+        on_load = self.planned.options.get("quantization_config") or {}
+        method = on_load.get("quant_method")
+        if method and not self.config.quantization:
             return Storage(
-                note=f"quantized by {on_load} while loading; the checkpoint does not show the stored size"
+                note=f"quantized by {method} while loading; the checkpoint does not show the "
+                "stored size"
             )
         return super().storage()
 
@@ -129,8 +130,9 @@ class TransformersEngine(LogitsEngine):
         noise=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
-            load_fn: {"dtype": "auto"}
-            for load_fn in ("transformers", "transformers_auto", "transformers_mm")
+            "transformers": {"dtype": "auto"},
+            "transformers_auto": {"dtype": "auto"},
+            "transformers_mm": {"dtype": "auto"},
         },
     )
     files = TransformersFolder
@@ -141,28 +143,24 @@ class TransformersEngine(LogitsEngine):
         self.checkpoint = TransformersFolder(model)
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
-        # has a base model, and a forward that can compute only some logits (long_windows.py)
-        self.two_parts = False
+        # It has a base model, and a forward that can compute only some logits (long_windows.py).
+        self.has_split_forward = False
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         options = parse_options(TransformersOptions, model.options)
         seed_of(model.options)
         check_installed("accelerate", cls.capabilities.install)
-        found = TransformersFolder(model)
-        stored = {} if found.is_remote else found.config.quantization
+        files = TransformersFolder(model)
+        stored: dict[str, Any] = {}
+        if not files.is_remote:
+            stored = files.config.quantization
         check_packages("engine.quantization_config", options.quantization_config or {})
         check_packages("model_dir", stored)
-        groups = stored.get("config_groups") or {}
         dtype = options.dtype or DTYPES[model.load_fn]
-        if dtype == "auto" and not found.is_remote:
-            dtype = found.config.dtype or dtype
-        formats = f"{stored.get('format')} {' '.join(str(group.get('format')) for group in groups.values())}"
-        if dtype in ("float16", "float32") and (unpacked := BF16_ONLY.search(formats)):
-            raise InputError(
-                f"engine.dtype: Transformers decompresses {unpacked[0]} to bfloat16 and cannot run it in {dtype}; "
-                'use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
-            )
+        if dtype == "auto" and not files.is_remote:
+            dtype = files.config.dtype or dtype
+        check_dtype(dtype, stored)
         if options.streaming:
             check_streaming(options, stored)
         elif options.streaming_windows:
@@ -172,7 +170,9 @@ class TransformersEngine(LogitsEngine):
     def gpus(cls, model: PlannedModel) -> int | None:
         if {"device_map", "max_memory"} & model.options.keys():
             return 0
-        return None if model.load_fn in DEVICE_MAP_AUTO else 1
+        if model.load_fn in DEVICE_MAP_AUTO:
+            return None
+        return 1
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -183,66 +183,96 @@ class TransformersEngine(LogitsEngine):
     def load(self) -> None:
         import torch
         import transformers
-        from transformers.quantizers.auto import AutoHfQuantizer
 
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        folder, stored = self.checkpoint.folder, self.checkpoint.config.quantization
-        is_multimodal = self.planned.load_fn == "transformers_mm"
-        loader = getattr(
-            transformers, f"AutoModelFor{'ImageTextToText' if is_multimodal else 'CausalLM'}"
-        )
-        cuda, auto = torch.cuda.is_available(), self.planned.load_fn in DEVICE_MAP_AUTO
-        device = torch.device("cuda:0" if cuda else "cpu")
+        folder = self.checkpoint.folder
+        stored = self.checkpoint.config.quantization
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda:0")
+        self._load_weights(folder, stored, self._arguments(device))
+        self._choose_attention(folder)
+        check_resident(folder, self.model, stored)
+        self.model.eval()
+        rotary.start_from_original_factors(self.model)
+        # Streaming would read every layer again.
+        if not self.options.streaming:
+            check_causal(folder, self.model)
+        if stored:
+            check_weights(self.checkpoint.headers, self.model)
+        takes = inspect.signature(self.model.forward).parameters
+        has_base = self.model.base_model is not self.model
+        self.has_split_forward = "logits_to_keep" in takes and has_base
+        seed = seed_of(self.planned.options)
+        if seed is not None:
+            layers = dict.fromkeys(decoder_layers(self.model, "noise"))
+            self.noise = Noise(dict(enumerate(layers)), seed)
+        if self.options.streaming:
+            group = self.options.streaming_windows
+            self.streamer = Streamer(self.model, self._forward, device, group)
+
+    def _arguments(self, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of ``from_pretrained``; those of the ``engine`` object come last."""
+        load_fn = self.planned.load_fn
+        device_map = str(device)
+        if self.options.streaming:
+            device_map = "cpu"
+        elif load_fn in DEVICE_MAP_AUTO and device.type == "cuda":
+            device_map = "auto"
         arguments: dict[str, Any] = {
-            "dtype": DTYPES[self.planned.load_fn],
+            "dtype": DTYPES[load_fn],
             "use_safetensors": True,
-            "device_map": "cpu"
-            if self.options.streaming
-            else "auto"
-            if auto and cuda
-            else str(device),
-            **self.options.model_dump(exclude_none=True, exclude=OURS),
+            "device_map": device_map,
+            **self.options.model_dump(exclude_none=True, exclude=OWN_OPTIONS),
         }
         if self.options.quantization_config:
             arguments["quantization_config"] = transformers_config(self.options.quantization_config)
+        return arguments
+
+    def _load_weights(
+        self, folder: Path, stored: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> None:
+        """Load the model; ModelError if Transformers does not find all its weights.
+
+        ``stored``: the quantization of the checkpoint.
+        """
+        import transformers
+        from transformers.quantizers.auto import AutoHfQuantizer
+
+        loader: Any = transformers.AutoModelForCausalLM
+        if self.planned.load_fn == "transformers_mm":
+            loader = transformers.AutoModelForImageTextToText
         if stored and not AutoHfQuantizer.supports_quant_method(stored):
             raise ModelError(
                 f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}"
             )
         try:
-            self.model, found = loader.from_pretrained(
+            self.model, loading_info = loader.from_pretrained(
                 folder, output_loading_info=True, **arguments
             )
-        except (
-            Exception
-        ) as error:  # any error of Transformers, accelerate or a quantizer fails this model
+        # Any error of Transformers, accelerate or a quantizer fails this model.
+        except Exception as error:
             reason = conversion_error(error) or one_line(error)
             raise ModelError(f"Transformers could not load {folder}: {reason}") from error
-        check_complete(folder, found, on_load=bool(self.options.quantization_config) and not stored)
-        if ignored := ignored_by_attention(self.model):
-            if asked := self.options.attn_implementation:
-                raise ModelError(
-                    f"{folder}: engine.attn_implementation: {asked} ignores its {ignored}; use eager"
-                )
-            self.model.set_attn_implementation("eager")
-        check_resident(folder, self.model, stored)
-        self.model.eval()
-        rotary.start_from_original_factors(self.model)
-        if not self.options.streaming:  # streaming would read every layer again
-            check_causal(folder, self.model)
-        if stored:
-            check_weights(self.checkpoint.headers, self.model)
-        takes = inspect.signature(self.model.forward).parameters
-        self.two_parts = "logits_to_keep" in takes and self.model.base_model is not self.model
-        if (seed := seed_of(self.planned.options)) is not None:
-            self.noise = Noise(
-                dict(enumerate(dict.fromkeys(decoder_layers(self.model, "noise")))), seed
+        on_load = bool(self.options.quantization_config) and not stored
+        check_complete(folder, loading_info, on_load=on_load)
+
+    def _choose_attention(self, folder: Path) -> None:
+        """Compute attention eagerly if torch's sdpa would ignore one of its arguments.
+
+        ModelError if the spec has chosen the implementation.
+        """
+        ignored = ignored_by_attention(self.model)
+        if not ignored:
+            return
+        implementation = self.options.attn_implementation
+        if implementation:
+            raise ModelError(
+                f"{folder}: engine.attn_implementation: {implementation} ignores its {ignored}; "
+                "use eager"
             )
-        if self.options.streaming:
-            self.streamer = Streamer(
-                self.model, self._forward, device, self.options.streaming_windows
-            )
+        self.model.set_attn_implementation("eager")
 
     def prepare(self, windows: Sequence[Window]) -> None:
         if self.streamer is not None:
@@ -251,17 +281,19 @@ class TransformersEngine(LogitsEngine):
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
         import torch
 
-        made: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(
-            window
-        )  # only while a piece is computed
-        return made
+        # Inference mode while a piece is computed, but not in the caller's code between two pieces.
+        pieces: Iterator[torch.Tensor] = torch.inference_mode()(self._pieces)(window)
+        return pieces
 
     def _pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        yield from (
-            self._forward(window) if self.streamer is None else self.streamer.forwarded(window)
-        )
-        if self.noise is not None and (missed := self.noise.missed()):
-            raise ModelError(missed)
+        if self.streamer is None:
+            yield from self._forward(window)
+        else:
+            yield from self.streamer.forwarded(window)
+        if self.noise is not None:
+            missed = self.noise.missed()
+            if missed:
+                raise ModelError(missed)
 
     def _tokens(self, window: Window) -> torch.Tensor:
         """Return the tokens [1, L] on the device."""
@@ -277,64 +309,74 @@ class TransformersEngine(LogitsEngine):
         if self.noise is not None:
             self.noise.begin(token_ids[0], torch.arange(len(window.token_ids)))
         rows = max(PIECE_ELEMENTS // self.model.config.get_text_config().vocab_size, 1)
-        if not self.two_parts or len(window.token_ids) <= rows:
-            return iter([self.model(token_ids, use_cache=False).logits[0]])
-        return long_windows.pieces(self.model, token_ids, rows)
+        if self.has_split_forward and len(window.token_ids) > rows:
+            return long_windows.pieces(self.model, token_ids, rows)
+        return iter([self.model(token_ids, use_cache=False).logits[0]])
 
-    def head(self) -> tuple[torch.Tensor, torch.Tensor | None, Head] | str:
-        """Return the output embedding, with soft cap and scale from the config; ``states`` are kept
-        from now on.
+    def head(self) -> RecomputableHead | str:
+        """Return the output embedding, with soft cap and scale from the config.
+
+        ``states`` are kept from now on.
         """
         import torch
 
         module = self.model.get_output_embeddings()
+        if module is None:
+            return "its head is missing"
         if not isinstance(module, torch.nn.Linear) or type(module.weight) is not torch.nn.Parameter:
-            return f"its head is {'missing' if module is None else 'a ' + type(module).__name__}"
+            return f"its head is a {type(module).__name__}"
         if module.weight.is_meta:
             return "its head is not resident"
         if self.head_inputs is None:
             self.head_inputs = torch.empty(0)
-            module.register_forward_pre_hook(lambda _, given: setattr(self, "head_inputs", given[0][0]))
-        stated = self.model.config.get_text_config().to_dict()
-        # MPT's logit_scale may be a word; zeros do not count.
-        numbers = {
-            key: float(value)
-            for key, value in stated.items()
-            if isinstance(value, int | float) and value
-        }
+            module.register_forward_pre_hook(self._keep_head_inputs)
+        numbers = {}
+        for key, value in self.model.config.get_text_config().to_dict().items():
+            # MPT's logit_scale may be a word; zeros do not count.
+            if isinstance(value, int | float) and value:
+                numbers[key] = float(value)
         head = Head(
             module.weight.shape[0],
             dtype_name(module.weight.dtype),
             numbers.get("final_logit_softcapping"),
             numbers.get("logit_scale", 1.0) / numbers.get("logits_scaling", 1.0),
         )
-        return module.weight.detach(), None if module.bias is None else module.bias.detach(), head
+        bias = module.bias
+        if bias is not None:
+            bias = bias.detach()
+        return module.weight.detach(), bias, head
+
+    def _keep_head_inputs(self, _module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.head_inputs = inputs[0][0]
 
     def layers(self) -> tuple[Layer, ...]:
-        from . import transformers_layers as transformers_layers
+        # It imports torch, which the driver does not.
+        from . import transformers_layers
 
-        asked = self.checkpoint.config.quantization or self.options.quantization_config or {}
-        return group_layers(transformers_layers.layers(self.model, asked, self.checkpoint.folder))
+        quantization = self.checkpoint.config.quantization
+        if not quantization:
+            quantization = self.options.quantization_config or {}
+        layers = transformers_layers.layers(self.model, quantization, self.checkpoint.folder)
+        return group_layers(layers)
 
     def dtype_notes(self) -> list[str]:
-        """Return a note if the model ran in another dtype than its config states, and lost digits
-        or range.
-        """
-        stated = self.checkpoint.config.dtype
+        """Return a note if the model lost digits or range in another dtype than its config's."""
+        stored = self.checkpoint.config.dtype
         ran = dtype_name(self.model.dtype)
-        if stated in (None, ran) or ran == "float32":
+        if stored in (None, ran) or ran == "float32":
             return []
-        chosen = (
-            "engine.dtype says" if self.options.dtype else f"load_fn {self.planned.load_fn} does"
-        )
+        reason = f"load_fn {self.planned.load_fn} does"
+        if self.options.dtype:
+            reason = "engine.dtype says"
         if self.checkpoint.config.quantization:
-            return [f"its config says {stated}, and it ran in {ran}, as {chosen}"]
-        return [f"stored in {stated}, and ran in {ran}, as {chosen}"]
+            return [f"its config says {stored}, and it ran in {ran}, as {reason}"]
+        return [f"stored in {stored}, and ran in {ran}, as {reason}"]
 
     def provenance(self) -> dict[str, Any]:
         floor = provenance_of(seed_of(self.planned.options))
         notes = [*self.dtype_notes(), *floor.get("notes", ())]
-        return {
+        # The results file has the keys in this order.
+        facts: dict[str, Any] = {
             "model_class": type(self.model).__name__,
             "dtype": dtype_name(self.model.dtype),
             "device": str(next(self.model.parameters()).device),
@@ -343,22 +385,39 @@ class TransformersEngine(LogitsEngine):
             "batch": "one window at a time",
             ROPE: rope(CheckpointConfig(self.model.config.to_dict()), self.planned.max_tokens),
             **WITHOUT_CACHE,
-            **({} if self.streamer is None else {"streamed_windows": self.streamer.group}),
-            **floor,
-            **({"notes": notes} if notes else {}),
-            "options": self.options.model_dump(exclude_none=True),
         }
+        if self.streamer is not None:
+            facts["streamed_windows"] = self.streamer.group
+        facts.update(floor)
+        if notes:
+            facts["notes"] = notes
+        facts["options"] = self.options.model_dump(exclude_none=True)
+        return facts
 
     def close(self) -> None:
         if self.streamer is not None:
             self.streamer.close()
-        self.model = self.head_inputs = self.noise = self.streamer = None
+        self.model = None
+        self.head_inputs = None
+        self.noise = None
+        self.streamer = None
+
+
+def check_dtype(dtype: str, stored: Mapping[str, Any]) -> None:
+    """InputError if Transformers cannot run a quantized checkpoint in a dtype."""
+    formats = [str(stored.get("format"))]
+    for group in (stored.get("config_groups") or {}).values():
+        formats.append(str(group.get("format")))
+    bf16_only = BF16_ONLY.search(" ".join(formats))
+    if bf16_only and dtype in ("float16", "float32"):
+        raise InputError(
+            f"engine.dtype: Transformers decompresses {bf16_only[0]} to bfloat16 and cannot run "
+            f'it in {dtype}; use load_fn transformers_auto_bf16 or "dtype": "bfloat16"'
+        )
 
 
 def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> None:
-    """InputError if ``streaming`` is incompatible with the other options, the checkpoint or the
-    installed packages.
-    """
+    """InputError if ``streaming`` is incompatible with other options, checkpoint or packages."""
     for name in ("device_map", "max_memory", "offload_folder", "quantization_config"):
         if getattr(options, name) is not None:
             raise InputError(
@@ -366,7 +425,7 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
             )
     if stored:
         raise InputError(
-            f"engine.streaming: streams unquantized checkpoints only, this one is quantized with "
+            "engine.streaming: streams unquantized checkpoints only, this one is quantized with "
             f"{stored.get('quant_method')}"
         )
     if importlib.util.find_spec("greenlet") is None:
@@ -376,39 +435,41 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
 def check_packages(where: str, config: dict[str, Any]) -> None:
     """InputError with the pip command if a quantization needs packages that are not installed."""
     needed = PACKAGES.get(str(config.get("quant_method")), ())
-    if missing := [package for package in needed if package not in installed_versions(needed)]:
+    installed = installed_versions(needed)
+    missing = [package for package in needed if package not in installed]
+    if missing:
         raise InputError(
-            f"{where}: quantized with {config['quant_method']}, which needs {' and '.join(missing)}: "
-            f"pip install {' '.join(missing)}"
+            f"{where}: quantized with {config['quant_method']}, which needs "
+            f"{' and '.join(missing)}: pip install {' '.join(missing)}"
         )
 
 
 def ignored_by_attention(model: Any) -> str:
-    """Return arguments of a model's attention that torch's sdpa ignores, such as a soft cap; "" if
-    there are none.
+    """Return an argument of a model's attention that torch's sdpa ignores, such as a soft cap.
 
-    Transformers chooses sdpa for Gemma 2 nevertheless.
+    "" if there is none.  Transformers chooses sdpa for Gemma 2 nevertheless.
     """
     if model.config._attn_implementation != "sdpa":
         return ""
-    for module in {type(each): each for each in model.modules()}.values():
+    # One module of each class: all have the same source.
+    module_of_class = {type(module): module for module in model.modules()}
+    for module in module_of_class.values():
         with suppress(OSError, TypeError):  # a class without source
-            given = GIVEN_TO_ATTENTION.findall(inspect.getsource(type(module).forward))
-            if found := next(
-                (name for name in given if getattr(module, name, None) is not None), ""
-            ):
-                return str(found)
+            source = inspect.getsource(type(module).forward)
+            for name in SPECIAL_ARGUMENTS.findall(source):
+                if getattr(module, name, None) is not None:
+                    return str(name)
     return ""
 
 
 def check_causal(folder: Path, model: Any) -> None:
-    """ModelError if a token changes the logits before it, as in encoders, which see the tokens that
-    they would predict.
+    """ModelError if a token changes the logits before it.
 
-    One forward pass runs two texts of eight tokens that differ only in a token in the middle.  If
-    attention works in both directions, the log-probabilities before that token change on average
-    about as much as those after it.  If attention is causal, the change before the token is 0, or a
-    rounding of kernels that mix tokens, such as experts'.
+    Encoders do so: they see the tokens that they would predict.  One forward pass runs two texts of
+    eight tokens that differ only in a token in the middle.  If attention works in both directions,
+    the log-probabilities before that token change on average about as much as those after it.  If
+    attention is causal, the change before the token is 0, or a rounding of kernels that mix tokens,
+    such as experts'.
     """
     import torch
 
@@ -418,29 +479,33 @@ def check_causal(folder: Path, model: Any) -> None:
     with torch.inference_mode():
         logprobs = model(texts, use_cache=False).logits.float().log_softmax(-1)
     change = (logprobs[0] - logprobs[1]).nan_to_num(0.0).abs().mean(-1)
-    before, behind = float(change[:4].mean()), float(change[5:].mean())
-    if before > max(behind / 2, 1e-6):
+    change_before = float(change[:4].mean())
+    change_after = float(change[5:].mean())
+    if change_before > max(change_after / 2, 1e-6):
         raise ModelError(
-            f"{folder}: {type(model).__name__} lets tokens see what follows (another token changes the "
-            f"log-probabilities before it by {before:.2g} nats, and those after it by {behind:.2g}); nothing to score"
+            f"{folder}: {type(model).__name__} lets tokens see what follows (another token changes "
+            f"the log-probabilities before it by {change_before:.2g} nats, and those after it by "
+            f"{change_after:.2g}); nothing to score"
         )
 
 
-def check_complete(folder: Path, found: Mapping[str, Any], *, on_load: bool) -> None:
-    """ModelError for weights that Transformers initialized at random or loaded without scales, with
-    only a warning.
+def check_complete(folder: Path, loading_info: Mapping[str, Any], *, on_load: bool) -> None:
+    """ModelError for weights that Transformers made up or loaded without scales, with a warning.
 
-    ``found``: loading info of ``from_pretrained``; ``on_load``: Transformers quantized the model
-    while loading, so that the checkpoint needs no scales.
+    ``loading_info``: of ``from_pretrained``; ``on_load``: Transformers quantized the model while
+    loading, so that the checkpoint needs no scales.
     """
-    for name in sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
+    initialized = list(loading_info["missing_keys"])
+    initialized += [key for key, *_ in loading_info["mismatched_keys"]]
+    for name in sorted(initialized):
         if on_load and WEIGHT_SCALE.search(name):
             continue
         raise ModelError(f"{folder}: Transformers found no {name} that fits, and made one up")
-    for name in sorted(filter(WEIGHT_SCALE.search, found["unexpected_keys"])):
-        raise ModelError(
-            f"{folder}: Transformers left {name} out; it does not run this model's quantization"
-        )
+    for name in sorted(loading_info["unexpected_keys"]):
+        if WEIGHT_SCALE.search(name):
+            raise ModelError(
+                f"{folder}: Transformers left {name} out; it does not run this model's quantization"
+            )
 
 
 def conversion_error(error: Exception) -> str:
@@ -454,39 +519,38 @@ def conversion_error(error: Exception) -> str:
         entries = getattr(trace.tb_frame.f_locals.get("loading_info"), "conversion_errors", None)
         if entries:
             name, entry = next(iter(entries.items()))
-            reason = (
-                entry.rpartition("\nError")[0] or entry
-            )  # a traceback, and then which operation it was
-            return f"{name} could not be converted: {one_line(reason.strip().splitlines()[-1])}{and_more([*entries])}"
+            # A traceback, and then which operation it was.
+            traceback_text = entry.rpartition("\nError")[0] or entry
+            reason = one_line(traceback_text.strip().splitlines()[-1])
+            return f"{name} could not be converted: {reason}{and_more([*entries])}"
         trace = trace.tb_next
     return ""
 
 
 def check_resident(folder: Path, model: Any, stored: Mapping[str, Any]) -> None:
-    """ModelError for a quantized model with weights on disk: Transformers computes it wrong
-    (unquantized: right).
+    """ModelError for a quantized model with weights on disk.
+
+    Transformers computes it wrong, and an unquantized one right.
     """
     on_disk = next((name for name, weight in model.named_parameters() if weight.is_meta), None)
     if stored and on_disk:
         raise ModelError(
-            f"{folder}: {on_disk} was left on disk for want of memory, and Transformers computes wrong with quantized "
-            "weights there; give engine.max_memory or another device_map"
+            f"{folder}: {on_disk} was left on disk for want of memory, and Transformers computes "
+            "wrong with quantized weights there; give engine.max_memory or another device_map"
         )
 
 
-def transformers_config(given: dict[str, Any]) -> Any:
-    """Return Transformers' object for a ``quantization_config``; InputError for a key that it does
-    not have.
-    """
+def transformers_config(keys: dict[str, Any]) -> Any:
+    """Return Transformers' object for a ``quantization_config``; InputError for a wrong key."""
     from transformers.quantizers.auto import AutoQuantizationConfig
 
     try:
-        config = AutoQuantizationConfig.from_dict(dict(given))
+        config = AutoQuantizationConfig.from_dict(dict(keys))
     except Exception as error:  # each method's class raises its own errors
         raise InputError(f"engine.quantization_config: {one_line(error)}") from error
-    known = {*inspect.signature(type(config).__init__).parameters, "quant_method"}
-    prefix = "quantization_config."
-    check_names(
-        (prefix + name for name in given), (prefix + name for name in known), type(config).__name__
-    )
+    parameters = {*inspect.signature(type(config).__init__).parameters, "quant_method"}
+    # Names as in the spec, for the message.
+    key_names = [f"quantization_config.{name}" for name in keys]
+    parameter_names = [f"quantization_config.{name}" for name in parameters]
+    check_names(key_names, parameter_names, type(config).__name__)
     return config

@@ -26,8 +26,10 @@ from ..layers.schemes import UNKNOWN, Scheme, args_text, declared
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
 SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
-"""Endings of the names of a quantized module's tensors; gpt-oss has
-``experts.gate_up_proj_scales``."""
+"""Endings of the names of a quantized module's tensors.
+
+gpt-oss has ``experts.gate_up_proj_scales``.
+"""
 
 
 def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
@@ -35,37 +37,53 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
 
     ``quantization``: the ``quantization_config`` of the loaded model; ``folder``: its checkpoint.
     """
-    names = read_headers(weight_files(folder)) if quantization else ()
-    stored = {name_from_layers(SCALES.sub("", name)) for name in names if SCALES.search(name)}
-    stated, head, sizes = declared(quantization), model.get_output_embeddings(), {}
+    quantized: set[str] = set()
+    if quantization:
+        quantized = quantized_modules(folder)
+    schemes = declared(quantization)
+    dtype = dtype_name(model.dtype)
+    head = model.get_output_embeddings()
+    outside = outside_text_model(sizes_of(model), None)
     for name, module in model.named_modules():
-        sizes[name] = sum(
-            each.nbytes
-            for each in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        )
-    outside = outside_text_model(sizes, None)
-    for name, module in model.named_modules():
-        if module is not head and (
-            name in outside or any(map(OTHER_TOWERS.fullmatch, name.split(".")))
-        ):
+        is_outside = name in outside or is_in_other_tower(name)
+        if is_outside and module is not head:
             continue
-        if hasattr(module, "in_features") or type(module).__name__ in LINEAR:
-            dequantized = name_from_layers(name) in stored
-            yield linear_layer(
-                name, module, stated.of(name), dtype_name(model.dtype), dequantized=dequantized
-            )
-        elif type(module).__name__.endswith(
-            "Experts"
-        ):  # all experts of a layer, with one or two weight tensors
-            dequantized = any(each.startswith(f"{name_from_layers(name)}.") for each in stored)
-            kernel = f"{type(module).__name__} {getattr(model.config, '_experts_implementation', None) or ''}".strip()
-            yield product(
-                name,
-                next(module.parameters(), None),
-                stated.of(name),
-                kernel,
-                dequantized=dequantized,
-            )
+        name_in_checkpoint = name_from_layers(name)
+        kernel = type(module).__name__
+        if hasattr(module, "in_features") or kernel in LINEAR:
+            dequantized = name_in_checkpoint in quantized
+            yield linear_layer(name, module, schemes.of(name), dtype, dequantized=dequantized)
+        # All experts of a layer, with one or two weight tensors.
+        elif kernel.endswith("Experts"):
+            prefix = f"{name_in_checkpoint}."
+            dequantized = any(stored.startswith(prefix) for stored in quantized)
+            implementation = getattr(model.config, "_experts_implementation", None) or ""
+            kernel = f"{kernel} {implementation}".strip()
+            weight = next(module.parameters(), None)
+            yield product(name, weight, schemes.of(name), kernel, dequantized=dequantized)
+
+
+def quantized_modules(folder: Path) -> set[str]:
+    """Return the quantized modules of a checkpoint, by their names from ``layers.`` on."""
+    modules = set()
+    for name in read_headers(weight_files(folder)):
+        if SCALES.search(name):
+            modules.add(name_from_layers(SCALES.sub("", name)))
+    return modules
+
+
+def sizes_of(model: Any) -> dict[str, int]:
+    """Return the bytes of each module's tensors, without those of the modules in it."""
+    sizes = {}
+    for name, module in model.named_modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        sizes[name] = sum(tensor.nbytes for tensor in tensors)
+    return sizes
+
+
+def is_in_other_tower(name: str) -> bool:
+    """True if a module belongs to a part for images or sound."""
+    return any(OTHER_TOWERS.fullmatch(step) for step in name.split("."))
 
 
 def linear_layer(
@@ -77,41 +95,52 @@ def linear_layer(
     weights are floats.
     """
     kernel = type(module).__name__
-    own = getattr(module, "quantization_scheme", None)
-    if own is not None and kernel in LINEAR:  # compressed-tensors
-        asked = args_text(own.input_activations)
-        ran = measured_activations(module, asked, dtype)
-        return Layer(name, args_text(own.weights), ran, DEQUANTIZED, deviation(asked or dtype, ran))
+    module_scheme = getattr(module, "quantization_scheme", None)
+    if module_scheme is not None and kernel in LINEAR:
+        return compressed_layer(name, module, module_scheme, dtype)
     weight: Any = getattr(module, "weight", None)
-    if kernel in LINEAR and type(weight) is torch.nn.Parameter:
+    is_parameter = type(weight) is torch.nn.Parameter
+    if is_parameter and kernel in LINEAR:
         return product(name, weight, scheme, "torch linear", dequantized=dequantized)
     if scheme is None:
         return Layer(name, UNKNOWN, UNKNOWN, kernel)
-    if (
-        type(weight) is torch.nn.Parameter
-        and weight.dtype.is_floating_point
-        and weight.element_size() > 1
-    ):
+    if is_parameter and is_float(weight):
         return product(name, weight, scheme, kernel, dequantized=dequantized)
     return Layer(name, scheme.weights, scheme.activations or dtype, kernel)
+
+
+def compressed_layer(name: str, module: Any, scheme: Any, dtype: str) -> Layer:
+    """Return how a layer of compressed-tensors ran, whose forward may round its activations.
+
+    ``scheme``: the module's ``quantization_scheme``.
+    """
+    activations = args_text(scheme.input_activations)
+    ran = measured_activations(module, activations, dtype)
+    missed = deviation(activations or dtype, ran)
+    return Layer(name, args_text(scheme.weights), ran, DEQUANTIZED, missed)
+
+
+def is_float(weight: Any) -> bool:
+    """True for a tensor of floats of 16 or more bits."""
+    return bool(weight.dtype.is_floating_point) and weight.element_size() > 1
 
 
 def product(
     name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool
 ) -> Layer:
-    """Return a layer that multiplies a float ``weight`` in its dtype; for other weights,
-    activations are unknown.
+    """Return a layer that multiplies a float ``weight`` in its dtype.
+
+    With other weights, the activations are unknown.
     """
     scheme = scheme or Scheme(UNKNOWN)
-    if weight is None or not weight.dtype.is_floating_point or weight.element_size() == 1:
-        return Layer(
-            name, scheme.weights, UNKNOWN, kernel, deviation(scheme.activations or UNKNOWN, UNKNOWN)
-        )
+    if weight is None or not is_float(weight):
+        missed = deviation(scheme.activations or UNKNOWN, UNKNOWN)
+        return Layer(name, scheme.weights, UNKNOWN, kernel, missed)
     dtype = dtype_name(weight.dtype)
     if not dequantized:
         return Layer(name, dtype, dtype, kernel)
-    asked = deviation(scheme.activations or dtype, dtype)
-    return Layer(name, scheme.weights, dtype, f"{kernel} (dequantized)", asked)
+    missed = deviation(scheme.activations or dtype, dtype)
+    return Layer(name, scheme.weights, dtype, f"{kernel} (dequantized)", missed)
 
 
 class ProductInputs(TorchFunctionMode):
@@ -129,21 +158,24 @@ class ProductInputs(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def measured_activations(module: Any, asked: str, dtype: str) -> str:
-    """Return the activations of a compressed-tensors layer: ``asked`` if product and layer have
-    different inputs.
+def measured_activations(module: Any, activations: str, dtype: str) -> str:
+    """Return the activations with which a compressed-tensors layer computes its product.
 
-    "unknown" if accelerate has moved the weights off the device.
+    These are the scheme's ``activations`` if product and layer have different inputs.  "unknown" if
+    accelerate has moved the weights off the device.
     """
-    if not asked:
+    if not activations:
         return dtype
     if any(parameter.is_meta for parameter in module.parameters()):
         return UNKNOWN
-    given = torch.randn(1, module.in_features, generator=torch.Generator().manual_seed(0))
-    given = given.to(next(module.parameters()).device, getattr(torch, dtype))
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(1, module.in_features, generator=generator)
+    vector = vector.to(next(module.parameters()).device, getattr(torch, dtype))
     with torch.inference_mode(), ProductInputs() as inputs:
-        module(given)
-    return dtype if all(torch.equal(tensor, given) for tensor in inputs.tensors) else asked
+        module(vector)
+    if all(torch.equal(tensor, vector) for tensor in inputs.tensors):
+        return dtype
+    return activations
 
 
 def name_from_layers(name: str) -> str:

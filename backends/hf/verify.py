@@ -60,8 +60,9 @@ SCALE_OR_BIAS = re.compile("scale|bias")
 
 
 class Sample(NamedTuple):
-    """A quantized module; ``expert``: index of its matrix in a tensor of several, stored or loaded;
-    else None.
+    """A quantized module.
+
+    ``expert``: index of its matrix in a tensor of several, stored or loaded; else None.
     """
 
     module: str
@@ -70,26 +71,23 @@ class Sample(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Largest difference between stored and loaded rows, largest stored number, and the probable
-    cause ("" if none).
-    """
+    """How the loaded rows of a module differ from the stored ones."""
 
-    largest: float
-    stored: float
-    cause: str
+    largest: float  # difference of two numbers
+    stored: float  # largest stored number
+    cause: str  # the probable one; "" if unknown
 
 
 def check_weights(checkpoint: Checkpoint, model: Any) -> None:
-    """ModelError if a module's loaded weights differ from its files, or if routed experts cannot be
-    read.
+    """ModelError if loaded weights differ from the files, or if routed experts cannot be read.
 
     ``model``: an object of Transformers with all its weights in memory.
     """
     samples = list(sampled(checkpoint))
-    places = loaded_names(checkpoint, model, samples)
+    names = loaded_names(checkpoint, model, samples)
     tensors = model.state_dict()
     for sample in samples:
-        weight = loaded_weight(tensors, places.get(sample.module, set()))
+        weight = loaded_weight(tensors, names.get(sample.module, set()))
         if weight is not None and not is_plain(weight):
             continue
         try:
@@ -97,43 +95,56 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
                 raise UnreadError("its place in the loaded model is not known")
             difference = compared(checkpoint, sample, weight)
         except UnreadError as error:
-            if not (
-                is_routed(checkpoint, sample.module) and has_plain_experts(tensors, sample.module)
-            ):
+            # Only experts are refused unread: the known mistakes of Transformers 5.19 are there.
+            if not is_routed(checkpoint, sample.module):
+                continue
+            if not has_plain_experts(tensors, sample.module):
                 continue
             raise ModelError(
-                f"{checkpoint.folder}: {sample.module}: quantized experts, which Transformers dequantizes; their "
-                f'weights could not be compared with the files: {error}; use "load_fn": "vllm_score"'
+                f"{checkpoint.folder}: {sample.module}: quantized experts, which Transformers "
+                "dequantizes; their weights could not be compared with the files: "
+                f'{error}; use "load_fn": "vllm_score"'
             ) from None
         if difference is not None:
             raise ModelError(
-                f"{checkpoint.folder}: {sample.module}: Transformers loaded other weights than the files hold: they "
-                f"differ by up to {difference.largest:.3g}, and the stored ones reach {difference.stored:.3g}"
-                f'{difference.cause}; use "load_fn": "vllm_score"'
+                f"{checkpoint.folder}: {sample.module}: Transformers loaded other weights than the "
+                f"files hold: they differ by up to {difference.largest:.3g}, and the stored ones "
+                f'reach {difference.stored:.3g}{difference.cause}; use "load_fn": "vllm_score"'
             )
 
 
 def sampled(checkpoint: Checkpoint) -> Iterator[Sample]:
-    """Yield some modules of every kind, including the first and last; for stacked experts, the
-    first and last.
+    """Yield some modules of every kind, including the first and last one.
+
+    For stacked experts, the first and last expert.
     """
-    stated = declared(checkpoint.config.quantization)
-    kinds: dict[Any, list[str]] = {}
-    for module, parts in checkpoint.quantized.items():
-        tensors = frozenset((name, tensor.dtype, tensor.shape) for name, tensor in parts.items())
-        kinds.setdefault((NUMBER.sub("*", module), stated.of(module), tensors), []).append(module)
-    for modules in kinds.values():
+    for modules in modules_by_kind(checkpoint).values():
         ordered = sorted(modules, key=numbers_in)
-        places = np.linspace(0, len(ordered) - 1, min(len(ordered), PER_KIND)).round().astype(int)
-        for module in (ordered[place] for place in places):
+        n_samples = min(len(ordered), PER_KIND)
+        for index in np.linspace(0, len(ordered) - 1, n_samples).round().astype(int):
+            module = ordered[index]
             parts = checkpoint.quantized[module]
             if dequantize.is_stack(parts):
                 count = next(iter(parts.values())).shape[0]
                 yield Sample(module, parts, 0)
                 yield Sample(module, parts, count - 1)
-            else:
-                found = EXPERT.search(f"{module}.")
-                yield Sample(module, parts, int(found[1]) if found else None)
+                continue
+            expert = None
+            match = EXPERT.search(f"{module}.")
+            if match:
+                expert = int(match[1])
+            yield Sample(module, parts, expert)
+
+
+def modules_by_kind(checkpoint: Checkpoint) -> dict[Any, list[str]]:
+    """Return the quantized modules of each kind: one name, one scheme and one stored format."""
+    schemes = declared(checkpoint.config.quantization)
+    kinds: dict[Any, list[str]] = {}
+    for module, parts in checkpoint.quantized.items():
+        tensors = frozenset((name, tensor.dtype, tensor.shape) for name, tensor in parts.items())
+        kind = (NUMBER.sub("*", module), schemes.of(module), tensors)
+        kinds.setdefault(kind, []).append(module)
+    return kinds
 
 
 def numbers_in(name: str) -> list[int]:
@@ -144,30 +155,30 @@ def numbers_in(name: str) -> list[int]:
 def loaded_names(
     checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]
 ) -> Mapping[str, set[str]]:
-    """Module of a sample -> the names of its weights in the loaded model, except modules that
-    Transformers cannot map.
+    """Return each sample's module -> the names of its weights in the loaded model.
 
-    Transformers cuts some stored matrices into several, as HRM's gate, query, key and value.
+    Modules that Transformers cannot map are left out.  Transformers cuts some stored matrices into
+    several, as HRM's gate, query, key and value.
     """
-    chosen = {sample.module for sample in samples}
-    names = {name: each.module for name, each in stored_tensors(checkpoint, chosen).items()}
-    weights = [name for name in names if not name.endswith("bias")]
-    places: dict[str, set[str]] = {}
+    modules = {sample.module for sample in samples}
+    stored = stored_tensors(checkpoint, modules)
+    weights = [name for name in stored if not name.endswith("bias")]
+    names: dict[str, set[str]] = {}
     try:
         for name, target in new_names(model, weights).items():
-            places[names[name]] = {target, *split_targets(model, {name: target})}
-    except (
-        Exception
-    ):  # Transformers' rules raise anything; modules that it cannot map are left out or refused
+            names[stored[name].module] = {target, *split_targets(model, {name: target})}
+    # Transformers' rules raise anything; all modules then count as not mapped.
+    except Exception:
         return {}
-    return places
+    return names
 
 
 def loaded_weight(
     tensors: Mapping[str, torch.Tensor], names: Collection[str]
 ) -> torch.Tensor | None:
-    """Return the tensor of these names; several matrices below each other, in any order.  None if
-    there is none.
+    """Return the tensor of these names; None if there is none.
+
+    Several matrices come one below the other, in any order.
     """
     import torch
 
@@ -181,7 +192,7 @@ def loaded_weight(
 
 
 def is_plain(weight: Any) -> bool:
-    """True for a tensor of floats of 16 or more bits that does not belong to a quantizer's class."""
+    """True for a tensor of floats of 16 or more bits, unless it is of a quantizer's class."""
     import torch
 
     is_own_class = type(weight) not in (torch.Tensor, torch.nn.Parameter)
@@ -194,42 +205,46 @@ def is_routed(checkpoint: Checkpoint, module: str) -> bool:
 
 
 def has_plain_experts(tensors: Mapping[str, Any], module: str) -> bool:
-    """True if the layer of a module has experts that are plain floats in the loaded model, by their
-    tensors' names.
-    """
-    layer = IN_LAYER.search(f"{module}.")
-    within = layer[0] if layer else ""
+    """True if experts in the layer of a module are plain floats in the loaded model."""
+    layer = ""
+    match = IN_LAYER.search(f"{module}.")
+    if match:
+        layer = match[0]
     for name, tensor in tensors.items():
         is_weight = "experts" in name and not SCALE_OR_BIAS.search(name)
-        if is_weight and within in name and tensor.ndim > 1 and is_plain(tensor):
+        if is_weight and layer in name and tensor.ndim > 1 and is_plain(tensor):
             return True
     return False
 
 
 def compared(checkpoint: Checkpoint, sample: Sample, weight: torch.Tensor) -> Difference | None:
-    """Return the difference between the stored and the loaded rows of a module; None if it is
-    rounding.
-    """
+    """Return the difference between stored and loaded rows of a module; None if it is rounding."""
     import torch
 
     module, parts, expert = sample
     count = dequantize.row_count(parts)
     rows = np.unique(np.linspace(0, count - 1, ROWS).round().astype(np.intp))
-    in_stack = expert if dequantize.is_stack(parts) else None
-    wanted = dequantize.rows_of(
-        parts, checkpoint.config, bits_of(checkpoint, module), rows, in_stack
-    )
-    stored = torch.from_numpy(wanted).to(weight.device)
+    in_stack = None
+    if dequantize.is_stack(parts):
+        in_stack = expert
+    bits = bits_of(checkpoint, module)
+    stored_rows = dequantize.rows_of(parts, checkpoint.config, bits, rows, in_stack)
+    stored = torch.from_numpy(stored_rows).to(weight.device)
     matrix = loaded_matrix(weight, expert)
-    if tuple(matrix.shape) == (count, stored.shape[1]):
+    columns = stored.shape[1]
+    # Usually the rows are in their place: no others need to be searched.
+    if tuple(matrix.shape) == (count, columns):
         at = torch.from_numpy(rows).to(weight.device)
         if not are_wrong(stored, matrix[at].float(), weight.dtype).any():
             return None
-    columns = stored.shape[1]
-    arrangements = [each for each in (matrix, matrix.T) if each.shape[1] == columns]
+    arrangements = []
+    for arranged in (matrix, matrix.T):
+        if arranged.shape[1] == columns:
+            arrangements.append(arranged)
     if not arrangements:
         raise UnreadError(
-            f"their shape in the loaded model, {list(weight.shape)}, fits no stored row of {columns}"
+            f"their shape in the loaded model, {list(weight.shape)}, fits no stored row of "
+            f"{columns}"
         )
     for arranged in arrangements:
         nearest = nearest_rows(stored, arranged.float())
@@ -239,7 +254,7 @@ def compared(checkpoint: Checkpoint, sample: Sample, weight: torch.Tensor) -> Di
 
 
 def loaded_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
-    """Return the matrix of one expert from a tensor of all experts, or a tensor that is one matrix."""
+    """Return the matrix of one expert from a tensor of all, or a tensor that is one matrix."""
     if weight.ndim == 3 and expert is not None and expert < len(weight):
         return weight[expert]
     if weight.ndim != 2:
@@ -248,27 +263,28 @@ def loaded_matrix(weight: torch.Tensor, expert: int | None) -> torch.Tensor:
 
 
 def bits_of(checkpoint: Checkpoint, module: str) -> int | None:
-    """Return the bits of a module's integers: the number that the config declares, or that the
-    shapes imply.
-    """
+    """Return the bits of a module's integers, as the config declares or the shapes imply."""
     scheme = declared(checkpoint.config.quantization).of(module)
-    words = (
-        scheme.weights
-        if scheme
-        else layout_of(checkpoint.quantized[module], checkpoint.config).words
-    )
-    found = re.fullmatch(r"u?int(\d)", number_format(words))
-    return int(found[1]) if found else None
+    if scheme:
+        words = scheme.weights
+    else:
+        words = layout_of(checkpoint.quantized[module], checkpoint.config).words
+    match = re.fullmatch(r"u?int(\d)", number_format(words))
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def are_wrong(stored: torch.Tensor, loaded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return for each row True if it differs by more than rounding; ``dtype``: of the loaded
-    weights.
+    """Return for each row True if it differs by more than rounding.
+
+    ``dtype``: of the loaded weights.
     """
     import torch
 
     info = torch.finfo(dtype)
-    spacing = info.smallest_normal * info.eps  # of the smallest numbers, which have fewer digits
+    # Of the smallest numbers, which have fewer digits.
+    spacing = info.smallest_normal * info.eps
     allowed = TOLERANCE * stored.norm(dim=1) + spacing * stored.shape[1] ** 0.5
     within: torch.Tensor = (stored - loaded).norm(dim=1) <= allowed  # False for NaN
     return ~within
@@ -283,15 +299,13 @@ def nearest_rows(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 def most_alike(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return for each stored row the matrix row of the most similar direction; lengths differ if a
-    scale is missing.
-    """
-    import torch
+    """Return for each stored row the matrix row of the most similar direction.
 
-    cosines = (
-        torch.nn.functional.normalize(stored, dim=1)
-        @ torch.nn.functional.normalize(matrix, dim=1).T
-    )
+    If a scale is missing, its length differs.
+    """
+    from torch.nn.functional import normalize
+
+    cosines = normalize(stored, dim=1) @ normalize(matrix, dim=1).T
     return matrix[cosines.nan_to_num(-1.0).argmax(1)]
 
 
@@ -306,9 +320,7 @@ def described(
 def cause(
     checkpoint: Checkpoint, sample: Sample, stored: torch.Tensor, loaded: torch.Tensor
 ) -> str:
-    """Return the probable reason for a difference, to be added to a message; "" if no reason is
-    found.
-    """
+    """Return the probable reason for a difference, for a message; "" if it is unknown."""
     import torch
 
     cosines = torch.nn.functional.cosine_similarity(stored, loaded, dim=1)
@@ -316,7 +328,8 @@ def cause(
     if (cosines > PARALLEL).all():
         factor = float(factors.median())
         for name, scale in dequantize.scalars(sample.parts).items():
-            if any(abs(factor / known - 1) < SAME_FACTOR for known in (scale, 1 / scale)):
+            # The scale may have been left out where it multiplies or where it divides.
+            if is_same_factor(factor, scale) or is_same_factor(factor, 1 / scale):
                 return f" (all {factor:.4g} times as large: {name} was probably left out)"
         return f" (about {factor:.4g} times as large: a scale was probably left out)"
     if "weight_zero_point" in sample.parts:
@@ -324,3 +337,8 @@ def cause(
     if len(set(declared(checkpoint.config.quantization).schemes())) > 1:
         return " (the scheme of another group in config.json was probably used)"
     return ""
+
+
+def is_same_factor(factor: float, scale: float) -> bool:
+    """True if a scale explains a factor up to rounding."""
+    return abs(factor / scale - 1) < SAME_FACTOR
