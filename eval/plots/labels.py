@@ -125,6 +125,31 @@ def place_labels(
     obstacles = markers
     for name in names:
         obstacles = np.vstack([obstacles, _place_name(axes, name, markers)])
+    missing = unnamed
+    # A card of many rows names only quantized ones, and may have none of them.
+    if texts:
+        boxes, fits = _boxes_of_labels(texts, axes.bbox, markers, obstacles, dots)
+        missing += int((~fits).sum())
+        # ``marks`` has more items, which have no label.
+        labelled = zip(texts, marks, markers, boxes, fits, strict=False)
+        for text, mark, marker, box, is_clear in labelled:
+            _move_label(axes, text, marker, box)
+            if not is_clear:
+                text.remove()
+            elif _gaps(box[None], marker[None])[0, 0] > LEADER_FROM:
+                _draw_leader(axes, text, mark, marker, box)
+    if missing:
+        note = f"no room for {missing} of {len(texts) + unnamed} labels"
+        axes.annotate(note, (1, 1.01), xycoords="axes fraction", ha="right")
+
+
+def _boxes_of_labels(
+    texts: Sequence[Text], area: Bbox, markers: Boxes, obstacles: Boxes, dots: Boxes
+) -> tuple[Boxes, NDArray[np.bool_]]:
+    """Return (a place for each label [N, 4], which of them cover nothing [N]).
+
+    Sets the largest font size at which all labels fit, or else the smallest one.
+    """
     font_sizes = FONT_SIZES
     trials = TRIALS
     if len(texts) > MANY:
@@ -135,21 +160,11 @@ def place_labels(
     for font_size in font_sizes:
         for text in texts:
             text.set_fontsize(font_size)
-        places = _places_of_labels(texts, axes.bbox, obstacles, dots)
+        places = _places_of_labels(texts, area, obstacles, dots)
         boxes, fits = _arrange(places, markers[: len(texts)], trials)
         if fits.all():
             break
-    # ``marks`` has more items, which have no label.
-    for text, mark, marker, box, is_clear in zip(texts, marks, markers, boxes, fits, strict=False):
-        _move_label(axes, text, marker, box)
-        if not is_clear:
-            text.remove()
-        elif _gaps(box[None], marker[None])[0, 0] > LEADER_FROM:
-            _draw_leader(axes, text, mark, marker, box)
-    missing = int((~fits).sum()) + unnamed
-    if missing:
-        note = f"no room for {missing} of {len(texts) + unnamed} labels"
-        axes.annotate(note, (1, 1.01), xycoords="axes fraction", ha="right")
+    return boxes, fits
 
 
 def _places_of_labels(

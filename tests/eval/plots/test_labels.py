@@ -31,6 +31,14 @@ def test_labels_overlap_nothing(case: str) -> None:
     assert all(is_within(text, figure.axes[0].get_window_extent()) for text in texts)
 
 
+def test_a_card_without_quantized_points_has_no_labels() -> None:
+    """With more points than it can name, a card names only quantized ones."""
+    points = [Point(f"bf16 {i}", 16.0, 1.0 + i, unquantized=True) for i in range(9)]
+    figure = draw(points, card=True, levels=[Level(0.15, "noise floor")])
+    assert artists_of_kind(figure, "label") == []
+    assert len(artists_of_kind(figure, "point")) == len(points)
+
+
 def test_the_published_table_names_every_row() -> None:
     figure = scatter.scatter_figure(real_run(), measure=KLD)
     names = [text.get_text().rpartition("\n")[0] for text in artists_of_kind(figure, "label")]
