@@ -35,8 +35,8 @@ from .specs import spec_files as spec_files
 from .specs.spec_files import S
 from .specs.spec_types import DataSpec, ModelSpec
 from .table import columns as table_columns
-from .table import notes, render, tables
-from .table.findings import verdict
+from .table import notes, terminal_table
+from .table.tables import table_of
 from .text import corpus
 from .text.eval_data import EvalData
 
@@ -202,7 +202,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the table with its footnotes and the finding, for notebooks."""
-        table = tables.table_of(self.results)
+        table = table_of(self.results)
         columns: list[list[str]] = []
         for table_column in table.columns:
             # Numbers are right-aligned, and stay on one line with their errors.
@@ -220,7 +220,7 @@ class Comparison:
             columns.append(cells)
         header, *rows = ["".join(["<tr>", *row, "</tr>"]) for row in zip(*columns, strict=True)]
         html_table = f"<table><thead>{header}</thead><tbody>{''.join(rows)}</tbody></table>"
-        lines = [*table.notes, verdict(self.results)]
+        lines = [*table.notes, *table.finding]
         return "".join([paragraph(table.title), html_table, *map(paragraph, lines)])
 
 
@@ -394,8 +394,9 @@ def show(result: Comparison | str | Path, columns: Sequence[str] | None = None) 
     else:
         comparison = load(result)
     results = comparison.results
-    render.show(results, Console(), chosen_columns(columns, results))
-    render.conclude(results, Console())
+    table = table_of(results, chosen_columns(columns, results))
+    terminal_table.show(table, Console())
+    terminal_table.conclude(table, Console())
     return comparison
 
 

@@ -13,7 +13,9 @@ from ..common.output_files import Outputs, write_text
 from ..common.terminal import say
 from ..plots import fonts, measures
 from ..results import ModelResult, RunResult
-from ..table import columns, conditions, pairs, render
+from ..table import columns, conditions, markdown, pairs, terminal_table
+from ..table.csv_text import csv_of_run
+from ..table.tables import table_of
 from .commands import OutputFiles, PictureFlags, TableFlags
 
 LONGEST_ERROR = 3000
@@ -70,7 +72,7 @@ def nothing_scored(results: RunResult) -> list[str]:
     return errors
 
 
-def table_of(table: TableFlags, results: RunResult) -> RunResult:
+def in_table_order(table: TableFlags, results: RunResult) -> RunResult:
     """Return the run with its rows in the order of ``--sort`` and with the marks of ``--fit``."""
     ordered = columns.ordered(results, table.sort)
     if table.fit is None:
@@ -80,13 +82,13 @@ def table_of(table: TableFlags, results: RunResult) -> RunResult:
 
 def print_table(table: TableFlags, results: RunResult, outputs: Outputs) -> None:
     """Print the table, and paired differences on request."""
-    ordered = table_of(table, results)
+    ordered = in_table_order(table, results)
     if table.sort:
         reason = columns.no_order(results, table.sort)
         if reason:
             print_note(f"--sort: {reason}")
     with outputs.writing("standard output"):
-        render.show(ordered, Console(), table.columns, notes=table.notes)
+        terminal_table.show(table_of(ordered, table.columns), Console(), notes=table.notes)
         if table.fit is not None:
             summary = table.fit.summary(results)
             if summary is not None:
@@ -105,20 +107,19 @@ def write_files(
     results: RunResult,
     outputs: Outputs,
 ) -> int:
-    """Write the files, draw the plots, print the verdict and one line per failure.
+    """Write the files, draw the plots, print the closing sentences and one line per failure.
 
-    Returns the exit status.
-
-    CSV, Markdown and report have the order of the table.
+    Returns the exit status.  CSV, Markdown and report have the order of the table.
     """
     # A finished run keeps the origin that it was written with.
     results = results.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
-    ordered = table_of(table, results)
+    ordered = in_table_order(table, results)
     with fonts.one_line_on_missing(say):
         write_texts(files, table.columns, ordered, results, outputs)
         draw_pictures(pictures, results, outputs)
     with outputs.writing("standard output"):
-        render.conclude(results, Console())
+        # The sentences name rows in the order of the run, not in that of --sort.
+        terminal_table.conclude(table_of(results), Console())
     return print_errors("\n".join(outputs.failures))
 
 
@@ -135,10 +136,10 @@ def write_texts(
     """
 
     def csv_text() -> str:
-        return render.csv_text(ordered, names)
+        return csv_of_run(ordered, names)
 
     def markdown_text() -> str:
-        return render.markdown_text(ordered, names)
+        return markdown.markdown_text(table_of(ordered, names))
 
     def card_text() -> str:
         # Imported here, so that a missing package fails this output alone.

@@ -20,7 +20,7 @@ from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable
 from ..common.stored import JsonObject, Stored, Text
 from ..results import ModelResult
-from ..table.render import escaped
+from ..table.markdown import escaped
 from .floor import Floor
 from .variants import SEPARATOR
 from .verdicts import Verdict
@@ -98,8 +98,8 @@ class GateResult(Stored):
             raise InputError(f"{name}: is not a gate.json: variants: the first one has no rows")
         if not result.is_baseline:
             raise InputError(
-                f"{name}: its first variant is {result.variants[0].outcome!r}, so that no other variant "
-                "can be compared with it; give the file of another gate"
+                f"{name}: its first variant is {result.variants[0].outcome!r}, so that no other "
+                "variant can be compared with it; give the file of another gate"
             )
         return result
 

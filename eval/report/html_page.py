@@ -29,8 +29,8 @@ from ..plots import measures, picture_style, pictures, slice_bars
 from ..plots.picture_style import DARK, LIGHT
 from ..plots.pictures import Picture
 from ..results import ModelResult, RunResult
-from ..table import findings, tables
-from ..table.tables import Cell, Filled
+from ..table import tables
+from ..table.tables import Cell, FilledColumn
 
 FOLDER = Path(__file__).parent / "page"
 PAGE_TITLE = "Quantized models compared"
@@ -85,7 +85,6 @@ def page_of(
         ),
         style=Markup(style),
         script=Markup(script),
-        finding=findings.verdict(results),
         figures=figures_of_run(results),
         table=tables.table_of(results, names),
         slices=columns_of_slices(results),
@@ -126,7 +125,7 @@ def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
     return figures_of(pictures_by_title)
 
 
-def columns_of_slices(results: RunResult) -> list[Filled]:
+def columns_of_slices(results: RunResult) -> list[FilledColumn]:
     """Return the columns of the small table of slices; empty without slices.
 
     They are the KLD in each slice, or the PPL without a reference.
@@ -152,7 +151,7 @@ def has_kld_of_slice(models: Sequence[ModelResult]) -> bool:
     return False
 
 
-def sort_key(filled: Filled, cell: Cell) -> str:
+def sort_key(filled: FilledColumn, cell: Cell) -> str:
     """Return what a column sorts a cell by; empty for a missing value, which is sorted last."""
     column = filled.column
     if column.digits is None:

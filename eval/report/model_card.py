@@ -19,8 +19,9 @@ from ...backends import hub
 from ...backends.common.errors import InputError
 from ..results import ModelResult, RunResult, UsedText
 from ..stats.slices import Slice
-from ..table import render, tables
-from ..table.findings import listed, verdict
+from ..table.markdown import escaped, markdown_lines, note_lines
+from ..table.tables import table_of
+from ..table.wording import first_words_and_count
 
 LOCAL_KEYS = ("python", "out_logits", "repeat", "replicas")
 """Keys of a model spec about the machine on which it ran."""
@@ -65,11 +66,12 @@ def card_text(run: RunResult, names: Sequence[str] | None = None) -> str:
         eval_results=results,
     )
     measured_run = run.updated(models=tuple(measured))
-    table = tables.table_of(measured_run, names)
+    table = table_of(measured_run, names)
     body = ["## What quantization lost", ""]
-    body += [render.escaped(verdict(measured_run)), ""]
-    body += [*render.markdown_lines(table.columns), ""]
-    body += [*render.note_lines(table), ""]
+    for sentences in table.finding:
+        body.append(escaped(sentences))
+    body += ["", *markdown_lines(table.columns), ""]
+    body += [*note_lines(table), ""]
     body += ["## How it was measured", "", *how_measured(measured_run), ""]
     lines = ["---", index.to_yaml(), "---", ""]
     lines += [public(line) for line in body]
@@ -128,7 +130,7 @@ def how_measured(run: RunResult) -> Iterator[str]:
     lines.append(f"Versions: {versions}")
     lines.append(f"Date: {run.created[:10]}")
     for line in lines:
-        yield f"- {render.escaped(line)}"
+        yield f"- {escaped(line)}"
     yield from how_to_repeat(run)
 
 
@@ -179,7 +181,7 @@ def facts_by_row(title: str, run: RunResult, facts: Sequence[str]) -> Iterator[s
     for fact, labels in labels_by_fact.items():
         line = f"{title}: {fact}"
         if len(labels_by_fact) > 1:
-            line += f" ({listed(labels)})"
+            line += f" ({first_words_and_count(labels)})"
         yield line
 
 

@@ -279,7 +279,3 @@ def caution(models: Sequence[ModelResult]) -> list[str]:
     if length >= SHORT:
         return []
     return [f"On a text of {length:,} tokens nothing of this is certain."]
-
-
-# eval/report still calls the function by this name.
-listed = first_words_and_count

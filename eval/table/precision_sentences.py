@@ -101,12 +101,15 @@ def precisions_in_words(rows: Sequence[Precision], texts: str) -> str:
 def advice(run: RunResult) -> list[str]:
     """Return a line on what to type for KLDs of the precision ``TARGET``, and how long that takes.
 
-    There is none if all KLDs have it, or if no row's precision is known.
+    There is none if all KLDs have it, if no row's precision is known, or if no windows are left.
     """
     error = largest_error(run)
     if error is None:
         return []
-    scored = int(run.data["windows"])
+    # A results.json of others may lack the number.
+    scored = int(run.data.get("windows", 0))
+    if not 0 < scored < run.available_windows:
+        return []
     needed = windows_needed(error, scored, run.available_windows)
     if needed <= scored:
         return []

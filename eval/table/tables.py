@@ -16,6 +16,7 @@ from .findings import verdict
 from .legend import column_footnotes, legend
 from .notes import footnotes
 from .numbers import decimals_of_error, error_text, number_text
+from .precision_sentences import advice
 from .row_marks import BEST, label_of, machine_letters
 
 EARLIER = "*"
@@ -97,6 +98,7 @@ class Table:
         notes: footnotes on this table.
         legend: the meanings of the marks in this table.
         finding: the closing sentences, one paragraph each.
+        advice: lines on what to type for more precise KLDs; only terminals print them.
         left_out_first: columns and errors (``..._stderr``) that a narrow terminal leaves out, the
             first one first.
     """
@@ -106,6 +108,7 @@ class Table:
     notes: tuple[str, ...]
     legend: tuple[str, ...] = ()
     finding: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     left_out_first: tuple[str, ...] = ()
 
     def legend_of(self, columns: Sequence[FilledColumn]) -> tuple[str, ...]:
@@ -131,6 +134,7 @@ def table_of(run: RunResult, names: Sequence[str] | None = None) -> Table:
         notes=tuple(footnotes(run, names)),
         legend=tuple(legend(run)),
         finding=(verdict(run),),
+        advice=tuple(advice(run)),
         left_out_first=tuple(left_out_first),
     )
 
@@ -340,7 +344,3 @@ def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cel
     if model.from_cache and column.name in MEASURED_EARLIER:
         marks = EARLIER
     return Cell(text, error, is_best, marks)
-
-
-# eval/report still calls the class by this name.
-Filled = FilledColumn

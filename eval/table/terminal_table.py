@@ -78,9 +78,9 @@ def show(table: Table, console: Console, *, notes: bool = False) -> None:
     say("", *meanings, *table.legend_of(filled_columns), console=console)
 
 
-def conclude(table: Table, advice: Sequence[str], console: Console) -> None:
-    """Print the closing sentences, and the ``advice``: what to type for more precise KLDs."""
-    say("", *table.finding, *advice, console=console)
+def conclude(table: Table, console: Console) -> None:
+    """Print the closing sentences, and what to type for more precise KLDs."""
+    say("", *table.finding, *table.advice, console=console)
 
 
 def errors_in_words(columns: Sequence[SizedColumn]) -> list[str]:

@@ -18,7 +18,7 @@ import compare_q
 from compare_q.backends.common.errors import InputError
 from compare_q.eval import api
 from compare_q.eval.api import compare, load
-from compare_q.eval.table.findings import verdict
+from compare_q.eval.table.tables import table_of
 from tests.support import ROOT
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, storage_of
 from tests.support.toy import Run, Specs, refusal
@@ -253,7 +253,8 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     page = comparison._repr_html_()
     assert ">uniform</td>" in page
     assert page.count("<p>method exllamav3: ") == 1  # a footnote
-    assert f"<p>{html.escape(verdict(comparison.results))}</p>" in page
+    (finding,) = table_of(comparison.results).finding
+    assert f"<p>{html.escape(finding)}</p>" in page
     comparison.save(tmp_path / "r.json")
     assert "read back" in refusal(lambda: load(tmp_path / "r.json").tokens("uniform"))
     assert "no model is called 'x'" in refusal(lambda: comparison.tokens("x"))

@@ -21,8 +21,10 @@ from compare_q.backends.scoring import segments
 from compare_q.eval import merging
 from compare_q.eval.report import html_page
 from compare_q.eval.results import RunResult
-from compare_q.eval.table import columns, pairs, render
+from compare_q.eval.table import columns, markdown, pairs, terminal_table
 from compare_q.eval.table.columns import BY_NAME
+from compare_q.eval.table.csv_text import csv_of_run
+from compare_q.eval.table.tables import table_of
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, WORST, raw_of, run_of
 from tests.support.several_texts import NAMES, three
@@ -51,20 +53,22 @@ def show(run: RunResult, folder: Path) -> None:
     for column in columns.OF_SLICES:
         sliced += [f"{column}:{name}" for name in NAMES]
     for key in (None, *BY_NAME, *sliced):
-        table = columns.ordered(run, key)
+        ordered = columns.ordered(run, key)
+    table = table_of(ordered)
     stream = io.StringIO()
-    render.show(table, Console(file=stream, width=120))
-    render.show(table, Console(file=stream, width=80), (*BY_NAME, *sliced))
+    terminal_table.show(table, Console(file=stream, width=120))
+    terminal_table.show(table_of(ordered, (*BY_NAME, *sliced)), Console(file=stream, width=80))
+    terminal_table.conclude(table, Console(file=stream, width=80))
     lines = stream.getvalue().split("\n")
-    lines += pairs.pair_lines(pairs.neighbours(table), table)
-    lines += render.markdown_text(table, tuple(BY_NAME)).split("\n")
+    lines += pairs.pair_lines(pairs.neighbours(ordered), ordered)
+    lines += markdown.markdown_text(table_of(ordered, tuple(BY_NAME))).split("\n")
     assert not [line for line in lines if CONTROL.search(line)]
-    (folder / "out.csv").write_text(render.csv_text(table))
+    (folder / "out.csv").write_text(csv_of_run(ordered))
     with_origin = run.with_origin(["x"])
     with_origin.write(folder / "out.json")
     assert RunResult.read(folder / "out.json") == with_origin
     with mock.patch.object(html_page, "figures_of", return_value=[]):
-        html_page.page_of(table)
+        html_page.page_of(ordered)
 
 
 @fuzzed

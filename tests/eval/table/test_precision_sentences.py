@@ -129,6 +129,14 @@ def test_windows_that_are_not_spread_have_no_line() -> None:
     assert sentences_on(BASE) == ""
 
 
+@pytest.mark.parametrize("facts", [{}, {"windows": 0}, {"windows": 200}])
+def test_damaged_facts_about_windows_give_no_advice(facts: dict[str, int]) -> None:
+    run = spread(BASE, W4)
+    assert advice(run) != []
+    data = {"texts": run.data["texts"], **facts}
+    assert advice(run.updated(data=data)) == []
+
+
 @pytest.mark.parametrize(
     ("long", "short", "flag"),
     [

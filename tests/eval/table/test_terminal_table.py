@@ -145,7 +145,7 @@ def test_prose_breaks_between_words_in_a_terminal_alone() -> None:
     run = run_of(REF, replace(QUANT, notes=(note,)))
     stream = io.StringIO()
     console = Console(width=50, file=stream, force_terminal=True, color_system=None)
-    terminal_table.conclude(table_of(run), [], console)
+    terminal_table.conclude(table_of(run), console)
     terminal_table.show(table_of(run), console)
     whole = printed_run(run, 50)
     assert set(stream.getvalue().split()) <= {*whole.split(), *verdict(run).split()}
@@ -157,7 +157,7 @@ def test_no_line_begins_with_the_error_or_unit_of_a_number() -> None:
     table = table_of(run_of(REF, QUANT))
     for width in range(30, 90):
         stream = io.StringIO()
-        terminal_table.conclude(table, [], Console(width=width, file=stream, force_terminal=True))
+        terminal_table.conclude(table, Console(width=width, file=stream, force_terminal=True))
         first_words = {line.split()[0] for line in stream.getvalue().splitlines() if line.strip()}
         assert not first_words & {"±", "%"}
 
