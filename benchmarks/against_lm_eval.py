@@ -1,17 +1,19 @@
-"""Compare method "lm_eval" with your own lm-eval: word and byte perplexity and bits per byte of one text.
+"""Compare method "lm_eval" with an installed lm-eval: the perplexities of one text.
 
-    python benchmarks/against_lm_eval.py --binary lm-eval --model FOLDER --text documents.jsonl --max-length 1024 \\
-        --output table.json
+    python benchmarks/against_lm_eval.py --binary lm-eval --model FOLDER --text documents.jsonl \\
+        --max-length 1024 --output table.json
 
-``--text``: JSON lines with one document per line in ``text``, or a plain text file, which is one document.  With
-``--wikitext`` each line has a page of WikiText in ``page`` (for example of WikiText-2).  lm-eval then scores and counts
-the page by the functions of its task ``wikitext``.  It logs the rewritten pages, which must equal compare_q's character
-for character.  lm-eval may be installed in another environment than compare_q.
+Word perplexity, byte perplexity and bits per byte are compared.  ``--text``: JSON lines with one
+document per line in ``text``, or a plain text file, which is one document.  With ``--wikitext``
+each line has a page of WikiText in ``page`` (for example of WikiText-2).  lm-eval then scores and
+counts the page by the functions of its task ``wikitext``.  It logs the rewritten pages, which must
+equal compare_q's character for character.  lm-eval may be installed in another environment than
+compare_q.
 
-Both tools run the model in float32 through Transformers, one window at a time.  lm-eval runs twice: with its defaults,
-and with ``softmax_dtype=float64``.  On a CPU, torch's float32 log_softmax of 49,152 logits is too high by 8.5e-6 nats
-per token (SmolLM2-135M, compared with float64), and lm-eval's numbers are off by this amount.  compare_q sums its
-softmax differently.
+Both tools run the model in float32 through Transformers, one window at a time.  lm-eval runs twice:
+with its defaults, and with ``softmax_dtype=float64``.  On a CPU, torch's float32 log_softmax of
+49,152 logits is too high by 8.5e-6 nats per token (SmolLM2-135M, compared with float64), and
+lm-eval's numbers are off by this amount.  compare_q sums its softmax differently.
 """
 
 from __future__ import annotations
@@ -48,66 +50,67 @@ TASK = {
     "doc_to_target": "{{text}}",
     "metric_list": [{"metric": name} for name in METRICS],
 }
-ITS_CODE = "!function lm_eval.tasks.wikitext.preprocess_wikitext"
+WIKITEXT_CODE = "!function lm_eval.tasks.wikitext.preprocess_wikitext"
 WIKITEXT = {
-    "doc_to_target": f"{ITS_CODE}.wikitext_detokenizer",
-    "process_results": f"{ITS_CODE}.process_results",
+    "doc_to_target": f"{WIKITEXT_CODE}.wikitext_detokenizer",
+    "process_results": f"{WIKITEXT_CODE}.process_results",
 }
 
 
 def lm_eval(args: argparse.Namespace, folder: Path, softmax: str) -> dict[str, Any]:
-    """lm-eval's results file for a task that is the text, made in ``folder``."""
-    text, documents = args.text, folder / "documents.jsonl"
-    lines = text.read_text(encoding="utf-8")
-    documents.write_text(
-        lines if text.suffix == ".jsonl" else json.dumps({"text": lines}), encoding="utf-8"
-    )
-    task = {
-        **TASK,
-        **(WIKITEXT if args.wikitext else {}),
-        "dataset_kwargs": {"data_files": {"test": str(documents)}},
-    }
-    tagged = re.sub(r'"(!function [\w.]+)"', r"\1", json.dumps(task))
-    (folder / "task.yaml").write_text(tagged, encoding="utf-8")  # JSON is YAML, except for the tags
-    model = f"pretrained={args.model.resolve()},dtype=float32,softmax_dtype={softmax},max_length={args.max_length}"
-    words = [
-        *(
-            *shlex.split(args.binary),
-            "run",
-            "--model",
-            "hf",
-            "--model_args",
-            model,
-            "--tasks",
-            str(TASK["task"]),
-        ),
-        *("--include_path", str(folder), "--batch_size", "1", "--device", args.device),
-        *("--output_path", str(folder / softmax), "--log_samples"),
+    """Return lm-eval's results file for a task that is the text, made in ``folder``."""
+    write_task(args, folder)
+    model_arguments = [
+        f"pretrained={args.model.resolve()}",
+        "dtype=float32",
+        f"softmax_dtype={softmax}",
+        f"max_length={args.max_length}",
     ]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
+    words = [*shlex.split(args.binary), "run", "--model", "hf"]
+    words += ["--model_args", ",".join(model_arguments), "--tasks", str(TASK["task"])]
+    words += ["--include_path", str(folder), "--batch_size", "1", "--device", args.device]
+    words += ["--output_path", str(folder / softmax), "--log_samples"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     files = sorted((folder / softmax).rglob("results_*.json"))
-    if done.returncode or not files:
-        sys.exit(f"{shlex.join(words)}: status {done.returncode}\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
-    return found
+    if process.returncode or not files:
+        sys.exit(f"{shlex.join(words)}: status {process.returncode}\n{process.stderr[-3000:]}")
+    results: dict[str, Any] = json.loads(files[-1].read_text(encoding="utf-8"))
+    return results
+
+
+def write_task(args: argparse.Namespace, folder: Path) -> None:
+    """Write the text as documents, and the task that scores them."""
+    documents = folder / "documents.jsonl"
+    content = args.text.read_text(encoding="utf-8")
+    if args.text.suffix != ".jsonl":
+        content = json.dumps({"text": content})
+    documents.write_text(content, encoding="utf-8")
+    task: dict[str, Any] = dict(TASK)
+    if args.wikitext:
+        task |= WIKITEXT
+    task["dataset_kwargs"] = {"data_files": {"test": str(documents)}}
+    # JSON is YAML, except for the tags, which have no quotes.
+    tagged = re.sub(r'"(!function [\w.]+)"', r"\1", json.dumps(task))
+    (folder / "task.yaml").write_text(tagged, encoding="utf-8")
 
 
 def same_pages(folder: Path) -> int:
-    """Return the number of pages that lm-eval logged; SystemExit if it rewrote a page differently
-    from compare_q.
+    """Return the number of pages that lm-eval logged.
+
+    SystemExit if it rewrote a page differently from compare_q.
     """
     (log,) = sorted(folder.rglob("samples_*.jsonl"))
-    samples = [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n") if line]
-    for sample in samples:
+    n_pages = 0
+    # A page may have line breaks of Unicode, which are not escaped in JSON.
+    for line in log.read_text(encoding="utf-8").split("\n"):
+        if not line:
+            continue
+        sample = json.loads(line)
         if sample["target"] != detokenized(sample["doc"]["page"]):
             sys.exit(f"page {sample['doc_id']}: lm-eval rewrites it differently")
-    return len(samples)
+        n_pages += 1
+    return n_pages
 
 
 def compare_q(args: argparse.Namespace, folder: Path) -> ModelResult:
@@ -120,37 +123,36 @@ def compare_q(args: argparse.Namespace, folder: Path) -> ModelResult:
         "path": str(args.text.resolve()),
         "method": "lm_eval",
         "eval_len": args.max_length,
-        **({"text_column": "page", "detokenize": "wikitext"} if args.wikitext else {}),
     }
+    if args.wikitext:
+        data |= {"text_column": "page", "detokenize": "wikitext"}
     model = {
         "load_fn": "transformers",
         "label": "model",
         "model_dir": str(args.model.resolve()),
         "engine": {"dtype": "float32"},
     }
-    here = Path.cwd() / "spec.json"
+    place = Path.cwd() / "spec.json"
     config = local_config(Cache(folder / "cache"))
-    specs = (
-        {"text": spec_files.parse_data_spec(data, here)},
-        [spec_files.parse_model_spec(model, here)],
-    )
-    result = runner.run(config, *specs).results.models[0]
-    if result.bits_per_byte is None:
-        sys.exit(f"compare_q: {result.error or 'no rates: bytes and words are not known'}")
-    return result
+    texts = {"text": spec_files.parse_data_spec(data, place)}
+    outcome = runner.run(config, texts, [spec_files.parse_model_spec(model, place)])
+    row = outcome.results.models[0]
+    if row.bits_per_byte is None:
+        sys.exit(f"compare_q: {row.error or 'no rates: bytes and words are not known'}")
+    return row
 
 
-def kept(results: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of lm-eval's results file and their settings, without paths and machine."""
+def numbers_of(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of lm-eval's results file and its versions, without paths and machine."""
     scores = results["results"][TASK["task"]]
-    names = ("lm_eval_version", "transformers_version")
-    return {
-        **{name: scores[f"{name},none"] for name in METRICS},
-        **{name: results.get(name) for name in names},
-    }
+    numbers = {name: scores[f"{name},none"] for name in METRICS}
+    for name in ("lm_eval_version", "transformers_version"):
+        numbers[name] = results.get(name)
+    return numbers
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
+    """Return the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -167,26 +169,29 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, help="the table as JSON")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        tool, wide = (
-            kept(lm_eval(args, Path(folder), softmax)) for softmax in ("float32", "float64")
-        )
-        ours = compare_q(args, Path(folder))
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run both tools and print their numbers next to each other."""
+    args = parsed()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        tool = numbers_of(lm_eval(args, folder, "float32"))
+        wide = numbers_of(lm_eval(args, folder, "float64"))
+        row = compare_q(args, folder)
         if args.wikitext:
-            print(f"{same_pages(Path(folder) / 'float64')} pages: rewritten to the same texts")
-    rows = {name: (tool[name], wide[name], getattr(ours, name)) for name in METRICS}
-    print(
-        f"{'':16}{'lm-eval':>14}{'float64':>14}{'compare_q':>14}{'off lm-eval':>13}{'off float64':>13}"
-    )
-    for name, (a, b, c) in rows.items():
-        print(f"{name:16}{a:14.8g}{b:14.8g}{c:14.8g}{c / a - 1:13.1e}{c / b - 1:13.1e}")
+            print(f"{same_pages(folder / 'float64')} pages: rewritten to the same texts")
+    ours = {name: getattr(row, name) for name in METRICS}
+    titles = f"{'':16}{'lm-eval':>14}{'float64':>14}{'compare_q':>14}"
+    print(f"{titles}{'off lm-eval':>13}{'off float64':>13}")
+    for name in METRICS:
+        numbers = f"{tool[name]:14.8g}{wide[name]:14.8g}{ours[name]:14.8g}"
+        off_tool = ours[name] / tool[name] - 1
+        off_wide = ours[name] / wide[name] - 1
+        print(f"{name:16}{numbers}{off_tool:13.1e}{off_wide:13.1e}")
     if args.output:
-        table = {
-            "lm-eval": tool,
-            "lm-eval, float64 softmax": wide,
-            "compare_q": {name: rows[name][2] for name in METRICS},
-        }
+        table = {"lm-eval": tool, "lm-eval, float64 softmax": wide, "compare_q": ours}
         args.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 

@@ -58,7 +58,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = shapes.Shape(
     hidden=256, layers=4, heads=4, kv_heads=4, intermediate=512, vocabulary=300, context=256
 )
-WINDOWS, LENGTH = 400, 200
+WINDOWS = 400
+LENGTH = 200
 PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
@@ -102,7 +103,7 @@ class Work:
     command: str = "run"
 
     def words(self, folder: Path, spec: Path, rows: int, results: Path) -> list[str]:
-        """The words of the command line; ``results``: a file, or the folder of a pack."""
+        """Return the words of the command line; ``results``: a file, or the folder of a pack."""
         data = [str(folder / f"{text}.json") for text in self.texts]
         words = [self.command, "-d", *data, "-m", str(spec), "-r", str(rows), "-o", str(results)]
         if self.command == "pack":
@@ -146,7 +147,8 @@ RUNS = {
 NOT_COMPARED = TIMES | {"sha256", "run", "repeat", "spec_sha256", "scores_key"}
 """Keys whose values depend on the time: also names of a gate's run, and checksums of files that
 state a date."""
-SHOWN = re.compile(r"^ label ", re.MULTILINE)
+WORKER_MODULE = "compare_q.backends.worker.engine_process"
+TABLE = re.compile(r"^ label ", re.MULTILINE)
 NOTHING_YET = re.compile(
     r"^interrupted; what was finished is in the cache$|^error: .*interrupted ", re.MULTILINE
 )
@@ -155,8 +157,19 @@ NOTHING_YET = re.compile(
 
 
 @dataclass
-class Seen:
-    """Counts and observations of a campaign."""
+class Counts:
+    """Counts and observations of a campaign.
+
+    Attributes:
+        kills: by the kind of process.
+        pairs: pairs of signals, by their names.
+        endings: exit statuses after pairs of signals, by what the run had shown.
+        tables_lost: endings without the rows that were finished.
+        failed_alone: output of runs that failed undisturbed.
+        differing, fields, largest: results that differ from the undisturbed run's, where, and by
+            how much at most.
+        processes_left, files_left: what runs left after their end.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     pairs: Counter[str] = field(default_factory=Counter)
@@ -206,9 +219,10 @@ class Run:
         spec = self.log.with_suffix(".models.json")
         models = []
         for model in work.models:
-            is_served = model["load_fn"] == "vllm_server"
-            where = os.environ[URL] if is_served else str(self.folder / "model")
-            models.append({"model_dir": where, **model})
+            model_dir = str(self.folder / "model")
+            if model["load_fn"] == "vllm_server":
+                model_dir = os.environ[URL]
+            models.append({"model_dir": model_dir, **model})
         spec.write_text(json.dumps(models))
         words = work.words(self.folder, spec, ROWS[self.engine], self.out)
         environment = {
@@ -236,117 +250,144 @@ class Run:
     @property
     def results(self) -> Path:
         """The file of results."""
-        is_pack = RUNS[self.engine][self.number].command == "pack"
-        return self.out / "pack.json" if is_pack else self.out
+        if RUNS[self.engine][self.number].command == "pack":
+            return self.out / "pack.json"
+        return self.out
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Output that the run has printed since its last start."""
         return self.log.read_bytes()[self.begin :].decode(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Process id -> kind of process."""
-        found = {}
+        """Return process id -> kind of process, of all processes of this run."""
+        variable = f"KILLED_RUN={self.log}".encode()
+        kinds = {}
         for folder in Path("/proc").glob("[0-9]*"):
+            # Processes may end while they are read.
             with suppress(OSError):
-                if f"KILLED_RUN={self.log}".encode() not in (folder / "environ").read_bytes().split(
-                    b"\0"
-                ):
-                    continue
-                name = (folder / "comm").read_text().strip()
-                words = (folder / "cmdline").read_bytes().decode(errors="replace")
-                kind = (
-                    "driver"
-                    if "compare_q.py" in words
-                    else "engine"
-                    if name.startswith("VLLM")
-                    else "other"
-                )
-                if "compare_q.backends.worker.engine_process" in words:
-                    above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                    mine = Path(f"/proc/{above}/cmdline").read_bytes().decode(errors="replace")
-                    kind = (
-                        "worker"
-                        if "compare_q.backends.worker.engine_process" in mine
-                        else "engine process"
-                    )
-                found[int(folder.name)] = kind
-        return found
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
+                    kinds[int(folder.name)] = kind_of_process(folder)
+        return kinds
 
-    def ended(self, seen: Seen) -> None:
-        """Wait for the run to end, and count the processes and files that it leaves."""
+    def ended(self, counts: Counts) -> None:
+        """Wait for the run to end, and count the processes that it leaves."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(HANG_S)
-        seen.hangs += self.process.poll() is None
+        if self.process.poll() is None:
+            counts.hangs += 1
         until = time.monotonic() + PATIENCE_S
-        while (left := self.processes()) and time.monotonic() < until:
+        running_processes = self.processes()
+        while running_processes and time.monotonic() < until:
             time.sleep(0.1)
-        seen.processes_left += len(left)
-        for pid in left:
+            running_processes = self.processes()
+        counts.processes_left += len(running_processes)
+        for pid in running_processes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def kill_one(self, seen: Seen) -> None:
+    def kill_one(self, counts: Counts) -> None:
         """Kill a process of a random kind, or end the driver by SIGTERM."""
-        there = self.processes()
-        kinds = sorted(set(there.values()) - {"other"}) or ["driver"]
+        processes = self.processes()
+        kinds = sorted(set(processes.values()) - {"other"}) or ["driver"]
         kind = random.choice([*kinds, "driver, by SIGTERM"])
-        number = signal.SIGTERM if kind.endswith("SIGTERM") else signal.SIGKILL
-        driver = kind.startswith("driver")
-        target = (
-            self.process.pid
-            if driver
-            else random.choice([p for p, k in there.items() if k == kind])
-        )
+        number = signal.SIGKILL
+        if kind.endswith("SIGTERM"):
+            number = signal.SIGTERM
+        is_driver = kind.startswith("driver")
+        if is_driver:
+            target = self.process.pid
+        else:
+            target = random.choice([pid for pid, name in processes.items() if name == kind])
         with suppress(ProcessLookupError):
             os.kill(target, number)
-            seen.kills[kind] += 1
-        self.disturbed = True  # after losing a worker the run continues with its next model
-        if driver:
-            self.ended(seen)
+            counts.kills[kind] += 1
+        # After losing a worker the run continues with its next model.
+        self.disturbed = True
+        if is_driver:
+            self.ended(counts)
 
-    def signal_twice(self, seen: Seen) -> None:
-        """Send the driver two different signals within a second; it must show the rows that it had
-        finished.
+    def signal_twice(self, counts: Counts) -> None:
+        """Send the driver two different signals within a second.
+
+        It must show the rows that it had finished.
         """
-        pair = random.sample(ENDING, 2)
-        before = self.said
-        self.process.send_signal(pair[0])
+        first, second = random.sample(ENDING, 2)
+        before = self.output
+        self.process.send_signal(first)
         time.sleep(random.choice([0.0, random.uniform(0.0, 0.1), random.uniform(0.0, 1.0)]))
-        self.process.send_signal(pair[1])
-        seen.pairs[" and ".join(number.name for number in pair)] += 1
-        self.ended(seen)
-        status, said = self.process.returncode, self.said
-        begun = "\nscoring " in before
-        seen.endings[
-            f"{'a row' if begun else 'no row' if before else 'starting'}, exit status {status}"
-        ] += 1
-        good = {0, int(self.disturbed), *(128 + number for number in pair)}
-        if (
-            "\nresults: " in said
-        ):  # while Python ends, after everything is shown, a signal ends it like any program
-            good |= {-number for number in pair}
-        ends_well = status in good and "Traceback" not in said
-        nothing_yet = NOTHING_YET.search(said)
-        is_shown = SHOWN.search(said) or (nothing_yet and not begun)
-        if before and not (ends_well and is_shown and (nothing_yet or self.results.exists())):
-            seen.tables_lost.append(
-                f"{pair[0].name}, {pair[1].name}: status {status}: {said[-2000:]}"
-            )
+        self.process.send_signal(second)
+        counts.pairs[f"{first.name} and {second.name}"] += 1
+        self.ended(counts)
+        status = self.process.returncode
+        output = self.output
+        has_row = "\nscoring " in before
+        progress = "starting"
+        if has_row:
+            progress = "a row"
+        elif before:
+            progress = "no row"
+        counts.endings[f"{progress}, exit status {status}"] += 1
+        if before and not self.ended_well(status, output, {first, second}, has_row=has_row):
+            ending = f"{first.name}, {second.name}: status {status}: {output[-2000:]}"
+            counts.tables_lost.append(ending)
+
+    def ended_well(
+        self, status: int, output: str, signals: set[signal.Signals], *, has_row: bool
+    ) -> bool:
+        """Return True if a run that got these signals showed all that it had finished.
+
+        ``has_row``: it was scoring before the signals.
+        """
+        good = {0, int(self.disturbed)}
+        for number in signals:
+            good.add(128 + number)
+            # While Python ends, after everything is shown, a signal ends it like any program.
+            if "\nresults: " in output:
+                good.add(-number)
+        if status not in good or "Traceback" in output:
+            return False
+        nothing_yet = NOTHING_YET.search(output) is not None
+        if not TABLE.search(output) and (has_row or not nothing_yet):
+            return False
+        return nothing_yet or self.results.exists()
+
+
+def kind_of_process(folder: Path) -> str:
+    """Return the kind of a process; ``folder``: in /proc.
+
+    An engine process forks the workers, which have its command line.
+    """
+    name = (folder / "comm").read_text().strip()
+    words = (folder / "cmdline").read_bytes().decode(errors="replace")
+    if WORKER_MODULE in words:
+        _, _, after_name = (folder / "stat").read_text().rpartition(")")
+        parent = int(after_name.split()[1])
+        words_of_parent = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
+        if WORKER_MODULE in words_of_parent:
+            return "worker"
+        return "engine process"
+    if "compare_q.py" in words:
+        return "driver"
+    if name.startswith("VLLM"):
+        return "engine"
+    return "other"
+
+
+Action = Callable[[Run, Counts], None]
+"""What disturbs a run."""
 
 
 def comparable(run: Run) -> Any:
-    """Return a run's results without times; for a pack, also return a checksum of each tensor."""
+    """Return a run's results without times; for a pack, also a checksum of each tensor."""
     tensors = {}
     for file in sorted(run.results.parent.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
             content = tensor.flatten().view(torch.uint8).numpy().tobytes()
             tensors[f"{file.name}: {name}"] = hashlib.sha256(content).hexdigest()
-    return {
-        **without_times(json.loads(run.results.read_text(encoding="utf-8")), NOT_COMPARED),
-        "tensors": tensors,
-    }
+    results = json.loads(run.results.read_text(encoding="utf-8"))
+    return {**without_times(results, NOT_COMPARED), "tensors": tensors}
 
 
 def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
@@ -355,168 +396,205 @@ def differing_fields(a: Any, b: Any, where: str = "") -> Iterator[str]:
         for key in dict.fromkeys((*a, *b)):
             yield from differing_fields(a.get(key), b.get(key), f"{where}/{key}")
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for place, pair in enumerate(zip(a, b, strict=True)):
-            yield from differing_fields(*pair, f"{where}/{place}")
+        for number, (first, second) in enumerate(zip(a, b, strict=True)):
+            yield from differing_fields(first, second, f"{where}/{number}")
     elif a != b:
         yield f"{where}: {a} and {b}"
 
 
-def models_of(found: Any) -> list[dict[str, Any]]:
-    """Every model's row."""
-    rows: list[dict[str, Any]] = found["models"]
-    return rows
-
-
-def difference(a: Any, b: Any) -> float:
-    """Largest relative difference of perplexity and divergence between two results."""
+def difference(results: Any, other_results: Any) -> float:
+    """Return the largest relative difference of perplexity and divergence between two results."""
     largest = 0.0
-    for mine, other in zip(models_of(a), models_of(b), strict=True):
+    for row, other in zip(results["models"], other_results["models"], strict=True):
         for name in ("ppl", "kld"):
-            if mine[name] is not None:
-                largest = max(largest, abs(mine[name] - other[name]) / max(abs(other[name]), 1e-12))
+            if row[name] is not None:
+                size = max(abs(other[name]), 1e-12)
+                largest = max(largest, abs(row[name] - other[name]) / size)
     return largest
 
 
 def files_of(cache: Path) -> set[str]:
-    """Files of a cache; checksums and sessions are left out of their names."""
+    """Return the files of a cache; checksums and sessions are left out of their names."""
     names = set()
     for file in cache.rglob("*"):
-        if file.is_file() and "logs" not in file.parts:
-            parts = file.relative_to(cache).parts
-            segment = parts[0] == "scores" and file.suffix in (".safetensors", ".json")
-            names.add("/".join((*parts[:-1], f"*{file.suffix}")) if segment else "/".join(parts))
+        if not file.is_file() or "logs" in file.parts:
+            continue
+        parts = file.relative_to(cache).parts
+        if parts[0] == "scores" and file.suffix in (".safetensors", ".json"):
+            parts = (*parts[:-1], f"*{file.suffix}")
+        names.add("/".join(parts))
     return names
 
 
-def left_over(run: Run, whole: Run) -> list[str]:
+def left_over(run: Run, undisturbed: Run) -> list[str]:
     """Return what a run has left in its cache, and the undisturbed run has not.
 
     The entries of a gate have other keys in each gate, and are counted.  Each gate that has written
     its file keeps the scores and the store of its first variant.
     """
     if RUNS[run.engine][run.number].command != "gate":
-        return sorted(files_of(run.cache) - files_of(whole.cache))
-    left = []
+        return sorted(files_of(run.cache) - files_of(undisturbed.cache))
+    surplus = []
     for section in ("scores", "references", "runs"):
-        expected = (1 + run.baselines) * len(list((whole.cache / section).glob("*")))
+        expected = (1 + run.baselines) * len(list((undisturbed.cache / section).glob("*")))
         more = len(list((run.cache / section).glob("*"))) - expected
         if more > 0:
-            left.append(f"{section}: {more} more entries")
-    return left
+            surplus.append(f"{section}: {more} more entries")
+    return surplus
 
 
 def shared_memory() -> set[str]:
-    """Files of ``/dev/shm``; new files come from the campaign only if nothing else runs on the
-    machine.
+    """Return the files of ``/dev/shm``.
+
+    New files come from the campaign only if nothing else runs on the machine.
     """
     return {str(file) for file in Path("/dev/shm").glob("*")}
 
 
 def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
-    """The runs of an engine's campaign, not started yet, on a cache of that name."""
+    """Return the runs of an engine's campaign, not started yet, on a cache of that name."""
     cache = folder / f"{engine}-{name}"
-    return [
-        Run(folder, engine, at, cache, folder / f"{engine}.{name}.{at}.log")
-        for at in range(len(RUNS[engine]))
-    ]
+    runs = []
+    for number in range(len(RUNS[engine])):
+        runs.append(Run(folder, engine, number, cache, folder / f"{engine}.{name}.{number}.log"))
+    return runs
 
 
 def until_finished(
     runs: list[Run],
-    seen: Seen,
+    counts: Counts,
     duration: float,
-    todo: list[Callable[[Run, Seen], None]],
+    actions: list[Action],
     over: float,
 ) -> None:
-    """Run all runs to their end; at random moments until ``over``, do an action of ``todo`` to one
-    of them.
+    """Run all runs to their end; at random moments, do an action to one of them.
+
+    Each action is removed from ``actions``; none are done after the time ``over``.
     """
     for run in runs:
         run.start()
     while not all(run.process.poll() == 0 for run in runs):
         if time.monotonic() > over:
-            todo.clear()
-        until = time.monotonic() + (random.uniform(0.3, duration / len(runs)) if todo else HANG_S)
+            actions.clear()
+        wait = HANG_S
+        if actions:
+            wait = random.uniform(0.3, duration / len(runs))
+        until = time.monotonic() + wait
         while time.monotonic() < until and any(run.process.poll() is None for run in runs):
             time.sleep(0.02)
         for run in runs:
             if run.process.poll() not in (0, None):
-                run.ended(seen)
-                seen.failed_alone += [] if run.disturbed else [run.said[-2000:]]
+                run.ended(counts)
+                if not run.disturbed:
+                    counts.failed_alone.append(run.output[-2000:])
                 run.start()
-        going = [run for run in runs if run.process.poll() is None]
-        if time.monotonic() < until or not going:
+        unfinished = [run for run in runs if run.process.poll() is None]
+        if time.monotonic() < until or not unfinished:
             continue
-        run = random.choice(going)
-        if todo:
-            todo.pop()(run, seen)
+        run = random.choice(unfinished)
+        if actions:
+            action = actions.pop()
+            action(run, counts)
         else:
             run.process.kill()
-            seen.hangs += 1
-            run.ended(seen)
+            counts.hangs += 1
+            run.ended(counts)
         if run.process.poll() not in (0, None):
             run.start()
 
 
 def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
-    """Kill runs of one engine ``kills`` times and send them ``pairs`` pairs of signals, until the
-    time is over.
+    """Kill runs of one engine, and send them pairs of signals, until the time is ``over``.
+
+    ``kills``, ``pairs``: how many of them.
     """
-    seen, began, shared = Seen(), time.monotonic(), shared_memory()
-    whole = runs_on(folder, engine, "whole")
-    until_finished(whole, seen, 0.0, [], over)
-    gold, duration = [comparable(run) for run in whole], 0.0
-    todo: list[Callable[[Run, Seen], None]] = [Run.kill_one for _ in range(kills)]
-    todo += [Run.signal_twice for _ in range(pairs)]
-    random.shuffle(todo)
-    while todo:
-        seen.runs += 1
-        runs = runs_on(folder, engine, str(seen.runs))
-        shutil.copytree(
-            whole[0].cache / "tokens", runs[0].cache / "tokens"
-        )  # no tokenizing, only models
-        began = time.monotonic()
-        until_finished(runs, seen, duration, todo if duration else [], over)
-        duration = (
-            duration or time.monotonic() - began
-        )  # of the first runs, which are not disturbed
-        for run, other in zip(runs, gold, strict=True):
-            found = comparable(run)
-            seen.differing += engine not in BATCHES_DIFFER and found != other
-            seen.fields += (
-                []
-                if engine in BATCHES_DIFFER
-                else itertools.islice(differing_fields(found, other), 40)
-            )
-            if "models" in other:
-                seen.largest = max(seen.largest, difference(found, other))
-        seen.files_left += left_over(runs[0], whole[0]) + sorted(shared_memory() - shared)
+    counts = Counts()
+    shared = shared_memory()
+    undisturbed = runs_on(folder, engine, "whole")
+    until_finished(undisturbed, counts, 0.0, [], over)
+    gold = [comparable(run) for run in undisturbed]
+    actions: list[Action] = [Run.kill_one] * kills + [Run.signal_twice] * pairs
+    random.shuffle(actions)
+    duration = 0.0
+    while actions:
+        counts.runs += 1
+        runs = runs_on(folder, engine, str(counts.runs))
+        # With the tokens in the cache, all of the time is for models.
+        shutil.copytree(undisturbed[0].cache / "tokens", runs[0].cache / "tokens")
+        if duration:
+            until_finished(runs, counts, duration, actions, over)
+        else:
+            # The first runs are not disturbed; later ones are within the time that these take.
+            began = time.monotonic()
+            until_finished(runs, counts, duration, [], over)
+            duration = time.monotonic() - began
+        for run, gold_of_run in zip(runs, gold, strict=True):
+            compare(comparable(run), gold_of_run, counts, batches_differ=engine in BATCHES_DIFFER)
+        counts.files_left += left_over(runs[0], undisturbed[0])
+        counts.files_left += sorted(shared_memory() - shared)
         shutil.rmtree(runs[0].cache)
-        left = f"{seen.processes_left} processes, {seen.files_left} files"
-        differing = (
-            f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
-        )
-        lost = f"{seen.hangs} hang, {len(seen.tables_lost)} tables lost, {len(seen.failed_alone)} fail undisturbed"
-        done = f"{seen.kills.total()} kills, {seen.pairs.total()} pairs of signals, {seen.runs} finished"
-        print(f"{engine}: {done}, {differing}, {lost}, left: {left}", flush=True)
+        print(f"{engine}: {in_words(counts)}", flush=True)
     return {
-        "kills": dict(seen.kills),
-        "pairs_of_signals": dict(seen.pairs),
-        "endings_after_pairs": dict(seen.endings),
-        "runs": seen.runs,
+        "kills": dict(counts.kills),
+        "pairs_of_signals": dict(counts.pairs),
+        "endings_after_pairs": dict(counts.endings),
+        "runs": counts.runs,
         "seconds_undisturbed": duration,
-        "results_that_differ": seen.differing,
-        "where": seen.fields,
-        "largest_relative_difference": seen.largest,
-        "hangs": seen.hangs,
-        "tables_lost": seen.tables_lost,
-        "failed_undisturbed": seen.failed_alone,
-        "processes_left": seen.processes_left,
-        "files_left": seen.files_left,
+        "results_that_differ": counts.differing,
+        "where": counts.fields,
+        "largest_relative_difference": counts.largest,
+        "hangs": counts.hangs,
+        "tables_lost": counts.tables_lost,
+        "failed_undisturbed": counts.failed_alone,
+        "processes_left": counts.processes_left,
+        "files_left": counts.files_left,
     }
 
 
+def compare(results: Any, gold: Any, counts: Counts, *, batches_differ: bool) -> None:
+    """Compare the results of a run with the undisturbed run's."""
+    if not batches_differ:
+        if results != gold:
+            counts.differing += 1
+        counts.fields += itertools.islice(differing_fields(results, gold), 40)
+    if "models" in gold:
+        counts.largest = max(counts.largest, difference(results, gold))
+
+
+def in_words(counts: Counts) -> str:
+    """Return the counts in one line."""
+    fields = ""
+    if counts.fields:
+        fields = str(counts.fields[:12])
+    parts = (
+        f"{counts.kills.total()} kills",
+        f"{counts.pairs.total()} pairs of signals",
+        f"{counts.runs} finished",
+        f"{counts.differing} differ, by at most {counts.largest:.2g} {fields}",
+        f"{counts.hangs} hang",
+        f"{len(counts.tables_lost)} tables lost",
+        f"{len(counts.failed_alone)} fail undisturbed",
+        f"left: {counts.processes_left} processes, {counts.files_left} files",
+    )
+    return ", ".join(parts)
+
+
+def write_text(folder: Path, name: str, seed: int) -> None:
+    """Write a text of random letters and its spec."""
+    letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
+    (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
+    spec = {
+        "tokenizer_dir": str(folder / "model"),
+        "dataset": "text",
+        "path": str(folder / f"{name}.txt"),
+        "eval_len": LENGTH,
+        "eval_stride": LENGTH,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
 def main() -> None:
+    """Run the campaigns, and write their counts."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     p.add_argument("out", type=Path)
     p.add_argument(
@@ -534,7 +612,8 @@ def main() -> None:
     args = p.parse_args()
     random.seed(args.seed)
     over = time.monotonic() + args.seconds
-    for number in ENDING:  # runs inherit ignored signals, and would rightly ignore them
+    # Runs inherit ignored signals, and would rightly ignore them.
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     shares = dict.fromkeys(args.engines, args.kills)
     if {"Transformers", "vLLM"} <= set(shares):
@@ -545,23 +624,14 @@ def main() -> None:
         if SERVED in args.engines:
             os.environ[URL] = stack.enter_context(running(folder / "model", folder / "server.log"))
         for seed, name in enumerate("xy"):
-            letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
-            (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
-            data = {
-                "tokenizer_dir": str(folder / "model"),
-                "dataset": "text",
-                "path": str(folder / f"{name}.txt"),
-            }
-            text = json.dumps({**data, "eval_len": LENGTH, "eval_stride": LENGTH})
-            (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        found = {
-            engine: campaign(folder, engine, shares[engine], args.pairs, over)
-            for engine in args.engines
-        }
+            write_text(folder, name, seed)
+        campaigns = {}
+        for engine in args.engines:
+            campaigns[engine] = campaign(folder, engine, shares[engine], args.pairs, over)
     from compare_q.backends.common import machine
 
     origin = {"commit": machine.commit(), "versions": machine.versions(), "cpu": machine.cpu()}
-    args.out.write_text(json.dumps({**origin, **found}, indent=1) + "\n", encoding="utf-8")
+    args.out.write_text(json.dumps({**origin, **campaigns}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""llama-perplexity's statistics in numpy, for benchmarks and tests: formulas, 16-bit store, text of
-the output.
+"""llama-perplexity's statistics in numpy: its formulas, its 16-bit store, the text of its output.
 
 ``exact_positions`` and ``through_16_bits`` return values per position; ``tool_statistics`` computes
 llama-perplexity's statistics from either.  ``through_16_bits`` computes like
@@ -29,12 +28,20 @@ CORRELATION = "Cor(ln(PPL(Q)), ln(PPL(base)))"
 Array = NDArray[Any]
 Numbers = dict[str, tuple[float, ...]]
 """Name of a line -> (value, error) or (value,), in the line's unit."""
+LEAST_LOG_PROBABILITY = -16
+"""The tool's store cuts log-probabilities off this far below the largest one, and sums no KLD from
+them."""
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Per scored position [N], float64 or float32: both losses and the KL divergence in nats,
-    change of probability.
+    """Values of each scored position [N], float64 or float32.
+
+    Attributes:
+        nll, base: losses of the model and of the reference, in nats.
+        kld: KL divergence, in nats.
+        delta: change of the token's probability.
+        same_top: True where both have the same most probable token.
     """
 
     nll: Array
@@ -45,135 +52,176 @@ class Positions:
 
 
 def printed_numbers(output: str) -> dict[str, tuple[str, ...]]:
-    """Name -> (value, error) as llama-perplexity printed them: its statistics, or its "Final
-    estimate" as ``PPL``.
+    """Return name -> (value, error) as llama-perplexity printed them.
+
+    These are its statistics, or its "Final estimate" as ``PPL``.
     """
-    if final := FINAL.search(output):
+    final = FINAL.search(output)
+    if final:
         return {"PPL": (final[1], final[2])}
     _, _, block = output.partition("====== Perplexity statistics ======")
-    return {
-        " ".join(match["name"].split()): tuple(filter(None, (match["value"], match["error"])))
-        for match in LINE.finditer(block)
-    }
+    numbers: dict[str, tuple[str, ...]] = {}
+    for match in LINE.finditer(block):
+        name = " ".join(match["name"].split())
+        if match["error"]:
+            numbers[name] = (match["value"], match["error"])
+        else:
+            numbers[name] = (match["value"],)
+    return numbers
 
 
 def name_of(percent: str, unit: str) -> str:
-    """``Median KLD``, ``99.9% KLD``."""
-    return f"{NAMES.get(percent) or f'{float(percent):.1f}%'} {unit}"
+    """Return the name of a percentile's line: ``Median KLD``, ``99.9% KLD``."""
+    if percent in NAMES:
+        return f"{NAMES[percent]} {unit}"
+    return f"{float(percent):.1f}% {unit}"
 
 
 def percentile(values: Array, percent: str) -> float:
-    """llama.cpp's percentile of sorted values: linear; fraction and place have the values' dtype,
-    float32 in the tool.
+    """Return llama.cpp's percentile of sorted values, linear between two values.
 
-    In float32, the place of 99.9 % among 2,040 values is too high by 6e-5 of the gap between two
-    values (1.1e-5 nats for a gap of 0.18).
+    Fraction and place have the values' dtype, float32 in the tool.  There the place of 99.9 % among
+    2,040 values is too high by 6e-5 of the gap between two values (1.1e-5 nats for a gap of 0.18).
     """
-    n, dtype = len(values), values.dtype.type
+    n = len(values)
+    dtype = values.dtype.type
     if percent == "50":
         return float(dtype(0.5) * (values[n // 2] + values[(n - 1) // 2]))
-    if percent in NAMES:
-        return float(values[0 if percent == "min" else -1])
+    if percent == "min":
+        return float(values[0])
+    if percent == "max":
+        return float(values[-1])
     place = dtype(float(percent) / 100) * dtype(n - 1)
+    below = int(place)
+    above = min(below + 1, n - 1)
     part = place - np.floor(place)
-    return float((1 - part) * values[int(place)] + part * values[min(int(place) + 1, n - 1)])
+    return float((1 - part) * values[below] + part * values[above])
 
 
 def mean_and_error(values: Array, squares: Array) -> tuple[float, float]:
-    """Mean of values [N] and its error, by their squares."""
-    value, n = float(values.mean(dtype=np.float64)), len(values)
-    return value, (max(float(squares.mean(dtype=np.float64)) - value**2, 0.0) / (n - 1)) ** 0.5
+    """Return the mean of values [N] and its error, by their squares."""
+    n = len(values)
+    mean = float(values.mean(dtype=np.float64))
+    variance = float(squares.mean(dtype=np.float64)) - mean**2
+    # Rounding may leave equal values a variance below 0.
+    return mean, (max(variance, 0.0) / (n - 1)) ** 0.5
 
 
-def tool_statistics(of: Positions) -> Numbers:
-    """llama-perplexity's block from values per position, by its formulas; probabilities in percent."""
-    n = len(of.nll)
-    (a, ea), (b, eb) = mean_and_error(of.nll, of.nll**2), mean_and_error(of.base, of.base**2)
-    covariance = (float((of.nll * of.base).mean(dtype=np.float64)) - a * b) / (n - 1)
-    error = (ea**2 + eb**2 - 2 * covariance) ** 0.5
-    ppl, base, ratio, top = np.exp(a), np.exp(b), np.exp(a - b), float(of.same_top.mean())
-    apart = ((ppl * ea) ** 2 + (base * eb) ** 2 - 2 * ppl * base * covariance) ** 0.5
-    squares = of.delta**2
-    moved, moved_error = mean_and_error(squares, squares.astype(np.float64) ** 2)
-    kld, delta = np.sort(of.kld.astype(of.nll.dtype)), np.sort(of.delta)
+def tool_statistics(positions: Positions) -> Numbers:
+    """Return llama-perplexity's block of statistics by its formulas; probabilities in percent."""
+    n = len(positions.nll)
+    squares = positions.delta**2
+    change, change_error = mean_and_error(positions.delta, squares)
+    mean_square, mean_square_error = mean_and_error(squares, squares.astype(np.float64) ** 2)
+    rms = mean_square**0.5
+    same = float(positions.same_top.mean())
+    numbers = ppl_statistics(positions)
+    numbers["Mean KLD"] = mean_and_error(positions.kld, positions.kld**2)
+    # Percentiles are of the KLDs in the tool's dtype, float32; their mean is not.
+    klds = np.sort(positions.kld.astype(positions.nll.dtype))
+    for percent in KLD_PERCENTS:
+        numbers[name_of(percent, "KLD")] = (percentile(klds, percent),)
+    numbers["Mean Δp"] = (100 * change, 100 * change_error)
+    deltas = np.sort(positions.delta)
+    for percent in DELTA_PERCENTS:
+        numbers[name_of(percent, "Δp")] = (100 * percentile(deltas, percent),)
+    numbers["RMS Δp"] = (100 * rms, 50 * mean_square_error / rms)
+    numbers["Same top p"] = (100 * same, 100 * (same * (1 - same) / (n - 1)) ** 0.5)
+    return numbers
+
+
+def ppl_statistics(positions: Positions) -> Numbers:
+    """Return the lines on both perplexities, which share the covariance of the two losses."""
+    n = len(positions.nll)
+    loss, loss_error = mean_and_error(positions.nll, positions.nll**2)
+    base_loss, base_error = mean_and_error(positions.base, positions.base**2)
+    product = float((positions.nll * positions.base).mean(dtype=np.float64))
+    covariance = (product - loss * base_loss) / (n - 1)
+    log_ratio_error = (loss_error**2 + base_error**2 - 2 * covariance) ** 0.5
+    ppl = np.exp(loss)
+    base_ppl = np.exp(base_loss)
+    ratio = np.exp(loss - base_loss)
+    variance = (ppl * loss_error) ** 2 + (base_ppl * base_error) ** 2
+    difference_error = (variance - 2 * ppl * base_ppl * covariance) ** 0.5
     return {
-        "Mean PPL(Q)": (ppl, ppl * ea),
-        "Mean PPL(base)": (base, base * eb),
-        CORRELATION: (100 * covariance / (ea * eb),),
-        "Mean ln(PPL(Q)/PPL(base))": (a - b, error),
-        "Mean PPL(Q)/PPL(base)": (ratio, ratio * error),
-        "Mean PPL(Q)-PPL(base)": (ppl - base, apart),
-        "Mean KLD": mean_and_error(of.kld, of.kld**2),
-        **{name_of(p, "KLD"): (percentile(kld, p),) for p in KLD_PERCENTS},
-        "Mean Δp": tuple(100 * each for each in mean_and_error(of.delta, squares)),
-        **{name_of(p, "Δp"): (100 * percentile(delta, p),) for p in DELTA_PERCENTS},
-        "RMS Δp": (100 * moved**0.5, 50 * moved_error / moved**0.5),
-        "Same top p": (100 * top, 100 * (top * (1 - top) / (n - 1)) ** 0.5),
+        "Mean PPL(Q)": (ppl, ppl * loss_error),
+        "Mean PPL(base)": (base_ppl, base_ppl * base_error),
+        CORRELATION: (100 * covariance / (loss_error * base_error),),
+        "Mean ln(PPL(Q)/PPL(base))": (loss - base_loss, log_ratio_error),
+        "Mean PPL(Q)/PPL(base)": (ratio, ratio * log_ratio_error),
+        "Mean PPL(Q)-PPL(base)": (ppl - base_ppl, difference_error),
     }
 
 
 def exact_positions(model: Array, base: Array, targets: Array) -> Positions:
-    """Float64 from logits float32 [T, V] of both models and the real tokens [T]."""
+    """Return float64 values from logits float32 [T, V] of both models and the real tokens [T]."""
     rows = np.arange(len(targets))
-    q, p = log_softmax(model), log_softmax(base)
-    ln_q, ln_p = q[rows, targets], p[rows, targets]
+    q = log_softmax(model)
+    p = log_softmax(base)
+    ln_q = q[rows, targets]
+    ln_p = p[rows, targets]
     kld = (np.exp(p) * (p - q)).sum(1)
-    return Positions(
-        -ln_q, -ln_p, kld, np.exp(ln_q) - np.exp(ln_p), model.argmax(1) == base.argmax(1)
-    )
+    delta = np.exp(ln_q) - np.exp(ln_p)
+    return Positions(-ln_q, -ln_p, kld, delta, model.argmax(1) == base.argmax(1))
 
 
 def log_softmax(logits: Array) -> Array:
-    """Log-probabilities, float64 [T, V]."""
+    """Return log-probabilities, float64 [T, V]."""
     centred = logits.astype(np.float64) - logits.max(1, keepdims=True)
-    found: Array = centred - np.log(np.exp(centred).sum(1, keepdims=True))
-    return found
+    log_probabilities: Array = centred - np.log(np.exp(centred).sum(1, keepdims=True))
+    return log_probabilities
 
 
 def expf(values: Array) -> Array:
-    """C's float32 exp."""
+    """Return C's float32 exp."""
+    # numpy's own float32 exp may differ in the last bit.
     return np.exp(values.astype(np.float64)).astype(np.float32)
 
 
 def log_sum_exp(logits: Array, largest: Array) -> Array:
-    """ln of the sum of exp(logits - largest), summed in float64 and rounded to float32, [T, 1]."""
+    """Return ln of the sum of exp(logits - largest) [T, 1], summed in float64, in float32."""
     total = expf(logits - largest).sum(1, dtype=np.float64, keepdims=True)
-    found: Array = np.log(total).astype(np.float32)
-    return found
+    log_total: Array = np.log(total).astype(np.float32)
+    return log_total
 
 
 def store16(logits: Array) -> Array:
-    """The tool's rows of a reference, uint16 [T, 4 + V, V even]: float32 scale and minimum, then
-    one step per token.
+    """Return the tool's rows of a reference, uint16 [T, 4 + V, V even].
+
+    A row is a scale and a minimum in float32, then one step per token.
     """
     largest = logits.max(1, keepdims=True)
-    least = np.maximum(logits.min(1, keepdims=True), largest - np.float32(16))
+    lowest = largest + np.float32(LEAST_LOG_PROBABILITY)
+    least = np.maximum(logits.min(1, keepdims=True), lowest)
     scale = (largest - least) / np.float32(65535)
-    steps = np.where(logits > least, np.rint(np.float32(1) / scale * (logits - least)), 0).astype(
-        np.uint16
-    )
-    head = np.concatenate((scale, least - largest - log_sum_exp(logits, largest)), 1).view(
-        np.uint16
-    )
-    return np.concatenate((head, steps, np.zeros((len(logits), logits.shape[1] % 2), np.uint16)), 1)
+    rounded = np.rint(np.float32(1) / scale * (logits - least))
+    steps = np.where(logits > least, rounded, 0).astype(np.uint16)
+    minimum = least - largest - log_sum_exp(logits, largest)
+    head = np.concatenate((scale, minimum), 1).view(np.uint16)
+    # With an odd vocabulary, the tool's rows have one more step, of 0.
+    padding = np.zeros((len(logits), logits.shape[1] % 2), np.uint16)
+    return np.concatenate((head, steps, padding), 1)
 
 
 def through_16_bits(model: Array, store: Array, targets: Array) -> Positions:
-    """Return the tool's results for a model's logits float32 [T, V] and the rows of the reference's
-    store.
-    """
+    """Return the tool's results for a model's logits float32 [T, V] and a reference's ``store``."""
     rows = np.arange(len(targets))
     head = np.ascontiguousarray(store[:, :4]).view(np.float32)
-    p = head[:, :1] * store[:, 4 : 4 + model.shape[1]].astype(np.float32) + head[:, 1:]
+    steps = store[:, 4 : 4 + model.shape[1]].astype(np.float32)
+    p = head[:, :1] * steps + head[:, 1:]
     largest = model.max(1, keepdims=True)
     total = largest + log_sum_exp(model, largest)
-    terms = np.where(p > -16, expf(p) * (p - model + total), np.float32(0))
-    nll, base = total[:, 0] - model[rows, targets], -p[rows, targets]
-    same = model.argmax(1) == p.argmax(1)
-    return Positions(nll, base, terms.sum(1, dtype=np.float64), expf(-nll) - expf(-base), same)
+    terms = np.where(p > LEAST_LOG_PROBABILITY, expf(p) * (p - model + total), np.float32(0))
+    kld = terms.sum(1, dtype=np.float64)
+    nll = total[:, 0] - model[rows, targets]
+    base = -p[rows, targets]
+    delta = expf(-nll) - expf(-base)
+    return Positions(nll, base, kld, delta, model.argmax(1) == p.argmax(1))
 
 
 def joined_positions(parts: Sequence[Positions]) -> Positions:
-    """Positions of several windows."""
-    names = [field.name for field in fields(Positions)]
-    return Positions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    """Return the positions of several windows as one."""
+    columns = []
+    for field in fields(Positions):
+        columns.append(np.concatenate([getattr(part, field.name) for part in parts]))
+    return Positions(*columns)

@@ -1,11 +1,11 @@
-"""Remove each tensor of quantized toy models, one at a time, and run the rest in vLLM and in
-Transformers.
+"""Remove each tensor of quantized toy models, one at a time, and run the rest in two engines.
 
     python -m benchmarks.missing_tensors OUT.json
 
-A row must be refused, or its scores must equal the intact model's scores at every token; then the
-missing tensor is not needed.  Exit status 1 if a row was scored with other numbers.  If an engine
-does not run a format on this machine, "intact" has the reason.
+The engines are vLLM and Transformers.  A row must be refused, or its scores must equal the intact
+model's scores at every token; then the missing tensor is not needed.  Exit status 1 if a row was
+scored with other numbers.  If an engine does not run a format on this machine, "intact" has the
+reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP = 32
 
 
 def make_base(folder: Path) -> Path:
-    """A Llama of two layers in bf16 with random weights and a byte tokenizer."""
+    """Write a Llama of two layers in bf16 with random weights and a byte tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -50,18 +50,25 @@ def make_base(folder: Path) -> Path:
 
 
 def packed_integers(source: Path, out: Path, method: str) -> None:
-    """The checkpoint of ``source`` with random 4-bit weights in the layout of GPTQ or AWQ."""
+    """Write the checkpoint of ``source`` with random 4-bit weights in the layout of GPTQ or AWQ."""
     import torch
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(source, out)
-    random, tensors = torch.Generator().manual_seed(0), dict[str, Any]()
+    is_gptq = method == "gptq"
+    random = torch.Generator().manual_seed(0)
+    tensors: dict[str, Any] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         if "proj" not in name:
             tensors[name] = tensor.half()
             continue
-        (outputs, inputs), module = tensor.shape, name.removesuffix(".weight")
-        words = (inputs // 8, outputs) if method == "gptq" else (inputs, outputs // 8)
+        outputs, inputs = tensor.shape
+        module = name.removesuffix(".weight")
+        # An int32 holds eight values: GPTQ packs the rows of inputs, AWQ the columns of outputs.
+        if is_gptq:
+            words = (inputs // 8, outputs)
+        else:
+            words = (inputs, outputs // 8)
         tensors[f"{module}.qweight"] = torch.randint(
             -(2**31), 2**31 - 1, words, generator=random, dtype=torch.int32
         )
@@ -71,67 +78,96 @@ def packed_integers(source: Path, out: Path, method: str) -> None:
         tensors[f"{module}.scales"] = (
             torch.rand(inputs // GROUP, outputs, generator=random).half() / 40
         )
-        if method == "gptq":
+        if is_gptq:
             tensors[f"{module}.g_idx"] = torch.arange(inputs, dtype=torch.int32) // GROUP
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     config = json.loads((out / "config.json").read_text())
-    own = (
-        {"desc_act": False, "sym": True}
-        if method == "gptq"
-        else {"zero_point": True, "version": "gemm"}
-    )
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": GROUP, **own}
+    quantization: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": GROUP}
+    if is_gptq:
+        quantization |= {"desc_act": False, "sym": True}
+    else:
+        quantization |= {"zero_point": True, "version": "gemm"}
+    config["quantization_config"] = quantization
     (out / "config.json").write_text(json.dumps(config))
 
 
-def tried(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the outcome of each variant of one checkpoint in one engine."""
-    from safetensors.torch import load_file, save_file
+def checkpoints_without_a_tensor(
+    scratch: Path, source: Path, engine: str, tensors: dict[str, Any]
+) -> dict[str, Path]:
+    """Write a copy of the checkpoint without each tensor; return tensor -> folder."""
+    from safetensors.torch import save_file
 
+    folders = {}
+    for number, name in enumerate(tensors):
+        folder = scratch / f"{source.name}-{engine}-{number}"
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        others = {key: tensor for key, tensor in tensors.items() if key != name}
+        save_file(others, folder / "model.safetensors", {"format": "pt"})
+        folders[name] = folder
+    return folders
+
+
+def outcomes_of(
+    folders: dict[str, Path], engine: str, data: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Score the checkpoints; return (label -> log-probabilities, label -> why it was refused)."""
     import compare_q
     from compare_q.backends.common.errors import InputError
 
-    tensors, folders, refused = (
-        load_file(source / "model.safetensors"),
-        {"intact": source},
-        dict[str, str](),
-    )
-    for at, name in enumerate(tensors):
-        folders[name] = scratch / f"{source.name}-{engine}-{at}"
-        shutil.copytree(source, folders[name], ignore=shutil.ignore_patterns("*.safetensors"))
-        kept = {key: tensor for key, tensor in tensors.items() if key != name}
-        save_file(kept, folders[name] / "model.safetensors", {"format": "pt"})
     scores: dict[str, Any] = {}
-    while left := [label for label in folders if label not in refused and label not in scores]:
-        specs = [
-            {"load_fn": engine, "label": label, "model_dir": str(folders[label])} for label in left
-        ]
+    refused: dict[str, str] = {}
+    while True:
+        specs = []
+        for label, folder in folders.items():
+            if label not in refused and label not in scores:
+                specs.append({"load_fn": engine, "label": label, "model_dir": str(folder)})
+        if not specs:
+            return scores, refused
         try:
-            found = compare_q.compare(data, specs)
-        except InputError as error:  # refused before any model loads, one line for each
-            refused |= {
-                line.partition(": ")[0]: line.partition(": ")[2] for line in str(error).splitlines()
-            }
+            comparison = compare_q.compare(data, specs)
+        except InputError as error:
+            # Refused before any model loads, one line for each; the others run in the next round.
+            for line in str(error).splitlines():
+                label, _, reason = line.partition(": ")
+                refused[label] = reason
             continue
-        rows = {model.label: model.error for model in found.results.models}
-        refused |= {label: error for label, error in rows.items() if error}
-        scores |= {
-            label: list(found.tokens(label)["logprob"])
-            for label, error in rows.items()
-            if not error
-        }
-    same = {label: label in scores and scores[label] == scores.get("intact") for label in tensors}
+        for model in comparison.results.models:
+            if model.error:
+                refused[model.label] = model.error
+            else:
+                scores[model.label] = list(comparison.tokens(model.label)["logprob"])
+
+
+def outcome_of(scratch: Path, source: Path, engine: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the outcome of one checkpoint in one engine, intact and without each tensor."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(source / "model.safetensors")
+    folders = {"intact": source}
+    folders |= checkpoints_without_a_tensor(scratch, source, engine, tensors)
+    scores, refused = outcomes_of(folders, engine, data)
+    n_refused = 0
+    equal = []
+    wrong = []
+    reasons: list[str] = []
+    for label in tensors:
+        if label in refused:
+            n_refused += 1
+            reason = refused[label].partition(": ")[2]
+            if reason not in reasons:
+                reasons.append(reason)
+        if label in scores:
+            if scores[label] == scores.get("intact"):
+                equal.append(label)
+            else:
+                wrong.append(label)
     return {
         "tensors": len(tensors),
         "intact": refused.get("intact", "scored"),
-        "refused": sum(label in refused for label in tensors),
-        "equal": [label for label in same if same[label]],
-        "wrong": [label for label in tensors if label in scores and not same[label]],
-        "reasons": list(
-            dict.fromkeys(
-                refused[label].partition(": ")[2] for label in tensors if label in refused
-            )
-        )[:4],
+        "refused": n_refused,
+        "equal": equal,
+        "wrong": wrong,
+        "reasons": reasons[:4],
     }
 
 
@@ -149,7 +185,8 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        base, text = make_base(scratch / "base"), scratch / "text.txt"
+        base = make_base(scratch / "base")
+        text = scratch / "text.txt"
         text.write_text("Pack my box with five dozen liquor jugs. " * 20, encoding="utf-8")
         data = {
             "tokenizer_dir": str(base),
@@ -162,14 +199,15 @@ def main() -> int:
         for name in FORMATS:
             if name in ("gptq", "awq"):
                 packed_integers(base, scratch / name, name)
+            elif name == "W4A16":
+                quantize(base, name, scratch / name, group_size=GROUP)
             else:
-                quantize(base, name, scratch / name, group_size=GROUP if name == "W4A16" else None)
+                quantize(base, name, scratch / name)
             for engine in ENGINES:
-                runs[f"{name} in {engine}"] = tried(scratch, scratch / name, engine, data)
-                print(
-                    f"{name} in {engine}: {json.dumps(runs[f'{name} in {engine}'])[:400]}",
-                    flush=True,
-                )
+                title = f"{name} in {engine}"
+                outcome = outcome_of(scratch, scratch / name, engine, data)
+                runs[title] = outcome
+                print(f"{title}: {json.dumps(outcome)[:400]}", flush=True)
                 Path(sys.argv[1]).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return int(any(run["wrong"] for run in runs.values()))
 

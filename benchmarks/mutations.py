@@ -44,9 +44,12 @@ FOLDER_TESTS = {
     "backends/checkpoint": ("tests/backends/checkpoint", "tests/backends/hf"),
 }
 TEST_S = 300
+"""Seconds after which the tests of one change count as failed.
+
+A change can make tests wait forever.
+"""
 ENGINES_S = 1800
-"""Seconds after which the tests of one change count as failed, because a change can make tests wait
-forever."""
+"""The same for tests that start engines."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -69,8 +72,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One change: the text ``before`` at (line, column) of a file becomes ``after``; lines count
-    from 1.
+    """One change: the text ``before`` at (line, column) of a file becomes ``after``.
+
+    Lines count from 1, columns from 0.
     """
 
     file: str
@@ -84,8 +88,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A change, how many test functions execute its line, and the first one that failed (empty: it
-    was missed).
+    """A change, how many test functions execute its line, and the first one that failed.
+
+    ``failed`` is empty if the change was missed.
     """
 
     change: Change
@@ -118,45 +123,48 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of functions; annotations, decorators, f-strings and defaults are left out."""
+    """Yield the nodes of functions without annotations, decorators, f-strings and defaults."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             waiting: list[ast.AST] = list(node.body)
             while waiting:
                 inner = waiting.pop()
+                # An inner function is a node of the outer loop.
                 if isinstance(inner, ast.FunctionDef | ast.JoinedStr | ast.Raise):
                     continue
                 yield inner
-                if isinstance(inner, ast.AnnAssign):
-                    waiting += [inner.value] if inner.value else []
-                else:
+                if not isinstance(inner, ast.AnnAssign):
                     waiting += ast.iter_child_nodes(inner)
+                elif inner.value:
+                    waiting.append(inner.value)
 
 
 def changes(root: Path) -> list[Change]:
-    """Every change of every file of ``FOLDERS``, in the order of files and lines."""
-    found = []
+    """Return every change of every file of ``FOLDERS``, in the order of files and lines."""
+    all_changes = []
     for folder in FOLDERS:
         for file in sorted((root / folder).glob("*.py")):
-            source = file.read_text(encoding="utf-8")
-            for node in executed(ast.parse(source)):
-                other = changed(node)
-                if other is None:
-                    continue
-                assert isinstance(node, ast.expr | ast.stmt)
-                before = ast.get_source_segment(source, node) or ""
-                after = ast.unparse(other)
-                if isinstance(other, ast.expr):
-                    after = f"({after})"
-                last_line = node.end_lineno or node.lineno
-                last_column = node.end_col_offset or 0
-                name = str(file.relative_to(root))
-                found.append(
-                    Change(
-                        name, node.lineno, node.col_offset, last_line, last_column, before, after
-                    )
-                )
-    return sorted(found, key=lambda change: (change.file, change.line, change.column, change.after))
+            all_changes += changes_of(file, str(file.relative_to(root)))
+    return sorted(
+        all_changes, key=lambda change: (change.file, change.line, change.column, change.after)
+    )
+
+
+def changes_of(file: Path, name: str) -> Iterator[Change]:
+    """Yield the changes of a file; ``name``: the file's in the changes."""
+    source = file.read_text(encoding="utf-8")
+    for node in executed(ast.parse(source)):
+        other = changed(node)
+        if other is None:
+            continue
+        assert isinstance(node, ast.expr | ast.stmt)
+        before = ast.get_source_segment(source, node) or ""
+        after = ast.unparse(other)
+        if isinstance(other, ast.expr):
+            after = f"({after})"
+        last_line = node.end_lineno or node.lineno
+        last_column = node.end_col_offset or 0
+        yield Change(name, node.lineno, node.col_offset, last_line, last_column, before, after)
 
 
 def applied(source: str, change: Change) -> str:
@@ -181,8 +189,9 @@ def pytest_in(root: Path, *words: str, seconds: int = TEST_S) -> subprocess.Comp
 
 
 def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
-    """File -> line -> the test functions that execute the line, from a run of the fast tests with
-    coverage.py.
+    """Return file -> line -> the test functions that execute the line.
+
+    They come from a run of the fast tests with coverage.py.
     """
     settings = data.with_suffix(".ini")
     sources = "\n    ".join(str(root / folder) for folder in FOLDERS)
@@ -190,31 +199,25 @@ def lines_of_tests(root: Path, data: Path) -> dict[str, dict[int, list[str]]]:
         f"[run]\ndata_file = {data}\ndynamic_context = test_function\nsource =\n    {sources}\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [
-        sys.executable,
-        "-m",
-        "coverage",
-        "run",
-        f"--rcfile={settings}",
-        "-m",
-        "pytest",
-        *FAST,
-    ]
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}"]
+    command += ["-m", "pytest", *FAST]
     subprocess.run(command, cwd=root, env=environment, check=True)
     measured = coverage.CoverageData(str(data))
     measured.read()
-    found = {}
+    tests_of_files = {}
     for file in measured.measured_files():
-        by_line = measured.contexts_by_lineno(file)
-        found[str(Path(file).relative_to(root))] = {
-            line: sorted(filter(None, each)) for line, each in by_line.items()
-        }
-    return found
+        tests_of_lines = {}
+        for line, contexts in measured.contexts_by_lineno(file).items():
+            # Lines that ran outside a test, as in an import, have an empty context.
+            tests_of_lines[line] = sorted(context for context in contexts if context)
+        tests_of_files[str(Path(file).relative_to(root))] = tests_of_lines
+    return tests_of_files
 
 
 def words_of(root: Path, functions: list[str]) -> list[str]:
-    """Return pytest's arguments for test functions that coverage.py names
-    ``tests.folder.test_file.test_function``.
+    """Return pytest's arguments for test functions.
+
+    ``functions``: as coverage.py names them, ``tests.folder.test_file.test_function``.
 
     Two kinds of functions are left out: functions that only tests call, and hypothesis' inner
     functions, which pytest cannot find.
@@ -222,20 +225,27 @@ def words_of(root: Path, functions: list[str]) -> list[str]:
     words = []
     for function in functions:
         parts = function.split(".")
-        place = next((at for at, part in enumerate(parts) if part.startswith("test_")), len(parts))
-        file = root.joinpath(*parts[: place + 1]).with_suffix(".py")
-        if (
-            len(parts) == place + 2
-            and file.exists()
-            and f"\ndef {parts[-1]}(" in file.read_text(encoding="utf-8")
-        ):
-            words.append(f"{file.relative_to(root)}::{parts[-1]}")
+        file = root.joinpath(*parts[:-1]).with_suffix(".py")
+        name = parts[-1]
+        if first_test_part(parts) != len(parts) - 2 or not file.exists():
+            continue
+        if f"\ndef {name}(" in file.read_text(encoding="utf-8"):
+            words.append(f"{file.relative_to(root)}::{name}")
     return words
 
 
+def first_test_part(parts: list[str]) -> int | None:
+    """Return the index of the first part that names a test file or test function."""
+    for number, part in enumerate(parts):
+        if part.startswith("test_"):
+            return number
+    return None
+
+
 def failure(ran: subprocess.CompletedProcess[str]) -> str:
-    """Return the first failed test of a run of pytest; "" if none failed, RuntimeError if it found
-    no test.
+    """Return the first failed test of a run of pytest; "" if none failed.
+
+    RuntimeError if pytest ended otherwise, as without any test.
     """
     if ran.returncode == 0:
         return ""
@@ -265,6 +275,7 @@ def outcome_of(root: Path, change: Change, functions: list[str], *, engines: boo
 
 
 def main() -> int:
+    """Make the changes that the seed draws, and write which ones were found."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     p.add_argument("out", type=Path)
     p.add_argument("--count", type=int, default=60)

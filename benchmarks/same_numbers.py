@@ -75,7 +75,7 @@ class Case:
 
 
 def cases(models: Path) -> dict[str, Case]:
-    """Name -> case, for the models of the demo in the folder ``models``."""
+    """Return name -> case, for the models of the demo in the folder ``models``."""
     base = str(models / "smollm2-135m")
     opticks: dict[str, Any] = {
         "dataset": "text",
@@ -162,8 +162,9 @@ def cases(models: Path) -> dict[str, Case]:
 def save(
     checkout: Path, folder: Path, models: Path, only: Sequence[str], cache: Path | None
 ) -> int:
-    """Run the cases in ``checkout`` and keep each results.json in ``folder``; exit status 1 if one
-    fails.
+    """Run the cases in ``checkout``, with each results.json in ``folder``.
+
+    Returns exit status 1 if a case fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkout = checkout.resolve()
@@ -176,15 +177,16 @@ def save(
         began = time.monotonic()
         status = save_case(checkout, folder, name, case, models, cache)
         print(f"{name}: exit status {status}, {time.monotonic() - began:.1f} s", flush=True)
-        failed += status != 0
+        if status != 0:
+            failed += 1
     if not only or "drop_in" in only:
         text = folder / "drop_in.specs.txt"
-        text.write_text(
-            (ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")[:40_000], encoding="utf-8"
-        )
+        opticks = (ROOT / "eval/spec/opticks.txt").read_text(encoding="utf-8")
+        text.write_text(opticks[:40_000], encoding="utf-8")
         words = [str(checkout / "compare_q_vllm.py"), "--model", str(models / "smollm2-135m-w8a8")]
         words += ["--text", str(text), "--context-length", "2048", "--stride", "2048"]
-        failed += run(checkout, words, folder, cache, folder / "drop_in.txt") != 0
+        if run(checkout, words, folder, cache, folder / "drop_in.txt") != 0:
+            failed += 1
     return int(failed > 0)
 
 
@@ -206,32 +208,23 @@ def save_case(
         }
         (specs / "pack_text.json").write_text(json.dumps(case.pack), encoding="utf-8")
         (specs / "pack_model.json").write_text(json.dumps([recorded]), encoding="utf-8")
-        words = [
-            command,
-            "pack",
-            "-d",
-            str(specs / "pack_text.json"),
-            "-m",
-            str(specs / "pack_model.json"),
-        ]
-        status = run(checkout, [*words, "-o", str(pack), "--no-floor"], specs, cache)
+        words = [command, "pack", "-d", str(specs / "pack_text.json")]
+        words += ["-m", str(specs / "pack_model.json"), "-o", str(pack), "--no-floor"]
+        status = run(checkout, words, specs, cache)
         if status:
             return status
-        model_specs.insert(
-            0, {"load_fn": "pack", "label": "pack", "model_dir": str(pack), "reference": True}
-        )
+        reference = {"load_fn": "pack", "label": "pack", "model_dir": str(pack), "reference": True}
+        model_specs.insert(0, reference)
         case = replace(case, texts={"short": {"pack": str(pack)}})
     words = [command, *case.flags, "-o", str(folder / f"{name}.json")]
-    for what, spec in case.texts.items():
-        (specs / f"{what}.json").write_text(json.dumps(spec), encoding="utf-8")
+    data_files = []
+    for text_name, spec in case.texts.items():
+        file = specs / f"{text_name}.json"
+        file.write_text(json.dumps(spec), encoding="utf-8")
+        data_files.append(str(file))
     if model_specs:
         (specs / "models.json").write_text(json.dumps(model_specs), encoding="utf-8")
-        words += [
-            "-d",
-            *(str(specs / f"{what}.json") for what in case.texts),
-            "-m",
-            str(specs / "models.json"),
-        ]
+        words += ["-d", *data_files, "-m", str(specs / "models.json")]
     if not case.server:
         return run(checkout, words, specs, cache)
     with real_server(case.server, specs / "server.txt"):
@@ -241,16 +234,8 @@ def save_case(
 @contextmanager
 def real_server(model: str, log: Path) -> Iterator[None]:
     """Run vLLM's own server of a model on ``PORT`` while the block runs."""
-    words = [
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(PORT),
-    ]
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    words += ["--host", "127.0.0.1", "--port", str(PORT)]
     words += ["--enforce-eager", "--max-model-len", "2048"]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as stream:
@@ -271,8 +256,9 @@ def real_server(model: str, log: Path) -> Iterator[None]:
 
 
 def wait_for_server(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers; RuntimeError if it ends, or does not answer within
-    ``STARTUP_S``.
+    """Wait until the server answers.
+
+    RuntimeError if it ends, or does not answer within ``STARTUP_S``.
     """
     began = time.monotonic()
     while time.monotonic() - began < STARTUP_S and process.poll() is None:
@@ -290,20 +276,23 @@ def run(
     words: Sequence[str],
     folder: Path,
     cache: Path | None,
-    shown: Path | None = None,
+    output: Path | None = None,
 ) -> int:
-    """Run a script of a checkout with its log in ``folder``; returns the exit status."""
+    """Run a script of a checkout with its log in ``folder``; return the exit status.
+
+    ``output``: the file of standard output, by default ``out.txt``.
+    """
     environment = {**os.environ, "PYTHONPATH": str(checkout), "NO_COLOR": "1", "COLUMNS": "160"}
-    environment["COMPARE_Q_CACHE"] = str(cache.resolve() if cache else folder / "cache")
-    with open(shown or folder / "out.txt", "w") as out, open(folder / "err.txt", "w") as err:
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=checkout,
-            env=environment,
-            stdout=out,
-            stderr=err,
-            check=False,
-        ).returncode
+    if cache is None:
+        environment["COMPARE_Q_CACHE"] = str(folder / "cache")
+    else:
+        environment["COMPARE_Q_CACHE"] = str(cache.resolve())
+    command = [sys.executable, *words]
+    with open(output or folder / "out.txt", "w") as out, open(folder / "err.txt", "w") as err:
+        process = subprocess.run(
+            command, cwd=checkout, env=environment, stdout=out, stderr=err, check=False
+        )
+    return process.returncode
 
 
 def compare(before: Path, after: Path) -> int:
@@ -319,57 +308,64 @@ def compare(before: Path, after: Path) -> int:
             print(f"{name}: missing: {', '.join(missing)}")
             wrong += 1
             continue
-        one, other = (dict(values_of(json.loads(file.read_text("utf-8")))) for file in files)
+        one, other = [dict(values_of(json.loads(file.read_text("utf-8")))) for file in files]
         common = one.keys() & other.keys()
-        lines = [
-            f"{at}: {one[at]!r} before, {other[at]!r} after"
-            for at in sorted(common)
-            if one[at] != other[at]
-        ]
+        lines = []
+        for place in sorted(common):
+            if one[place] != other[place]:
+                lines.append(f"{place}: {one[place]!r} before, {other[place]!r} after")
         print(f"{name}: {len(common):,} values compared, {len(lines)} differ")
         for line in lines[:60]:
             print(f"    {line}")
         if len(common) < case.values:
             print(f"    fewer than the {case.values:,} that this case must compare")
-        for side, mine, theirs in (("before", one, other), ("after", other, one)):
-            names = sorted({at.split("//", 1)[1] for at in mine.keys() - theirs.keys()})
-            if names:
-                print(f"    only {side}: {', '.join(names)}")
-        wrong += bool(lines) or len(common) < case.values
-    shown = [
-        (each / "drop_in.txt").read_text(encoding="utf-8").partition("Seconds")[0]
-        for each in (before, after)
-    ]
-    same = shown[0] == shown[1]
-    print(f"drop_in: {'the same' if same else shown}")
-    return int(wrong > 0 or not same)
+        print_other_names("before", one.keys() - other.keys())
+        print_other_names("after", other.keys() - one.keys())
+        if lines or len(common) < case.values:
+            wrong += 1
+    outputs = []
+    for folder in (before, after):
+        output = (folder / "drop_in.txt").read_text(encoding="utf-8")
+        # Its times come last.
+        outputs.append(output.partition("Seconds")[0])
+    if outputs[0] == outputs[1]:
+        print("drop_in: the same")
+    else:
+        print(f"drop_in: {outputs}")
+        wrong += 1
+    return int(wrong > 0)
+
+
+def print_other_names(side: str, places: Collection[str]) -> None:
+    """Print the names of the values that only one side has."""
+    names = sorted({place.split("//", 1)[1] for place in places})
+    if names:
+        print(f"    only {side}: {', '.join(names)}")
 
 
 def joined(before: Path) -> int:
-    """Print whether each text has the same numbers alone and in the joined run; exit status 1 if
-    one differs.
+    """Print whether each text has the same numbers alone and in the joined run.
+
+    Returns exit status 1 if one differs.
     """
-    results = {
-        name: json.loads((before / f"{name}.json").read_text("utf-8")) for name in ("texts", *ALONE)
-    }
+    results = {}
+    for name in ("texts", *ALONE):
+        results[name] = json.loads((before / f"{name}.json").read_text("utf-8"))
+    rows_of_texts = {row["label"]: row for row in results["texts"]["models"]}
     differing = 0
     compared = 0
     for name, text in ALONE.items():
         for alone in results[name]["models"]:
-            together = next(
-                row for row in results["texts"]["models"] if row["label"] == alone["label"]
-            )
-            for key, value in together["slices"][text].items():
-                if key in SLICED and value is not None:
-                    compared += 1
-                    if value != alone[key]:
-                        differing += 1
-                        print(
-                            f"{text} / {alone['label']} {key}: {value} joined, {alone[key]} alone"
-                        )
-    print(
-        f"texts of the joined run: {compared} values compared with their own runs, {differing} differ"
-    )
+            label = alone["label"]
+            for key, value in rows_of_texts[label]["slices"][text].items():
+                if key not in SLICED or value is None:
+                    continue
+                compared += 1
+                if value != alone[key]:
+                    differing += 1
+                    print(f"{text} / {label} {key}: {value} joined, {alone[key]} alone")
+    counts = f"{compared} values compared with their own runs, {differing} differ"
+    print(f"texts of the joined run: {counts}")
     return int(differing > 0 or not compared)
 
 

@@ -1,5 +1,4 @@
-"""Checkpoints of a given shape with random weights in real files: bf16, and the same weights
-quantized.
+"""Checkpoints of a given shape with random weights: bf16, and the same weights quantized.
 
     python -m benchmarks.shapes OUT --shape llama-8b --formats bf16 fp8 w4a16
 
@@ -70,11 +69,13 @@ class Shape:
         }
 
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Name -> (rows, columns) of a decoder layer's matrices."""
-        wide = self.hidden // self.heads * self.kv_heads
-        attention = {"q_proj": self.hidden, "k_proj": wide, "v_proj": wide, "o_proj": self.hidden}
+        """Return name -> (rows, columns) of a decoder layer's matrices."""
+        kv_rows = self.hidden // self.heads * self.kv_heads
         return {
-            **{f"self_attn.{name}": (rows, self.hidden) for name, rows in attention.items()},
+            "self_attn.q_proj": (self.hidden, self.hidden),
+            "self_attn.k_proj": (kv_rows, self.hidden),
+            "self_attn.v_proj": (kv_rows, self.hidden),
+            "self_attn.o_proj": (self.hidden, self.hidden),
             "mlp.gate_proj": (self.intermediate, self.hidden),
             "mlp.up_proj": (self.intermediate, self.hidden),
             "mlp.down_proj": (self.hidden, self.intermediate),
@@ -100,10 +101,8 @@ class Shards:
     def add(self, tensors: dict[str, Any]) -> None:
         """Take tensors of any device."""
         for name, tensor in tensors.items():
-            if (
-                self.waiting
-                and sum(each.nbytes for each in self.waiting.values()) + tensor.nbytes > SHARD_BYTES
-            ):
+            n_bytes = sum(waiting.nbytes for waiting in self.waiting.values())
+            if self.waiting and n_bytes + tensor.nbytes > SHARD_BYTES:
                 self.flush()
             self.waiting[name] = tensor.detach().cpu().contiguous()
             self.total += tensor.nbytes
@@ -113,32 +112,31 @@ class Shards:
         from safetensors.torch import save_file
 
         file = self.folder / f"part-{len(self.written)}.safetensors"
-        tensors, self.waiting = self.waiting, {}
-        self.written.append(
-            (file, list(tensors), self.pool.submit(save_file, tensors, file, {"format": "pt"}))
-        )
+        tensors = self.waiting
+        self.waiting = {}
+        writing = self.pool.submit(save_file, tensors, file, {"format": "pt"})
+        self.written.append((file, list(tensors), writing))
 
     def close(self) -> None:
         """Wait for the files, and rename them as Transformers names them."""
         self.flush()
-        where: dict[str, str] = {}
+        file_of_tensor: dict[str, str] = {}
         count = len(self.written)
-        for number, (file, names, done) in enumerate(self.written, 1):
-            done.result()
-            name = (
-                f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
-            )
-            file.rename(self.folder / name)
-            where |= dict.fromkeys(names, name)
+        for number, (file, names, writing) in enumerate(self.written, 1):
+            writing.result()
+            final_name = "model.safetensors"
+            if count > 1:
+                final_name = f"model-{number:05}-of-{count:05}.safetensors"
+            file.rename(self.folder / final_name)
+            file_of_tensor |= dict.fromkeys(names, final_name)
         if count > 1:
-            index = {"metadata": {"total_size": self.total}, "weight_map": where}
-            (self.folder / "model.safetensors.index.json").write_text(
-                json.dumps(index, indent=1), encoding="utf-8"
-            )
+            index = {"metadata": {"total_size": self.total}, "weight_map": file_of_tensor}
+            index_file = self.folder / "model.safetensors.index.json"
+            index_file.write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
 def random_matrix(rows: int, columns: int, std: float, generator: Any) -> Any:
-    """Normal weights, bf16 [rows, columns], on the generator's device."""
+    """Return normal weights, bf16 [rows, columns], on the generator's device."""
     import torch
 
     weight = torch.empty(rows, columns, dtype=torch.bfloat16, device=generator.device)
@@ -146,45 +144,44 @@ def random_matrix(rows: int, columns: int, std: float, generator: Any) -> Any:
 
 
 def decoder_layers(shape: Shape, generator: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(matrices, norms) by their whole names, one decoder layer at a time."""
+    """Yield (matrices, norms) by their full names, one decoder layer at a time."""
     import torch
 
+    # 0.02 at a hidden size of 4,096, as Llama is initialized.
     std = 1.28 / math.sqrt(shape.hidden)
+    std_of_residual = std / math.sqrt(2 * shape.layers)
     for number in range(shape.layers):
         prefix = f"model.layers.{number}"
-        yield (
-            {
-                f"{prefix}.{name}.weight": random_matrix(
-                    *size,
-                    std / math.sqrt(2 * shape.layers)
-                    if name.endswith(("o_proj", "down_proj"))
-                    else std,
-                    generator,
-                )
-                for name, size in shape.matrices().items()
-            },
-            {
-                f"{prefix}.{name}.weight": torch.ones(shape.hidden, dtype=torch.bfloat16)
-                for name in ("input_layernorm", "post_attention_layernorm")
-            },
-        )
+        matrices = {}
+        for name, (rows, columns) in shape.matrices().items():
+            matrix_std = std
+            if name.endswith(("o_proj", "down_proj")):
+                matrix_std = std_of_residual
+            weight = random_matrix(rows, columns, matrix_std, generator)
+            matrices[f"{prefix}.{name}.weight"] = weight
+        norms = {}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            norms[f"{prefix}.{name}.weight"] = torch.ones(shape.hidden, dtype=torch.bfloat16)
+        yield matrices, norms
 
 
 def outer_tensors(shape: Shape, generator: Any) -> dict[str, Any]:
-    """The embedding, the last norm and the head, which no format quantizes."""
+    """Return the embedding, the last norm and the head, which no format quantizes."""
     import torch
 
+    head_std = LOGITS_STD / math.sqrt(shape.hidden)
+    # In this order, since both take the numbers of one generator.
+    embedding = random_matrix(shape.vocabulary, shape.hidden, 1.0, generator)
+    head = random_matrix(shape.vocabulary, shape.hidden, head_std, generator)
     return {
-        "model.embed_tokens.weight": random_matrix(shape.vocabulary, shape.hidden, 1.0, generator),
+        "model.embed_tokens.weight": embedding,
         "model.norm.weight": torch.ones(shape.hidden, dtype=torch.bfloat16),
-        "lm_head.weight": random_matrix(
-            shape.vocabulary, shape.hidden, LOGITS_STD / math.sqrt(shape.hidden), generator
-        ),
+        "lm_head.weight": head,
     }
 
 
 def quantized(matrices: dict[str, Any], scheme: Any) -> dict[str, Any]:
-    """The tensors that compressed-tensors stores for these matrices, under their whole names."""
+    """Return the tensors that compressed-tensors stores for these matrices, by their full names."""
     import torch
     from compressed_tensors.compressors import compress_module
     from compressed_tensors.quantization.lifecycle.initialize import (
@@ -200,15 +197,16 @@ def quantized(matrices: dict[str, Any], scheme: Any) -> dict[str, Any]:
         initialize_module_for_quantization(layer, scheme.model_copy(deep=True))
         layers[name.removesuffix(".weight")] = layer
     set_scales(layers)
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, layer in layers.items():
         compress_module(layer)
-        found |= {f"{name}.{part}": tensor for part, tensor in layer.state_dict().items()}
-    return found
+        for part, tensor in layer.state_dict().items():
+            tensors[f"{name}.{part}"] = tensor
+    return tensors
 
 
 def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
-    """config.json, as Transformers and compressed-tensors write it."""
+    """Write config.json as Transformers and compressed-tensors do."""
     from transformers import LlamaConfig
 
     LlamaConfig(**shape.config()).save_pretrained(folder)
@@ -230,13 +228,12 @@ def write_config(folder: Path, shape: Shape, scheme: Any) -> None:
 
 
 def write_tokenizer(folder: Path, **config: str) -> None:
-    """A byte-level tokenizer: one token per byte, ids 0 to 255, and one special token, 256."""
+    """Write a tokenizer of one token per byte, ids 0 to 255, and one special token, 256."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[])
-    )
+    vocabulary = {letter: i for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
@@ -248,19 +245,23 @@ def write_tokenizer(folder: Path, **config: str) -> None:
 def make(
     out: Path, shape: Shape, formats: Sequence[str] = ("bf16",), seed: int = 0
 ) -> dict[str, Path]:
-    """Write one checkpoint per format, all of the same random weights, as ``out/FORMAT``;
-    FileExistsError if it exists.
+    """Write one checkpoint per format, all of the same random weights, as ``out/FORMAT``.
 
-    Format -> folder.
+    Returns format -> folder.  FileExistsError if a folder exists.
     """
     import torch
     from compressed_tensors.quantization import preset_name_to_scheme
 
-    schemes = {
-        name: preset_name_to_scheme(preset, ["Linear"]) if (preset := PRESETS[name]) else None
-        for name in formats
-    }
-    generator = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(seed)
+    schemes: dict[str, Any] = {}
+    for name in formats:
+        preset = PRESETS[name]
+        schemes[name] = None
+        if preset:
+            schemes[name] = preset_name_to_scheme(preset, ["Linear"])
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    generator = torch.Generator(device).manual_seed(seed)
     folders = {name: out / name for name in formats}
     with ThreadPoolExecutor() as pool, torch.inference_mode():
         shards = {}
@@ -270,9 +271,10 @@ def make(
             write_tokenizer(folder)
         for matrices, norms in decoder_layers(shape, generator):
             for name, files in shards.items():
-                files.add(
-                    {**(quantized(matrices, schemes[name]) if schemes[name] else matrices), **norms}
-                )
+                tensors = matrices
+                if schemes[name]:
+                    tensors = quantized(matrices, schemes[name])
+                files.add({**tensors, **norms})
         outer = outer_tensors(shape, generator)
         for name, files in shards.items():
             files.add(outer)
@@ -283,8 +285,9 @@ def make(
 
 
 def make_apart(*arguments: Any) -> None:
-    """Run ``make`` in a separate process, because a process that has used a GPU keeps some of the
-    GPU's memory.
+    """Run ``make`` in a separate process.
+
+    A process that has used a GPU keeps some of the GPU's memory.
     """
     process = multiprocessing.get_context("spawn").Process(target=make, args=arguments)
     process.start()
@@ -294,28 +297,28 @@ def make_apart(*arguments: Any) -> None:
 
 
 def add_shape(parser: argparse.ArgumentParser, default: str) -> None:
-    """The flags that choose a shape."""
+    """Add the flags that choose a shape."""
     parser.add_argument(
         "--shape", choices=list(SHAPES), default=default, help="default: %(default)s"
     )
-    for each in fields(Shape):
-        flag = f"--{each.name.replace('_', '-')}"
-        parser.add_argument(
-            flag, type=int, metavar="N", help=f"replaces the shape's {each.name.replace('_', ' ')}"
-        )
+    for field_of_shape in fields(Shape):
+        flag = "--" + field_of_shape.name.replace("_", "-")
+        words = field_of_shape.name.replace("_", " ")
+        parser.add_argument(flag, type=int, metavar="N", help=f"replaces the shape's {words}")
 
 
 def shape_of(arguments: argparse.Namespace) -> Shape:
-    """The shape that the flags of ``add_shape`` choose."""
-    given = {each.name: getattr(arguments, each.name) for each in fields(Shape)}
-    return replace(
-        SHAPES[arguments.shape],
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    """Return the shape that the flags of ``add_shape`` choose."""
+    changes = {}
+    for field_of_shape in fields(Shape):
+        value = getattr(arguments, field_of_shape.name)
+        if value is not None:
+            changes[field_of_shape.name] = value
+    return replace(SHAPES[arguments.shape], **changes)
 
 
 def main(words: Sequence[str]) -> int:
-    """``python -m benchmarks.shapes OUT``; the exit status."""
+    """Run ``python -m benchmarks.shapes OUT``; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.shapes", description="Make checkpoints of a shape."
     )
@@ -325,10 +328,12 @@ def main(words: Sequence[str]) -> int:
     )
     add_shape(parser, "llama-8b")
     arguments = parser.parse_args(words)
-    shape, began = shape_of(arguments), time.perf_counter()
+    shape = shape_of(arguments)
+    began = time.perf_counter()
     if shape.hidden % shape.heads or shape.heads % shape.kv_heads or shape.vocabulary < 257:
         parser.error(
-            "heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 entries"
+            "heads must divide hidden, kv heads must divide heads, and the byte tokens need 257 "
+            "entries"
         )
     try:
         make(arguments.out, shape, arguments.formats)

@@ -1,11 +1,10 @@
-"""Check that the cache serves only scores that a fresh run would give, by changing every input and
-running again.
+"""Check that the cache serves only scores that a fresh run would give.
 
     python -m benchmarks.stale_hits OUT.json --engines Transformers vLLM llama.cpp
 
 A reference and a model that is compared with it are scored once; the inputs are a toy Llama's
-files, the specs, the text, templates, splits, packages and variables.  Then one input after the
-other is changed, and the same command line runs again on the same cache, which may serve all, some
+files, the specs, the text, templates, splits, packages and variables.  Then one input after another
+is changed, and the same command line runs again on the same cache, which may serve all, some
 or none of its windows.  Then it runs in an empty cache: every row must be bit-identical, token by
 token.  Exit status 1 if a row differs.  The cases of each engine are in
 ``benchmarks/stale_inputs.py``.
@@ -33,63 +32,65 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a run: its exit status, and label -> True if the row came from the cache, and token
-    scores as bytes.
+    """Result of a run.
+
+    Attributes:
+        status: its exit status.
+        served: label -> True if the row came from the cache, without failed rows.
+        scores: label -> all token scores as bytes.
+        log: what the run printed.
     """
 
     status: int
     served: dict[str, bool]
     scores: dict[str, bytes]
-    said: str
+    log: str
 
 
 def scored(place: Place, cache: Path) -> Outcome:
-    """Run the command line on a cache: in this process, or in a new one if a variable or package is
-    changed.
+    """Run the command line on a cache.
+
+    It runs in a new process if a variable or package is changed, or else in this one.
     """
-    out, log = place.folder / "results.json", place.folder / "log.txt"
-    shutil.rmtree(place.folder / "tokens", ignore_errors=True)
+    out = place.folder / "results.json"
+    log = place.folder / "log.txt"
+    tokens = place.folder / "tokens"
+    shutil.rmtree(tokens, ignore_errors=True)
     out.unlink(missing_ok=True)
     for name, spec in (("data.json", place.data), ("models.json", place.models)):
         (place.folder / name).write_text(json.dumps(spec), encoding="utf-8")
-    words = [
-        "-d",
-        place.folder / "data.json",
-        "-m",
-        place.folder / "models.json",
-        "--cache-dir",
-        cache,
-        "-o",
-        out,
-    ]
-    words += ["--tokens-out", place.folder / "tokens"]
-    if place.apart:
-        command = [
-            *place.prefix,
-            sys.executable,
-            str(ROOT / "eval" / "compare_q.py"),
-            *map(str, words),
-        ]
-        with log.open("wb") as said:
-            environment = {**os.environ, "COMPARE_Q_IN_PROCESS": "0", **place.environment}
-            status = subprocess.run(
-                command, stdout=said, stderr=said, env=environment, check=False
-            ).returncode
+    words = ["-d", str(place.folder / "data.json"), "-m", str(place.folder / "models.json")]
+    words += ["--cache-dir", str(cache), "-o", str(out), "--tokens-out", str(tokens)]
+    if place.in_new_process:
+        status = in_new_process(place, words, log)
     else:
         with captured(log):
-            status = in_process([str(word) for word in words])
-    found = json.loads(out.read_text(encoding="utf-8"))["models"] if out.exists() else []
-    served = {
-        model["label"]: bool(model["from_cache"]) for model in found if model["ppl"] is not None
-    }
-    files = {label: place.folder / "tokens" / f"{label}.parquet" for label in served}
-    return Outcome(
-        status, served, {label: bits(file) for label, file in files.items()}, log.read_text()
-    )
+            status = in_this_process(words)
+    models: list[dict[str, Any]] = []
+    if out.exists():
+        models = json.loads(out.read_text(encoding="utf-8"))["models"]
+    served = {}
+    scores = {}
+    for model in models:
+        if model["ppl"] is not None:
+            label = model["label"]
+            served[label] = bool(model["from_cache"])
+            scores[label] = bytes_of_scores(tokens / f"{label}.parquet")
+    return Outcome(status, served, scores, log.read_text())
 
 
-def in_process(words: list[str]) -> int:
-    """The command line in this process; its exit status."""
+def in_new_process(place: Place, words: list[str], log: Path) -> int:
+    """Run the command line in a new process; return its exit status."""
+    program = str(ROOT / "eval" / "compare_q.py")
+    command = [*place.prefix, sys.executable, program, *words]
+    environment = {**os.environ, "COMPARE_Q_IN_PROCESS": "0", **place.environment}
+    with log.open("wb") as file:
+        process = subprocess.run(command, stdout=file, stderr=file, env=environment, check=False)
+    return process.returncode
+
+
+def in_this_process(words: list[str]) -> int:
+    """Run the command line in this process; return its exit status."""
     from compare_q.eval.cli import main
 
     try:
@@ -98,14 +99,15 @@ def in_process(words: list[str]) -> int:
         return int(stop.code or 0)
 
 
-def bits(file: Path) -> bytes:
-    """All columns of a file of token scores."""
+def bytes_of_scores(file: Path) -> bytes:
+    """Return all columns of a file of token scores."""
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(file)
-    return b"".join(
-        name.encode() + table.column(name).to_numpy().tobytes() for name in table.column_names
-    )
+    content = b""
+    for name in table.column_names:
+        content += name.encode() + table.column(name).to_numpy().tobytes()
+    return content
 
 
 def changed(case: Case, scratch: Path) -> tuple[str, Counter[str], str]:
@@ -119,54 +121,64 @@ def changed(case: Case, scratch: Path) -> tuple[str, Counter[str], str]:
     for old in (folder, cache, scratch / "empty"):
         shutil.rmtree(old, ignore_errors=True)
     place = case.base(folder)
-    place.apart = case.apart
+    place.in_new_process = case.in_new_process
     base = scored(place, cache)
     if base.status or len(base.served) != len(place.models) or any(base.served.values()):
-        raise RuntimeError(f"{case.name}: {base.said}")
+        raise RuntimeError(f"{case.name}: {base.log}")
     case.change(place)
     again = scored(place, cache)
-    seen = Counter({"inputs changed": 1})
-    seen["refused"] = int(again.status == 2)
+    counts = Counter({"inputs changed": 1})
+    counts["refused"] = int(again.status == 2)
     if again.status != 2:
-        seen["rows that failed"] = len(place.models) - len(again.served)
-    served = [label for label, is_served in again.served.items() if is_served]
-    seen["rows served"] = len(served)
-    seen["rows scored again"] = len(again.served) - len(served)
-    seen["rows with other numbers"] = sum(
-        again.scores[each] != base.scores.get(each) for each in again.served
-    )
-    fresh = scored(place, scratch / "empty") if again.served else again
-    wrong = [label for label in again.served if again.scores[label] != fresh.scores.get(label)]
-    seen["rows wrongly served"] = len(wrong)
-    last = again.said.strip().splitlines()[-1:] if again.status else []
-    return case.kind, seen, "; ".join([*(f"wrongly served: {each}" for each in wrong), *last])
+        counts["rows that failed"] = len(place.models) - len(again.served)
+    counts["rows served"] = sum(again.served.values())
+    counts["rows scored again"] = len(again.served) - counts["rows served"]
+    counts["rows with other numbers"] = len(labels_that_differ(again, base))
+    fresh = again
+    if again.served:
+        fresh = scored(place, scratch / "empty")
+    wrong = labels_that_differ(again, fresh)
+    counts["rows wrongly served"] = len(wrong)
+    errors = [f"wrongly served: {label}" for label in wrong]
+    if again.status:
+        errors += again.log.strip().splitlines()[-1:]
+    return case.kind, counts, "; ".join(errors)
+
+
+def labels_that_differ(outcome: Outcome, other: Outcome) -> list[str]:
+    """Return the rows of ``outcome`` whose scores differ from the other's, or that it lacks."""
+    labels = []
+    for label, scores in outcome.scores.items():
+        if scores != other.scores.get(label):
+            labels.append(label)
+    return labels
 
 
 def campaign(engine: str, scratch: Path, kinds: list[str]) -> dict[str, Any]:
     """Change every input of one engine."""
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    counts_of_kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
     cases: dict[str, Any] = {}
     for case in ENGINES[engine]():
         if kinds and case.kind not in kinds:
             continue
-        kind, seen, said = changed(case, scratch)
-        said = said.replace(f"{scratch / 'place'}/", "")
-        found[kind].update(seen)
-        cases[f"{kind}: {case.name}"] = {
-            **{name: count for name, count in seen.items() if count},
-            "said": said,
-        }
-        print(f"{engine}: {kind}: {case.name}: {dict(+seen)} {said}", flush=True)
-    totals: Counter[str] = sum(found.values(), Counter())
+        kind, counts, errors = changed(case, scratch)
+        errors = errors.replace(f"{scratch / 'place'}/", "")
+        counts_of_kinds[kind].update(counts)
+        # Without the counts that are 0.
+        positive = dict(+counts)
+        cases[f"{kind}: {case.name}"] = {**positive, "said": errors}
+        print(f"{engine}: {kind}: {case.name}: {positive} {errors}", flush=True)
+    totals: Counter[str] = sum(counts_of_kinds.values(), Counter())
     print(f"{engine}: {dict(totals)}", flush=True)
     return {
         "total": dict(totals),
-        "kinds": {kind: dict(+each) for kind, each in found.items()},
+        "kinds": {kind: dict(+counts) for kind, counts in counts_of_kinds.items()},
         "cases": cases,
     }
 
 
 def main() -> int:
+    """Change every input of the engines, and write the counts; return the exit status."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     p.add_argument("out", type=Path)
     p.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
@@ -174,7 +186,9 @@ def main() -> int:
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ |= {"COMPARE_Q_IN_PROCESS": "1", "HF_HOME": scratch, "HF_HUB_OFFLINE": "1"}
-        found = {engine: campaign(engine, Path(scratch), args.kinds) for engine in args.engines}
+        campaigns = {}
+        for engine in args.engines:
+            campaigns[engine] = campaign(engine, Path(scratch), args.kinds)
     from compare_q.backends.common import machine
 
     origin = {
@@ -182,8 +196,11 @@ def main() -> int:
         "versions": machine.versions(),
         "processor": machine.processor(),
     }
-    args.out.write_text(json.dumps({**origin, **found}, indent=1) + "\n", encoding="utf-8")
-    return int(any(each["total"].get("rows wrongly served") for each in found.values()))
+    args.out.write_text(json.dumps({**origin, **campaigns}, indent=1) + "\n", encoding="utf-8")
+    for result in campaigns.values():
+        if result["total"].get("rows wrongly served"):
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

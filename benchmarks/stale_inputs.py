@@ -1,6 +1,4 @@
-"""The inputs that ``benchmarks/stale_hits.py`` changes: folders with all inputs of a run, and one
-change each.
-"""
+"""Inputs that ``benchmarks/stale_hits.py`` changes: all inputs of a run, and one change each."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-LENGTH, LETTERS = 64, 400
+LENGTH = 64
+LETTERS = 400
 TEMPLATE = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
 PLUGIN = """\
 def start():
@@ -36,8 +35,9 @@ class Toy(LlamaForCausalLM):
 
 @dataclass
 class Place:
-    """Inputs of a run: the files below ``folder``, its specs and environment; ``prefix``: words
-    before the command.
+    """Inputs of a run: the files below ``folder``, its specs and environment.
+
+    ``prefix``: words before the command; ``in_new_process``: the run needs a process of its own.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class Place:
     models: list[dict[str, Any]]
     environment: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()
-    apart: bool = False
+    in_new_process: bool = False
 
 
 Change = Callable[[Place], None]
@@ -54,18 +54,18 @@ Base = Callable[[Path], Place]
 
 @dataclass(frozen=True)
 class Case:
-    """One input and how it is changed; ``apart``: True to run in a new process."""
+    """One input and how it is changed."""
 
     kind: str
     name: str
     change: Change
     base: Base
-    apart: bool = False
+    in_new_process: bool = False
 
 
 @cache
-def made() -> Path:
-    """A folder with two toys of one shape and other weights, and a third in two shards."""
+def toy_models() -> Path:
+    """Make a folder with two toys of one shape and other weights, and a third in two shards."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -96,11 +96,12 @@ def made() -> Path:
 
 
 def plain(folder: Path, load_fn: str = "transformers", **engine: Any) -> Place:
-    """Return a text, a reference and a model in separate folders; file dates are the same as in any
-    other ``Place``.
+    """Return a text, a reference and a model in separate folders.
+
+    File dates are the same as in any other ``Place``.
     """
     for name in ("model", "reference"):
-        shutil.copytree(made() / "model", folder / name)
+        shutil.copytree(toy_models() / "model", folder / name)
     letters = random.Random(0).choices("abcdefgh \n", k=LETTERS)
     write(folder / "text.txt", "".join(letters))
     data = {
@@ -108,30 +109,30 @@ def plain(folder: Path, load_fn: str = "transformers", **engine: Any) -> Place:
         "dataset": "text",
         "path": str(folder / "text.txt"),
     }
-    models: list[dict[str, Any]] = [
-        {
+    models: list[dict[str, Any]] = []
+    for name in ("reference", "model"):
+        spec = {
             "load_fn": load_fn,
             "model_dir": str(folder / name),
             "label": name,
             "engine": {"dtype": "float32", **engine},
         }
-        for name in ("reference", "model")
-    ]
+        models.append(spec)
     models[0]["reference"] = True
     return Place(folder, {**data, "eval_len": LENGTH, "eval_stride": LENGTH}, models)
 
 
 def sharded(folder: Path, **keys: Any) -> Place:
-    """The same with a model in shards."""
+    """Return the plain place with a model in shards."""
     place = plain(folder, **keys)
     (folder / "model" / "model.safetensors").unlink()
-    for file in (made() / "shards").glob("model*"):
+    for file in (toy_models() / "shards").glob("model*"):
         shutil.copy2(file, folder / "model")
     return place
 
 
 def with_code(folder: Path) -> Place:
-    """The same with a model that brings its own code, which imports another file."""
+    """Return the plain place with a model that brings its own code, which imports another file."""
     place = plain(folder, trust_remote_code=True)
     write(folder / "model" / "toy.py", CODE)
     write(folder / "model" / "scaling.py", "SCALE = 1.0\n")
@@ -141,16 +142,16 @@ def with_code(folder: Path) -> Place:
 
 
 def talk(answer: str) -> str:
-    """A line of a file of conversations."""
-    turns = {"user": "what?", "assistant": answer}
-    return (
-        json.dumps({"messages": [{"role": role, "content": said} for role, said in turns.items()]})
-        + "\n"
-    )
+    """Return a line of a file of conversations."""
+    messages = [
+        {"role": "user", "content": "what?"},
+        {"role": "assistant", "content": answer},
+    ]
+    return json.dumps({"messages": messages}) + "\n"
 
 
 def prefixed(folder: Path) -> Place:
-    """The plain place with a chat before each window, by the template of ``chat``."""
+    """Return the plain place with a chat before each window, by the template of ``chat``."""
     place = chat(folder)
     place.data = {
         **plain(folder / "plain").data,
@@ -161,47 +162,44 @@ def prefixed(folder: Path) -> Place:
 
 
 def rows(folder: Path) -> Place:
-    """Return the same with a local data set of three files; the middle file is the test split."""
+    """Return the plain place with a local data set of three files; the second is the test split."""
     place = plain(folder)
     for name, letter in (("a", "a"), ("test", "bc"), ("train", "cdd")):
         lines = [json.dumps({"text": 100 * letter, "other": 100 * (letter + "e")})] * 2
         write(folder / "rows" / f"{name}.jsonl", "\n".join(lines) + "\n")
-    place.data = {
-        name: value for name, value in place.data.items() if name not in ("path", "dataset")
-    }
+    del place.data["path"], place.data["dataset"]
     place.data |= {"dataset": str(folder / "rows"), "split": "test"}
     return place
 
 
 def chat(folder: Path) -> Place:
-    """The same with conversations, and a template that prints a date."""
+    """Return the plain place with conversations, and a template that prints a date."""
     place = plain(folder)
     write(folder / "talks.jsonl", 4 * talk("that and this"))
-    set_keys("model/tokenizer_config.json", chat_template="{{ strftime_now('%M%S') }}" + TEMPLATE)(
-        place
-    )
+    template = "{{ strftime_now('%M%S') }}" + TEMPLATE
+    set_keys("model/tokenizer_config.json", chat_template=template)(place)
     age(folder / "model" / "tokenizer_config.json")
     place.data = {
         "tokenizer_dir": str(folder / "model"),
         "dataset": "chat",
         "path": str(folder / "talks.jsonl"),
+        "eval_len": LENGTH,
     }
-    place.data |= {"eval_len": LENGTH}
     return place
 
 
 def in_vllm(folder: Path) -> Place:
-    """The plain place in vLLM."""
+    """Return the plain place in vLLM."""
     return plain(folder, "vllm_score")
 
 
 def shards_in_vllm(folder: Path) -> Place:
-    """The sharded model in vLLM."""
+    """Return the sharded model in vLLM."""
     return sharded(folder, load_fn="vllm_score")
 
 
 def in_llama_cpp(folder: Path) -> Place:
-    """The plain place with GGUF models in llama.cpp."""
+    """Return the plain place with GGUF models in llama.cpp."""
     place = plain(folder, "llamacpp")
     for model in place.models:
         file = folder / f"{model['label']}.gguf"
@@ -212,7 +210,7 @@ def in_llama_cpp(folder: Path) -> Place:
 
 
 def write_gguf(model: Path, file: Path, **keys: Any) -> Path:
-    """A toy as a float32 GGUF file without a tokenizer; ``keys`` replace those of its config."""
+    """Write a toy as a float32 GGUF without a tokenizer; ``keys`` replace those of its config."""
     import gguf
 
     from demo.gguf_writer import add_shape, gguf_tensors
@@ -231,7 +229,7 @@ def write_gguf(model: Path, file: Path, **keys: Any) -> Path:
 
 
 def write(file: Path, text: str) -> None:
-    """A file as old as others of its kind."""
+    """Write a file that is as old as others of its kind."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8", newline="")
     age(file)
@@ -243,28 +241,30 @@ def age(file: Path) -> None:
 
 
 def all_of(*changes: Change) -> Change:
-    """Several changes that go together."""
+    """Return several changes as one."""
 
     def change(place: Place) -> None:
-        for each in changes:
-            each(place)
+        for part in changes:
+            part(place)
 
     return change
 
 
 def set_keys(name: str, **keys: Any) -> Change:
-    """Keys of a JSON file."""
+    """Set keys of a JSON file."""
 
     def change(place: Place) -> None:
         file = place.folder / name
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        file.write_text(json.dumps(found | keys), encoding="utf-8")
+        content: dict[str, Any] = {}
+        if file.exists():
+            content = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(content | keys), encoding="utf-8")
 
     return change
 
 
 def put(name: str, text: str) -> Change:
-    """A file of this text."""
+    """Write a file with this text."""
 
     def change(place: Place) -> None:
         (place.folder / name).parent.mkdir(exist_ok=True)
@@ -274,20 +274,22 @@ def put(name: str, text: str) -> Change:
 
 
 def copied(source: str, name: str, *, keeps_time: bool = False) -> Change:
-    """A file of another model; ``keeps_time``: it gets the date of the file that it replaces."""
+    """Copy a file of another model; ``keeps_time``: with the date of the file that it replaces."""
 
     def change(place: Place) -> None:
         file = place.folder / name
-        times = file.stat() if keeps_time else None
-        shutil.copy(made() / source, file)
-        if times:
-            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if not keeps_time:
+            shutil.copy(toy_models() / source, file)
+            return
+        times = file.stat()
+        shutil.copy(toy_models() / source, file)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     return change
 
 
 def flipped(name: str) -> Change:
-    """One bit of the last weight in a file, which keeps its size."""
+    """Flip one bit of the last weight in a file, which keeps its size."""
 
     def change(place: Place) -> None:
         content = bytearray((place.folder / name).read_bytes())
@@ -298,7 +300,7 @@ def flipped(name: str) -> Change:
 
 
 def renamed(*pairs: tuple[str, str]) -> Change:
-    """Files with other names."""
+    """Rename files, in this order."""
 
     def change(place: Place) -> None:
         for old, new in pairs:
@@ -308,53 +310,67 @@ def renamed(*pairs: tuple[str, str]) -> Change:
 
 
 def model(label: str = "model", **keys: Any) -> Change:
-    """Keys of a model's spec."""
+    """Set keys of a model's spec."""
 
     def change(place: Place) -> None:
-        next(each for each in place.models if each["label"] == label).update(keys)
+        spec_of(place, label).update(keys)
 
     return change
 
 
 def option(label: str = "model", **keys: Any) -> Change:
-    """Options of a model's engine."""
+    """Set options of a model's engine."""
 
     def change(place: Place) -> None:
-        next(each for each in place.models if each["label"] == label)["engine"].update(keys)
+        spec_of(place, label)["engine"].update(keys)
 
     return change
 
 
+def spec_of(place: Place, label: str) -> dict[str, Any]:
+    """Return the spec of the model with this label."""
+    return next(spec for spec in place.models if spec["label"] == label)
+
+
 def data(**keys: Any) -> Change:
-    """Keys of the data spec; a path is one below the place's folder."""
+    """Set keys of the data spec; ``...`` removes one, and a path is below the place's folder."""
 
     def change(place: Place) -> None:
-        places = {
-            name: str(place.folder / keys[name])
-            for name in ("path", "tokenizer_dir")
-            if name in keys
-        }
-        place.data = {
-            name: each for name, each in (place.data | keys | places).items() if each is not ...
-        }
+        for name, value in keys.items():
+            if value is ...:
+                place.data.pop(name, None)
+            elif name in ("path", "tokenizer_dir"):
+                place.data[name] = str(place.folder / value)
+            else:
+                place.data[name] = value
 
     return change
 
 
 def variable(name: str, value: str) -> Change:
-    """A variable of the environment."""
-    return lambda place: place.environment.update({name: value})
+    """Set a variable of the environment."""
+
+    def change(place: Place) -> None:
+        place.environment[name] = value
+
+    return change
 
 
 def package(name: str, group: str = "") -> Change:
     """Install a distribution with an entry point of this group; its code changes torch's SiLU."""
 
     def change(place: Place) -> None:
-        info = place.folder / "site" / f"{name}-99.dist-info"
+        site = place.folder / "site"
+        info = site / f"{name}-99.dist-info"
+        entry_points = ""
+        if group:
+            entry_points = f"[{group}]\ntoy = toy_plugin:start\n"
         write(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 99\n")
-        write(info / "entry_points.txt", f"[{group}]\ntoy = toy_plugin:start\n" if group else "")
-        write(place.folder / "site" / "toy_plugin.py", PLUGIN)
-        paths = [str(place.folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        write(info / "entry_points.txt", entry_points)
+        write(site / "toy_plugin.py", PLUGIN)
+        paths = [str(site)]
+        if os.environ.get("PYTHONPATH"):
+            paths.append(os.environ["PYTHONPATH"])
         place.environment["PYTHONPATH"] = os.pathsep.join(paths)
 
     return change
@@ -378,20 +394,23 @@ VARIABLES = {
 
 
 def weights(base: Base, folder: str, file: str) -> Iterator[Case]:
-    """Other weights in a file, which keeps its size and header."""
+    """Yield cases of other weights in a file, which keeps its size and header."""
+    file_of_reference = file.replace("model", "reference", 1)
     yield Case("file", f"{folder}: one bit", flipped(file), base)
-    yield Case(
-        "file",
-        f"{folder}: one bit of the reference",
-        flipped(file.replace("model", "reference", 1)),
-        base,
-    )
+    yield Case("file", f"{folder}: one bit of the reference", flipped(file_of_reference), base)
+
+
+def cases_of(kind: str, changes: dict[str, Change], base: Base) -> Iterator[Case]:
+    """Yield a case for each change, by its name."""
+    for name, change in changes.items():
+        yield Case(kind, name, change, base)
 
 
 def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
-    """The files of a folder of safetensors."""
-    yield from weights(base, "one file", "model/model.safetensors")
-    single, index = "model/model.safetensors", "model/model.safetensors.index.json"
+    """Yield the cases of a folder of safetensors."""
+    single = "model/model.safetensors"
+    index = "model/model.safetensors.index.json"
+    yield from weights(base, "one file", single)
     files: dict[str, Change] = {
         "other weights": copied("other/model.safetensors", single),
         "other weights, of the same time": copied(
@@ -407,8 +426,8 @@ def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
         "transformers_weights": set_keys("model/config.json", transformers_weights="x.safetensors"),
         "a second set of weights": copied("other/model.safetensors", "model/second.safetensors"),
     }
-    yield from (Case("file", name, change, base) for name, change in files.items())
-    first = next(file.name for file in sorted((made() / "shards").glob("*.safetensors")))
+    yield from cases_of("file", files, base)
+    first = next(file.name for file in sorted((toy_models() / "shards").glob("*.safetensors")))
     yield Case("file", "a shard: one bit", flipped(f"model/{first}"), in_shards)
     yield Case("file", "the index", set_keys(index, metadata={"dtype": "float16"}), in_shards)
     yield Case(
@@ -417,7 +436,7 @@ def of_folders(base: Base, in_shards: Base) -> Iterator[Case]:
 
 
 def of_texts() -> Iterator[Case]:
-    """The text, how it is cut, its splits and templates."""
+    """Yield the cases of the text, how it is cut, its splits and templates."""
     texts: dict[str, Change] = {
         "other letters": put("text.txt", "abcdefgh" * (LETTERS // 8)),
         "one letter": put("text.txt", "h" + (LETTERS - 1) * "a"),
@@ -431,7 +450,7 @@ def of_texts() -> Iterator[Case]:
         "method gptq": data(method="gptq", eval_stride=...),
         "tokenizer.json": swap_letters,
     }
-    yield from (Case("text", name, change, plain) for name, change in texts.items())
+    yield from cases_of("text", texts, plain)
     splits: dict[str, Change] = {
         "files change names": renamed(
             ("rows/test.jsonl", "rows/b.jsonl"), ("rows/train.jsonl", "rows/test.jsonl")
@@ -447,7 +466,7 @@ def of_texts() -> Iterator[Case]:
         "max_text_rows": data(max_text_rows=1),
         "a file": put("rows/test.jsonl", json.dumps({"text": 300 * "f"})),
     }
-    yield from (Case("split", name, change, rows) for name, change in splits.items())
+    yield from cases_of("split", splits, rows)
     config = "model/tokenizer_config.json"
     templates: dict[str, Change] = {
         "the time of day": all_of(),
@@ -460,7 +479,7 @@ def of_texts() -> Iterator[Case]:
         "score_roles": data(score_roles=["user"]),
         "a conversation": put("talks.jsonl", talk("other words")),
     }
-    yield from (Case("template", name, change, chat) for name, change in templates.items())
+    yield from cases_of("template", templates, chat)
     for name in ("the time of day", "the template"):
         yield Case("template", f"{name}, in a chat prefix", templates[name], prefixed)
 
@@ -468,24 +487,30 @@ def of_texts() -> Iterator[Case]:
 def swap_letters(place: Place) -> None:
     """Exchange the tokens of two characters, in both models."""
     for file in place.folder.glob("*/tokenizer.json"):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        words = found["model"]["vocab"]
-        words["a"], words["b"] = words["b"], words["a"]
-        file.write_text(json.dumps(found), encoding="utf-8")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        ids = content["model"]["vocab"]
+        id_of_a = ids["a"]
+        ids["a"] = ids["b"]
+        ids["b"] = id_of_a
+        file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def transformers() -> Iterator[Case]:
     """Yield all cases in Transformers."""
     yield from of_folders(plain, sharded)
     yield Case(
-        "file", "code", put("model/toy.py", CODE.replace("* SCALE", "* 0.5")), with_code, apart=True
+        "file",
+        "code",
+        put("model/toy.py", CODE.replace("* SCALE", "* 0.5")),
+        with_code,
+        in_new_process=True,
     )
     yield Case(
         "file",
         "code that code imports",
         put("model/scaling.py", "SCALE = 0.5\n"),
         with_code,
-        apart=True,
+        in_new_process=True,
     )
     options: dict[str, Change] = {
         "dtype": option(dtype="bfloat16"),
@@ -496,23 +521,26 @@ def transformers() -> Iterator[Case]:
         "noise": all_of(model(noise_floor=True), option(noise="bf16")),
         "a repository of the hub": option(attn_implementation="owner/name"),
     }
-    yield from (Case("option", name, change, plain) for name, change in options.items())
+    yield from cases_of("option", options, plain)
     yield from of_texts()
     for name in ("peft", "kernels", "colours"):
-        yield Case("package", name, package(name), plain, apart=True)
+        yield Case("package", name, package(name), plain, in_new_process=True)
     yield Case(
-        "package", "a plugin of torch", package("toy_plugin", "torch.backends"), plain, apart=True
+        "package",
+        "a plugin of torch",
+        package("toy_plugin", "torch.backends"),
+        plain,
+        in_new_process=True,
     )
-    yield from (
-        Case("variable", name, variable(name, value), plain, apart=True)
-        for name, value in VARIABLES.items()
-    )
-    yield Case("variable", "one core", on_one_core, plain, apart=True)
+    for name, value in VARIABLES.items():
+        yield Case("variable", name, variable(name, value), plain, in_new_process=True)
+    yield Case("variable", "one core", on_one_core, plain, in_new_process=True)
 
 
 def vllm() -> Iterator[Case]:
-    """Yield the cases that differ from Transformers: vLLM's files, options, packages and variables."""
-    yield from (replace(case, apart=True) for case in of_folders(in_vllm, shards_in_vllm))
+    """Yield the cases of vLLM: its files, options, packages and variables."""
+    for case in of_folders(in_vllm, shards_in_vllm):
+        yield replace(case, in_new_process=True)
     options: dict[str, Change] = {
         "dtype": option(dtype="bfloat16"),
         "max_model_len": option(max_model_len=128),
@@ -521,23 +549,28 @@ def vllm() -> Iterator[Case]:
             hf_overrides={"rope_parameters": {"rope_type": "longrope"}}
         ),
     }
-    yield from (
-        Case("option", name, change, in_vllm, apart=True) for name, change in options.items()
-    )
+    for case in cases_of("option", options, in_vllm):
+        yield replace(case, in_new_process=True)
     yield Case(
-        "package", "a plugin", package("toy_plugin", "vllm.general_plugins"), in_vllm, apart=True
+        "package",
+        "a plugin",
+        package("toy_plugin", "vllm.general_plugins"),
+        in_vllm,
+        in_new_process=True,
     )
     for name in ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "NOTHING"):
-        yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, apart=True)
+        yield Case("variable", name, variable(name, VARIABLES[name]), in_vllm, in_new_process=True)
     yield Case(
-        "variable", "VLLM_CPU_SGL_KERNEL", variable("VLLM_CPU_SGL_KERNEL", "1"), in_vllm, apart=True
+        "variable",
+        "VLLM_CPU_SGL_KERNEL",
+        variable("VLLM_CPU_SGL_KERNEL", "1"),
+        in_vllm,
+        in_new_process=True,
     )
 
 
 def llama_cpp() -> Iterator[Case]:
-    """Yield the cases that differ from Transformers: llama.cpp's file, options, packages and
-    variables.
-    """
+    """Yield the cases of llama.cpp: its file, options, packages and variables."""
     yield from weights(in_llama_cpp, "GGUF", "model.gguf")
 
     def another_field(place: Place) -> None:
@@ -551,10 +584,14 @@ def llama_cpp() -> Iterator[Case]:
         "n_ubatch": option(n_ubatch=32),
         "use_extra_bufts": option(use_extra_bufts=False),
     }
-    yield from (Case("option", name, change, in_llama_cpp) for name, change in options.items())
+    yield from cases_of("option", options, in_llama_cpp)
     for name in ("GGML_TOY", "OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "NOTHING"):
         yield Case(
-            "variable", name, variable(name, VARIABLES.get(name, "1")), in_llama_cpp, apart=True
+            "variable",
+            name,
+            variable(name, VARIABLES.get(name, "1")),
+            in_llama_cpp,
+            in_new_process=True,
         )
 
 

@@ -1,5 +1,4 @@
-"""Measure the gain of a second GPU: one model on replicas, and a table of four models, on one GPU
-and on two.
+"""Measure the gain of a second GPU: for one model on replicas, and for a table of four models.
 
     python -m benchmarks.two_gpus OUT.json [--models DIR] [--windows 720] [--only NAME ...]
 
@@ -41,19 +40,21 @@ def scoring_seconds(table: dict[str, Any]) -> float:
 
 def gains(tables: dict[str, Any]) -> dict[str, float]:
     """Return the speed of two GPUs relative to one."""
-    replicas, two, one = (tables[name] for name in TABLES)
+    replicas, two, one = [tables[name] for name in TABLES]
+    ppl = one["rows"][0]["ppl"]
+    differences = []
+    for table in (replicas, two):
+        for row in table["rows"]:
+            differences.append(abs(row["ppl"] / ppl - 1))
     return {
         "replicas": scoring_seconds(one) / scoring_seconds(replicas),
         "table": one["wall_seconds"] / two["wall_seconds"],
-        "largest_relative_difference_of_ppl": max(
-            abs(row["ppl"] / one["rows"][0]["ppl"] - 1)
-            for table in (replicas, two)
-            for row in table["rows"]
-        ),
+        "largest_relative_difference_of_ppl": max(differences),
     }
 
 
 def main() -> int:
+    """Run the tables; write each result to the output file at once."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,12 +67,13 @@ def main() -> int:
         "--only", nargs="+", choices=list(TABLES), default=list(TABLES), help="tables to measure"
     )
     options = parser.parse_args()
-    found: dict[str, Any] = {
+    tables: dict[str, Any] = {}
+    results: dict[str, Any] = {
         "commit": machine.commit(),
         "versions": machine.versions(),
         "hardware": machine.hardware(machine.gpus()),
         "windows": options.windows,
-        "tables": {},
+        "tables": tables,
     }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -81,15 +83,15 @@ def main() -> int:
         for name in options.only:
             count, keys, gpus = TABLES[name]
             rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]
-            spec, words = {"reference": False, **keys}, ("--gpus", gpus)
+            spec = {"reference": False, **keys}
+            words = ("--gpus", gpus)
             sizes = (options.windows, 2048, 512)
-            found["tables"][name] = run.run_table(
-                run.Plan(folder, models.resolve(), rows, sizes, ENGINE, spec, run.PROGRAM, words)
-            )
-            if set(found["tables"]) == set(TABLES):
-                found["gains"] = gains(found["tables"])
-                print(json.dumps(found["gains"]))
-            options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            plan = run.Plan(folder, models.resolve(), rows, sizes, ENGINE, spec, run.PROGRAM, words)
+            tables[name] = run.run_table(plan)
+            if set(tables) == set(TABLES):
+                results["gains"] = gains(tables)
+                print(json.dumps(results["gains"]))
+            options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -30,7 +30,13 @@ PARTS = ("table", "prefill")
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """Return the flags; arguments after ``--`` are passed to compare_q."""
     gpu = bool(machine.gpus())
-    count, length, stride = (586, 2048, 512) if gpu else (32, 512, 256)
+    count, length, stride = (32, 512, 256)
+    shape = "toy"
+    engine: dict[str, Any] = {"enforce_eager": True}
+    if gpu:
+        count, length, stride = (586, 2048, 512)
+        shape = "llama-8b"
+        engine["max_num_batched_tokens"] = 16384
     labels = [row.label for row in run.table_rows(gpu)]
     p = argparse.ArgumentParser(
         prog="python -m benchmarks.table", description="Measure the wall time of a table."
@@ -77,7 +83,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     p.add_argument(
         "--growth",
         nargs="+",
-        choices=list(growth.SIZES),
+        choices=list(growth.SIZES_OF_SERIES),
         default=[],
         help="series of tables to measure",
     )
@@ -85,27 +91,29 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     p.add_argument(
         "--program", type=Path, default=run.PROGRAM, help="another checkout's eval/compare_q.py"
     )
-    shapes.add_shape(p, "llama-8b" if gpu else "toy")
-    own = list(words)
-    at = own.index("--") if "--" in own else len(own)
-    arguments = p.parse_args(own[:at])
-    arguments.extra = tuple(own[at + 1 :])
+    shapes.add_shape(p, shape)
+    flags = list(words)
+    extra: list[str] = []
+    if "--" in flags:
+        end = flags.index("--")
+        extra = flags[end + 1 :]
+        flags = flags[:end]
+    arguments = p.parse_args(flags)
+    arguments.extra = tuple(extra)
     if arguments.engine is None:
-        arguments.engine = {
-            "enforce_eager": True,
-            **({"max_num_batched_tokens": 16384} if gpu else {}),
-        }
+        arguments.engine = engine
     return arguments
 
 
-def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Plan:
-    """Return the plan that the flags select, after making the models and the text."""
-    models = arguments.models.resolve() if arguments.models else folder / "models"
+def plan_of_flags(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Plan:
+    """Return the plan that the flags select, after making the models."""
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
-    if not arguments.models:
-        shapes.make_apart(
-            models, shapes.shape_of(arguments), list(dict.fromkeys(row.model for row in rows))
-        )
+    if arguments.models:
+        models = arguments.models.resolve()
+    else:
+        models = folder / "models"
+        formats = list(dict.fromkeys(row.model for row in rows))
+        shapes.make_apart(models, shapes.shape_of(arguments), formats)
     sizes = (arguments.windows, arguments.length, arguments.stride)
     return run.Plan(
         folder,
@@ -120,38 +128,40 @@ def made_plan(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Pla
 
 
 def measure_prefill(plan: run.Plan, count: int, gpu: bool) -> dict[str, Any]:
-    """Measure prefill of every model of the table on ``count`` of its windows, and scale the times
-    to all windows.
+    """Measure prefill of every model of the table on ``count`` of its windows.
+
+    The times are scaled to all windows.
     """
-    part = replace(plan, windows=(count, *plan.windows[1:]))
-    found = jobs.measured(run.prefill_jobs(part, gpu), plan.folder)
-    for each in found.values():
-        if "seconds" in each:
-            each["seconds"] *= plan.windows[0] / count
-    return found
+    n_windows, length, stride = plan.windows
+    part = replace(plan, windows=(count, length, stride))
+    results = jobs.measured(run.prefill_jobs(part, gpu), plan.folder)
+    for result in results.values():
+        if "seconds" in result:
+            result["seconds"] *= n_windows / count
+    return results
 
 
 def measure_peers(plan: run.Plan, count: int, gpu: bool) -> Iterator[tuple[str, Any]]:
-    """Yield each peer's name and measurement on ``count`` windows of the first row's model, or why
-    it cannot run.
+    """Yield each peer's name and its measurement, or why it cannot run.
+
+    It runs ``count`` windows of the first row's model.
     """
-    job = next(iter(run.prefill_jobs(plan, gpu).values()))
-    for name, peer in peers.jobs_of(job, count):
-        yield (
-            name,
-            peer if isinstance(peer, str) else jobs.measured({name: peer}, plan.folder)[name],
-        )
+    prefill_job = next(iter(run.prefill_jobs(plan, gpu).values()))
+    for name, job in peers.jobs_of(prefill_job, count):
+        if isinstance(job, str):
+            yield name, job
+        else:
+            yield name, jobs.measured({name: job}, plan.folder)[name]
 
 
 def measure_growth(
     arguments: argparse.Namespace, series: str, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """The tables of a series."""
+    """Yield the tables of a series."""
 
     def plan_of(point: growth.Point, models: Path) -> run.Plan:
-        rows = [
-            run.Row(f"row {i}", "bf16", {"seed": i}) for i in range(point.models)
-        ]  # a seed changes no score
+        # A seed changes no score, but makes each row a model of its own.
+        rows = [run.Row(f"row {i}", "bf16", {"seed": i}) for i in range(point.models)]
         return run.Plan(
             folder,
             models,
@@ -167,61 +177,72 @@ def measure_growth(
 
 
 def measure(
-    arguments: argparse.Namespace, found: dict[str, Any], folder: Path, keep: Callable[[], None]
+    arguments: argparse.Namespace, results: dict[str, Any], folder: Path, save: Callable[[], None]
 ) -> None:
-    """Run every measurement that the flags select and put it into ``found``; call ``keep`` after
-    each part.
+    """Run every measurement that the flags select, and put it into ``results``.
+
+    ``save`` is called after each part.
     """
     gpu = bool(machine.gpus())
     if arguments.only or arguments.peers:
-        plan = made_plan(arguments, folder, gpu)
-        found |= {"windows": plan.windows, "specs": plan.specs()}
+        plan = plan_of_flags(arguments, folder, gpu)
+        results |= {"windows": plan.windows, "specs": plan.specs()}
         if arguments.cold:
             run.drop_pages(plan.models)
     if arguments.prefill_from:
-        found["prefill"] = json.loads(arguments.prefill_from.read_text(encoding="utf-8"))["prefill"]
+        earlier = json.loads(arguments.prefill_from.read_text(encoding="utf-8"))
+        results["prefill"] = earlier["prefill"]
     elif "prefill" in arguments.only:
-        found["prefill"] = measure_prefill(plan, arguments.prefill_windows or plan.windows[0], gpu)
-        keep()
+        count = arguments.prefill_windows or plan.windows[0]
+        results["prefill"] = measure_prefill(plan, count, gpu)
+        save()
     if "table" in arguments.only:
-        found["table"] = run.run_table(plan)
-        keep()
-    if "table" in found and "prefill" in found:
-        run.add_prefill(found, plan)
-        print(timings.text_of(found["table"]), flush=True)
-    keep()
-    for name, peer in measure_peers(plan, arguments.peers, gpu) if arguments.peers else ():
-        found.setdefault("peers", {})[name] = peer
-        print(f"{name}: {peer}", flush=True)
-        keep()
+        results["table"] = run.run_table(plan)
+        save()
+    if "table" in results and "prefill" in results:
+        run.add_prefill(results, plan)
+        print(timings.text_of(results["table"]), flush=True)
+    save()
+    if arguments.peers:
+        for name, peer in measure_peers(plan, arguments.peers, gpu):
+            results.setdefault("peers", {})[name] = peer
+            print(f"{name}: {peer}", flush=True)
+            save()
     for series in arguments.growth:
         for point in measure_growth(arguments, series, folder):
-            found.setdefault("growth", {}).setdefault(series, []).append(point)
+            results.setdefault("growth", {}).setdefault(series, []).append(point)
             print(point, flush=True)
-            keep()
+            save()
 
 
 def main(words: Sequence[str]) -> int:
     """Measure, write each result to the output file at once, and return the exit status."""
     arguments = parsed(words)
-    found: dict[str, Any] = {
+    page_cache = "warm"
+    if arguments.cold:
+        page_cache = "cold"
+    results: dict[str, Any] = {
         "commit": machine.commit(),
         "versions": machine.versions(),
         "hardware": machine.hardware(machine.gpus()),
-        "page_cache": "cold" if arguments.cold else "warm",
+        "page_cache": page_cache,
         "engine": arguments.engine,
         "spec": arguments.spec,
         "extra": list(arguments.extra),
     }
 
-    def keep() -> None:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    def save() -> None:
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
-    keep()
-    beside = arguments.models.resolve().parent if arguments.models else None
-    with tempfile.TemporaryDirectory(dir=beside) as folder:
-        measure(arguments, found, Path(folder), keep)
-    return 0 if found.get("table", {}).get("exit_status", 0) == 0 else 1
+    save()
+    parent = None
+    if arguments.models:
+        parent = arguments.models.resolve().parent
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        measure(arguments, results, Path(folder), save)
+    if results.get("table", {}).get("exit_status", 0) == 0:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ EVERY_S = 0.2
 
 
 class Peaks:
-    """Watches from a thread: ``device_mib`` of each GPU as nvidia-smi lists them, all processes
-    together; ``host_mib`` of a process and its descendants.
+    """Peaks that threads measure.
+
+    ``device_mib``: of each GPU as nvidia-smi lists them, all processes together; ``host_mib``: of a
+    process and its descendants.
 
     Host memory is memory that the system cannot take back: private and shared pages, but not pages
     of files, which belong to the page cache.  Shared pages count in every process that has them.
@@ -28,16 +30,19 @@ class Peaks:
 
     def watch_host(self, pid: int) -> None:
         while not self.ended.wait(EVERY_S):
-            self.host_mib = max(self.host_mib, sum(map(own_kib, descendants(pid))) // 1024)
+            used_kib = sum(resident_kib(process) for process in descendants(pid))
+            self.host_mib = max(self.host_mib, used_kib // 1024)
 
     def watch_devices(self) -> None:
         while not self.ended.is_set():
             began = time.monotonic()
-            told = [row[0] for row in machine.nvidia_smi("--query-gpu=memory.used")]
-            if not told or not all(map(str.isdecimal, told)):
+            fields = [row[0] for row in machine.nvidia_smi("--query-gpu=memory.used")]
+            # Without a GPU there are no rows; some GPUs report "[N/A]".
+            if not fields or not all(field.isdecimal() for field in fields):
                 return
-            used = list(map(int, told))
-            self.device_mib = [*map(max, used, self.device_mib or used)]
+            used = [int(field) for field in fields]
+            before = self.device_mib or used
+            self.device_mib = [max(pair) for pair in zip(used, before, strict=False)]
             self.ended.wait(max(0.0, EVERY_S - (time.monotonic() - began)))
 
 
@@ -46,27 +51,30 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            # The name before it is in parentheses, and may have spaces and parentheses.
+            _, _, after_name = stat.read_text().rpartition(")")
+            parent = int(after_name.split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found
+    family = [pid]
+    # The list grows while it is read: children, then their children.
+    for member in family:
+        family += children.get(member, [])
+    return family
 
 
-def own_kib(pid: int) -> int:
-    """Resident memory of a process without the pages of files, KiB; 0 if it is gone."""
+def resident_kib(pid: int) -> int:
+    """Return the resident memory of a process without the pages of files, KiB; 0 if it is gone."""
+    total = 0
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return sum(
-            int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
-        )
-    return 0
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1])
+    return total
 
 
 @contextmanager
 def watched(pid: int) -> Iterator[Peaks]:
-    """Peaks of a process while the block runs."""
+    """Measure the peaks of a process while the block runs."""
     peaks = Peaks()
     threads = [
         threading.Thread(target=peaks.watch_host, args=(pid,)),

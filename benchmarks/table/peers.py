@@ -17,18 +17,21 @@ WARM_UP_TOKENS = 32_768
 
 
 def windows_of(job: Job) -> Any:
-    """The windows of a job, int32 [N, L]."""
+    """Return the windows of a job, int32 [N, L]."""
     return np.load(job["windows"])[: job.get("count")]
 
 
-def prefill_seconds(engine: Any, windows: Any, asked: dict[str, Any]) -> float:
-    """Seconds for all windows, int32 [N, L], each generating the one token that vLLM requires."""
+def prefill_seconds(engine: Any, windows: Any, sampling: dict[str, Any]) -> float:
+    """Return the seconds for all windows, int32 [N, L].
+
+    Each window generates the one token that vLLM requires.
+    """
     from vllm import SamplingParams
 
     began = time.perf_counter()
     for number, window in enumerate(windows):
         params = SamplingParams(
-            max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **asked
+            max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **sampling
         )
         engine.add_request(str(number), {"prompt_token_ids": window.tolist()}, params)
     while engine.has_unfinished_requests():
@@ -49,32 +52,40 @@ def vllm_alone(job: Job) -> dict[str, Any]:
     windows = windows_of(job)
     began = time.perf_counter()
     llm = LLM(job["model"], skip_tokenizer_init=True, load_format="safetensors", **job["arguments"])
-    loaded = time.perf_counter() - began
+    load_seconds = time.perf_counter() - began
     engine = llm.llm_engine
-    first = prefill_seconds(
-        engine, windows[: max(1, WARM_UP_TOKENS // windows.shape[1])], job["asked"]
-    )
+    n_warm_up = max(1, WARM_UP_TOKENS // windows.shape[1])
+    warm_up_seconds = prefill_seconds(engine, windows[:n_warm_up], job["asked"])
     seconds = prefill_seconds(engine, windows, job["asked"])
     engine.engine_core.shutdown()
+    # The next job of this process needs the GPU's memory.
     del llm, engine
     gc.collect()
     torch.cuda.empty_cache()
-    return {"load_seconds": loaded, "warm_up_seconds": first, "seconds": seconds}
+    return {
+        "load_seconds": load_seconds,
+        "warm_up_seconds": warm_up_seconds,
+        "seconds": seconds,
+    }
 
 
 def transformers_loop(job: Job) -> dict[str, Any]:
-    """One window at a time through Transformers in bf16, and log_softmax in float32."""
+    """Run one window at a time through Transformers in bf16, and log_softmax in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.bfloat16).to(device)
 
     def score(windows: Any) -> float:
-        began, total = time.perf_counter(), 0.0
+        began = time.perf_counter()
+        total = 0.0
         for window in windows:
             ids = torch.from_numpy(window).long().to(device)[None]
             logits = model(ids, use_cache=False).logits[0, :-1].float()
+            # item() waits for the GPU, as a loop that uses the number does.
             total += logits.log_softmax(-1).gather(1, ids[0, 1:, None]).sum().item()
         return time.perf_counter() - began
 
@@ -84,8 +95,9 @@ def transformers_loop(job: Job) -> dict[str, Any]:
 
 
 def lm_eval_vllm(job: Job) -> dict[str, Any]:
-    """lm-eval's vLLM model on token ids, as its rolling log-likelihood hands them over: perplexity
-    only.
+    """Run lm-eval's vLLM model on token ids, as its rolling log-likelihood passes them.
+
+    It computes perplexity only.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from lm_eval.models.vllm_causallms import VLLM
@@ -110,8 +122,9 @@ KINDS: dict[str, Callable[[Job], dict[str, Any]]] = {
 
 
 def jobs_of(prefill_job: Job, count: int) -> Iterator[tuple[str, Job | str]]:
-    """Yield each peer's name and its job, or why it cannot run; ``prefill_job`` is a job of prefill
-    alone.
+    """Yield each peer's name and its job, or why it cannot run.
+
+    ``prefill_job``: a job of prefill alone.
     """
     vllm = {**prefill_job, "count": count}
     arguments = {name: value for name, value in vllm["arguments"].items() if name != "load_format"}
@@ -122,4 +135,8 @@ def jobs_of(prefill_job: Job, count: int) -> Iterator[tuple[str, Job | str]]:
         "Transformers, batch 1": {**vllm, "kind": "transformers"},
     }
     for name, job in peers.items():
-        yield name, job if find_spec(job["kind"]) else f"n/a: {job['kind']} is not installed"
+        # A kind has the name of the module that it needs.
+        if find_spec(job["kind"]):
+            yield name, job
+        else:
+            yield name, f"n/a: {job['kind']} is not installed"

@@ -24,9 +24,7 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a label, the folder of its model, and the options that its spec adds to the common
-    ``engine`` object.
-    """
+    """One row: a label, the folder of its model, and options added to the common ``engine``."""
 
     label: str
     model: str
@@ -34,10 +32,11 @@ class Row:
 
 
 def table_rows(gpu: bool) -> list[Row]:
-    """The table's five rows, and two more rows that are measured only if named.  vLLM has no FP8 KV
-    cache on a CPU.
-    """
-    other = {"kv_cache_dtype": "fp8"} if gpu else {"max_num_seqs": 2}
+    """Return the table's five rows, and two more rows that are measured only if named."""
+    # vLLM has no FP8 KV cache on a CPU.
+    other: dict[str, Any] = {"max_num_seqs": 2}
+    if gpu:
+        other = {"kv_cache_dtype": "fp8"}
     return [
         Row("bf16", "bf16", {}),
         Row("FP8", "fp8", {}),
@@ -51,10 +50,10 @@ def table_rows(gpu: bool) -> list[Row]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A table: its rows, of models in a folder, over windows (count, length, stride); ``folder`` is
-    scratch.
+    """A table: its rows, of models in a folder, over windows (count, length, stride).
 
-    ``engine`` and ``spec`` are added to every row's, ``extra`` are words for compare_q.
+    ``folder`` is scratch.  ``engine`` and ``spec`` are added to every row's; ``extra`` are words
+    for compare_q.
     """
 
     folder: Path
@@ -67,59 +66,93 @@ class Plan:
     extra: tuple[str, ...]
 
     def specs(self) -> list[dict[str, Any]]:
-        """The model specs."""
-        return [
-            {
+        """Return the model specs; the first row is the reference."""
+        specs = []
+        for row in self.rows:
+            spec: dict[str, Any] = {
                 "load_fn": "vllm_score",
                 "label": row.label,
                 "model_dir": str(self.models / row.model),
                 "engine": {**self.engine, **row.engine},
-                **({"reference": True} if row is self.rows[0] else {}),
-                **({"noise_floor": True} if NOISE in row.engine else {}),
-                **self.spec,
             }
-            for row in self.rows
-        ]
+            if row is self.rows[0]:
+                spec["reference"] = True
+            if NOISE in row.engine:
+                spec["noise_floor"] = True
+            # The user's keys replace the others.
+            specs.append(spec | self.spec)
+        return specs
 
 
 def write_text(plan: Plan) -> None:
     """Write random characters, one token each for the byte tokenizer of the shapes."""
     count, length, stride = plan.windows
-    letters = np.random.default_rng(0).choice(
-        list("abcdefghijklmnopqrstuvwxyz \n"), count * stride + length
-    )
+    alphabet = list("abcdefghijklmnopqrstuvwxyz \n")
+    letters = np.random.default_rng(0).choice(alphabet, count * stride + length)
     (plan.folder / "text.txt").write_text("".join(letters), encoding="utf-8")
 
 
 def cut_windows(plan: Plan) -> Path:
-    """The windows of compare_q's default method as int32 [N, L] in a file, cut here without its
-    code.
-    """
+    """Write the windows of compare_q's default method, int32 [N, L], cut here without its code."""
     from tokenizers import Tokenizer
 
     write_text(plan)
     tokenizer = Tokenizer.from_file(str(plan.models / plan.rows[0].model / "tokenizer.json"))
     count, length, stride = plan.windows
-    tokens = np.array(
-        tokenizer.encode((plan.folder / "text.txt").read_text(encoding="utf-8")).ids, dtype=np.int32
-    )
+    text = (plan.folder / "text.txt").read_text(encoding="utf-8")
+    tokens = np.array(tokenizer.encode(text).ids, dtype=np.int32)
+    windows = []
+    for start in range(0, count * stride, stride):
+        windows.append(tokens[start : start + length])
     file = plan.folder / "windows.npy"
-    np.save(file, np.stack([tokens[at : at + length] for at in range(0, count * stride, stride)]))
+    np.save(file, np.stack(windows))
     return file
 
 
 def drop_pages(folder: Path) -> None:
     """Drop the files below a folder from the page cache, so that a model is read from the disk."""
-    os.sync()  # pages that are not written yet cannot be dropped
+    # Pages that are not written yet cannot be dropped.
+    os.sync()
     for file in folder.rglob("*.safetensors"):
         with file.open("rb") as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def run_table(plan: Plan) -> dict[str, Any]:
-    """compare_q as a whole process with an empty cache: wall time, peaks of memory, and its
-    results.
+    """Run compare_q as a separate process with an empty cache.
+
+    Returns wall time, peaks of memory, and its results.
     """
+    out = plan.folder / "results.json"
+    cache = plan.folder / "cache"
+    write_inputs(plan)
+    command = [sys.executable, plan.program, "-d", plan.folder / "data.json"]
+    command += ["-m", plan.folder / "models.json", "--cache-dir", cache, "-o", out, *plan.extra]
+    shutil.rmtree(cache, ignore_errors=True)
+    out.unlink(missing_ok=True)
+    began = time.perf_counter()
+    with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
+        with watched(process.pid) as peaks:
+            status = process.wait()
+        wall = time.perf_counter() - began
+    # 10 GB of states for 586 windows of an 8B shape.
+    shutil.rmtree(cache, ignore_errors=True)
+    if not out.is_file():
+        error = f"compare_q ended with exit status {status} and left no results"
+        return {"error": error, "exit_status": status or 1, "wall_seconds": wall}
+    results = json.loads(out.read_text(encoding="utf-8"))
+    return {
+        "wall_seconds": wall,
+        "exit_status": status,
+        "rows": timings.rows_of(results),
+        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
+        "peak_device_mib": peaks.device_mib,
+        "peak_host_mib": peaks.host_mib,
+    }
+
+
+def write_inputs(plan: Plan) -> None:
+    """Write the text and both spec files."""
     write_text(plan)
     count, length, stride = plan.windows
     data = {
@@ -132,90 +165,63 @@ def run_table(plan: Plan) -> dict[str, Any]:
     }
     (plan.folder / "data.json").write_text(json.dumps(data), encoding="utf-8")
     (plan.folder / "models.json").write_text(json.dumps(plan.specs()), encoding="utf-8")
-    out, cache = plan.folder / "results.json", plan.folder / "cache"
-    shutil.rmtree(cache, ignore_errors=True)
-    command = [
-        sys.executable,
-        plan.program,
-        "-d",
-        plan.folder / "data.json",
-        "-m",
-        plan.folder / "models.json",
-        "--cache-dir",
-        cache,
-        "-o",
-        out,
-        *plan.extra,
-    ]
-    out.unlink(missing_ok=True)
-    began = time.perf_counter()
-    with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
-        with watched(process.pid) as peaks:
-            status = process.wait()
-        wall = time.perf_counter() - began
-    shutil.rmtree(cache, ignore_errors=True)  # 10 GB of states for 586 windows of an 8B shape
-    if not out.is_file():
-        why = f"compare_q ended with exit status {status} and left no results"
-        return {"error": why, "exit_status": status or 1, "wall_seconds": wall}
-    results = json.loads(out.read_text(encoding="utf-8"))
-    return {
-        "wall_seconds": wall,
-        "exit_status": status,
-        "rows": timings.rows_of(results),
-        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
-        "peak_device_mib": peaks.device_mib,
-        "peak_host_mib": peaks.host_mib,
-    }
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return this environment, with Python's bytecode cache on: without it, every start took 18 s
-    instead of 9 s.
-    """
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "COLUMNS": "160"}
+    """Return this environment, with Python's bytecode cache on and wide tables."""
+    environment = dict(os.environ)
+    # Without the bytecode cache, every start took 18 s instead of 9 s.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["COLUMNS"] = "160"
+    return environment
+
+
+def vllm_options(row: Row) -> dict[str, Any]:
+    """Return the row's options that vLLM itself knows."""
+    return {name: value for name, value in row.engine.items() if name != NOISE}
 
 
 def prefill_key(row: Row) -> str:
-    """Rows with the same key are the same model with the same engine arguments."""
-    own = {name: value for name, value in row.engine.items() if name != NOISE}
-    return f"{row.model} {json.dumps(own)}" if own else row.model
+    """Return a key that rows of the same model with the same engine arguments share."""
+    options = vllm_options(row)
+    if options:
+        return f"{row.model} {json.dumps(options)}"
+    return row.model
 
 
 def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
-    """Key -> job of vLLM alone for each distinct model of the table."""
+    """Return key -> job of vLLM alone for each distinct model of the table."""
     windows = cut_windows(plan)
     common: dict[str, Any] = {
         "max_model_len": plan.windows[1] + 1,
         "enforce_eager": True,
         **plan.engine,
     }
-    common |= (
-        {} if gpu else {"kv_cache_memory_bytes": 1 << 30}
-    )  # vLLM would claim 92 % of a CPU's memory
-    return {
-        prefill_key(row): {
+    if not gpu:
+        # vLLM would claim 92 % of a CPU's memory.
+        common["kv_cache_memory_bytes"] = 1 << 30
+    jobs = {}
+    for row in plan.rows:
+        jobs[prefill_key(row)] = {
             "kind": "vllm",
             "model": str(plan.models / row.model),
             "windows": str(windows),
             "asked": {},
-            "arguments": {
-                **common,
-                **{name: value for name, value in row.engine.items() if name != NOISE},
-            },
+            "arguments": common | vllm_options(row),
         }
-        for row in plan.rows
-    }
+    return jobs
 
 
-def add_prefill(found: dict[str, Any], plan: Plan) -> None:
-    """Add each row's prefill time to its parts, and the ratio of their sum to the wall time if no
-    row failed.
+def add_prefill(results: dict[str, Any], plan: Plan) -> None:
+    """Add each row's prefill time to its parts, and the ratio of their sum to the wall time.
+
+    If a row failed, the ratio is None.
     """
-    table = found["table"]
-    each = [found["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
-    for row, seconds in zip(table.get("rows", []), each, strict=False):
+    table = results["table"]
+    times = [results["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
+    # A table that ended without results has no rows.
+    for row, seconds in zip(table.get("rows", []), times, strict=False):
         row["prefill_seconds"] = seconds
-    table["prefill_over_wall"] = (
-        None if table["exit_status"] else timings.ratio(each, table["wall_seconds"])
-    )
+    table["prefill_over_wall"] = None
+    if not table["exit_status"]:
+        table["prefill_over_wall"] = timings.ratio(times, table["wall_seconds"])

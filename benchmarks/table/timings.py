@@ -16,46 +16,53 @@ def timing_of(model: Mapping[str, Any]) -> Timing:
     """Return the parts of one row of results.json."""
     seconds = model.get("seconds") or {}
     moments = model.get("timing") or {}
-    return {
-        **{part: seconds.get(part) for part in PARTS},
-        **{moment: moments.get(moment) for moment in ("first_window", "last_window")},
-    }
+    timing = {part: seconds.get(part) for part in PARTS}
+    timing["first_window"] = moments.get("first_window")
+    timing["last_window"] = moments.get("last_window")
+    return timing
 
 
 def gaps(timings: Sequence[Timing]) -> list[float | None]:
-    """Seconds between one row's last scored window and the next row's first, in the order in which
-    they were scored.
+    """Return the seconds between one row's last scored window and the next row's first one.
 
-    None if the results have no times; below 0 if two models were scored at the same time.
+    Rows are in the order in which they were scored.  None if the results have no times; below 0 if
+    two models were scored at the same time.
     """
-    known = [timing for timing in timings if timing["first_window"] is not None]
-    if len(known) < len(timings):
+    timed = [timing for timing in timings if timing["first_window"] is not None]
+    if len(timed) < len(timings):
         return [None] * (len(timings) - 1)
-    known.sort(key=lambda timing: timing["first_window"] or 0.0)
-    return [
-        (after["first_window"] or 0.0) - (before["last_window"] or 0.0)
-        for before, after in pairwise(known)
-    ]
+    timed.sort(key=lambda timing: timing["first_window"] or 0.0)
+    seconds: list[float | None] = []
+    for before, after in pairwise(timed):
+        seconds.append((after["first_window"] or 0.0) - (before["last_window"] or 0.0))
+    return seconds
 
 
 def ratio(prefill: Sequence[float | None], wall: float) -> float | None:
-    """Sum of the rows' prefill times over the table's wall time; None if one is not known."""
-    known = [seconds for seconds in prefill if seconds is not None]
-    return sum(known) / wall if len(known) == len(prefill) else None
+    """Return the sum of the rows' prefill times over the table's wall time.
+
+    None if one of them is not known.
+    """
+    total = 0.0
+    for seconds in prefill:
+        if seconds is None:
+            return None
+        total += seconds
+    return total / wall
 
 
 def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For every row of results.json: label, numbers, speed and parts."""
+    """Return label, numbers, speed and parts of every row of results.json."""
     rows = []
     for model in results["models"]:
-        parts, tokens, kernel = timing_of(model), model.get("tokens"), model.get("kernel")
+        parts = timing_of(model)
         rows.append(
             {
                 "label": model["label"],
-                "kernel": kernel,
+                "kernel": model.get("kernel"),
                 "ppl": model["ppl"],
                 "kld": model["kld"],
-                "tokens": tokens,
+                "tokens": model.get("tokens"),
                 "error": model["error"],
                 "from_cache": model["from_cache"],
                 "seconds": {name: parts[name] for name in PARTS},
@@ -66,21 +73,26 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def text_of(found: Mapping[str, Any]) -> str:
-    """A few lines for the terminal."""
-    if "rows" not in found:
-        return str(found["error"])
-    lines = [f"{'seconds':16}" + "".join(f"{part:>12}" for part in (*PARTS, "prefill"))]
-    for row in found["rows"]:
-        seconds = [*row["seconds"].values(), row.get("prefill_seconds")]
-        lines.append(
-            f"{row['label'][:16]:16}"
-            + "".join(f"{'n/a' if s is None else f'{s:.1f}':>12}" for s in seconds)
-        )
-    share = found.get("prefill_over_wall")
-    between = ", ".join("n/a" if gap is None else f"{gap:.1f}" for gap in found["gaps"])
-    lines.append(f"gaps between rows, s: {between}")
-    lines.append(
-        f"wall {found['wall_seconds']:.1f} s, prefill/wall {'n/a' if share is None else f'{share:.3f}'}"
-    )
+def text_of(table: Mapping[str, Any]) -> str:
+    """Return a few lines for the terminal."""
+    if "rows" not in table:
+        return str(table["error"])
+    titles = [f"{part:>12}" for part in (*PARTS, "prefill")]
+    lines = [f"{'seconds':16}{''.join(titles)}"]
+    for row in table["rows"]:
+        line = f"{row['label'][:16]:16}"
+        for seconds in (*row["seconds"].values(), row.get("prefill_seconds")):
+            line += f"{number_text(seconds, 1):>12}"
+        lines.append(line)
+    gap_texts = [number_text(gap, 1) for gap in table["gaps"]]
+    lines.append(f"gaps between rows, s: {', '.join(gap_texts)}")
+    share = number_text(table.get("prefill_over_wall"), 3)
+    lines.append(f"wall {table['wall_seconds']:.1f} s, prefill/wall {share}")
     return "\n".join(lines)
+
+
+def number_text(number: float | None, digits: int) -> str:
+    """Return a number with so many decimals; n/a for None."""
+    if number is None:
+        return "n/a"
+    return f"{number:.{digits}f}"
