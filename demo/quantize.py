@@ -1,5 +1,4 @@
-"""Round-to-nearest checkpoints in compressed-tensors format, written with the
-``compressed_tensors`` library.
+"""Write round-to-nearest checkpoints with the library ``compressed_tensors``.
 
 No error compensation: the plainest quantization there is, so that the demo's numbers are easy to
 reproduce and plausibly worse than bf16.  Real quantizers (llm-compressor, AutoRound, ...) do
@@ -29,7 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compare_q.backends.layers.module_names import FUSED
 
-FP8_MAX, FP4_MAX = 448.0, 6.0
+FP8_MAX = 448.0
+FP4_MAX = 6.0
 TEXT = Path(__file__).resolve().parents[1] / "eval" / "spec" / "opticks.txt"
 CALIBRATION = (4, 1024)
 """Number of windows, and tokens of each.  With more windows, SmolLM2's perplexity with rounded
@@ -38,7 +38,7 @@ the measured text itself."""
 
 
 def fused_with(name: str) -> list[str]:
-    """Names of the layers that are fused with layer ``name``, itself included."""
+    """Return the names of the layers that are fused with layer ``name``, itself included."""
     parent, _, leaf = name.rpartition(".")
     for group in FUSED:
         if leaf in group:
@@ -47,11 +47,10 @@ def fused_with(name: str) -> list[str]:
 
 
 def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
-    """Set the layer's ``weight_global_scale`` to the one that all layers fused with it can use, and
-    return it.
+    """Set the layer's ``weight_global_scale`` to one that all layers fused with it can use.
 
-    Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a
-    checkpoint with unequal ones scored PPL 16,584 instead of 20.6.
+    Returns it.  Engines keep one global scale for a fused matrix: vLLM takes the largest and warns,
+    and a checkpoint with unequal ones scored PPL 16,584 instead of 20.6.
     """
     peak = max(layers[member].weight.abs().max().float() for member in fused_with(name))
     scale: torch.Tensor = layers[name].weight_global_scale.data
@@ -71,7 +70,8 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
             f"{tuple(weight.shape)} weights do not divide into blocks of {rows} x {columns}"
         )
     blocks = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
-    low, high = blocks.amin((1, 3)), blocks.amax((1, 3))
+    low = blocks.amin((1, 3))
+    high = blocks.amax((1, 3))
     scale, zero_point = calculate_qparams(low, high, args, global_scale=global_scale)
     layer.weight_scale.data = scale.to(layer.weight_scale.dtype)
     if hasattr(layer, "weight_zero_point"):
@@ -79,65 +79,65 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
 
 
 def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None) -> None:
-    """Set the scales of these layers by name; ``layers`` includes every layer that one of them is
-    fused with.
+    """Set the scales of these layers.
 
-    ``peaks``: the largest input of each layer, where the checkpoint holds one global scale of
-    inputs.
+    Args:
+        layers: by name, with every layer that one of them is fused with.
+        peaks: the largest input of each layer, if the checkpoint holds one global scale of inputs.
     """
     for name, layer in layers.items():
-        global_scale = (
-            share_global_scale(layers, name) if hasattr(layer, "weight_global_scale") else None
-        )
+        global_scale = None
+        if hasattr(layer, "weight_global_scale"):
+            global_scale = share_global_scale(layers, name)
         round_to_nearest(layer, layer.quantization_scheme.weights, global_scale)
         if peaks:
             layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
 
 
 def calibration_windows(source: Path, context: int) -> torch.Tensor:
-    """Token ids, int64 [windows, tokens], from the end of the demo's text; the demo measures its
-    beginning.
+    """Return token ids, int64 [windows, tokens]; windows are cut to the model's ``context``.
 
-    Windows are cut to the model's ``context``.
+    They are from the end of the demo's text, since the demo measures its beginning.
     """
     windows, longest = CALIBRATION
     length = min(longest, context)
-    tokens = AutoTokenizer.from_pretrained(source)(TEXT.read_text(encoding="utf-8"), verbose=False)[
-        "input_ids"
-    ]
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokens = tokenizer(TEXT.read_text(encoding="utf-8"), verbose=False)["input_ids"]
     return torch.tensor(tokens[-windows * length :]).reshape(windows, length)
 
 
 def input_peaks(model: Any, windows: torch.Tensor) -> dict[str, float]:
-    """Largest absolute input of every linear layer over the windows [N, L], by layer name.
+    """Return name -> largest absolute input of every linear layer over the windows [N, L].
 
     Fused layers have one input, and therefore one peak.
     """
     peaks: dict[str, float] = {}
 
-    def keep(name: str, given: torch.Tensor) -> None:
-        peaks[name] = max(peaks.get(name, 0.0), given.abs().max().item())
+    def update(name: str, inputs: torch.Tensor) -> None:
+        peaks[name] = max(peaks.get(name, 0.0), inputs.abs().max().item())
 
-    watch_inputs(model, windows, keep)
+    watch_inputs(model, windows, update)
     return peaks
 
 
 def watch_inputs(
-    model: Any, windows: torch.Tensor, keep: Callable[[str, torch.Tensor], None]
+    model: Any, windows: torch.Tensor, on_input: Callable[[str, torch.Tensor], None]
 ) -> None:
-    """Call ``keep`` with each linear layer's name and input [1, L, in], in one forward pass for
-    each window of [N, L].
+    """Call ``on_input`` with each linear layer's name and input [1, L, in].
 
-    The head sees only the last position.
+    There is one forward pass for each window of [N, L].  The head sees only the last position.
     """
 
-    def watch(name: str) -> Any:
-        return lambda _, given: keep(name, given[0])
+    def hook_of(name: str) -> Any:
+        def hook(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+            on_input(name, arguments[0])
 
-    linear = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
-    }
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in linear.items()]
+        return hook
+
+    hooks = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            hooks.append(layer.register_forward_pre_hook(hook_of(name)))
     with torch.inference_mode():
         for window in windows.to(model.device):
             model(window[None], use_cache=False, logits_to_keep=1)
@@ -152,44 +152,44 @@ def copy_tokenizer(source: Path, out: Path) -> None:
 
 
 def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:
-    """Quantize every linear layer of ``source`` except the head, on a GPU if available, and write
-    ``out``.
+    """Quantize every linear layer of ``source`` except the head, and write ``out``.
 
     ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``,
     ``FP8_DYNAMIC``, ``FP8_BLOCK``, ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces
-    the preset's where it has one.  ValueError for a preset with static input scales, which are not
-    calibrated here.
+    the preset's where it has one.  A GPU is used if available.  ValueError for a preset with static
+    input scales, which are not calibrated here.
     """
     transformers.utils.logging.disable_progress_bar()
     scheme = preset_name_to_scheme(preset, ["Linear"])
     if group_size and scheme.weights.group_size:
         scheme.weights.group_size = group_size
-    dynamic = scheme.input_activations.dynamic if scheme.input_activations else True
+    dynamic: bool | str = True
+    if scheme.input_activations:
+        dynamic = scheme.input_activations.dynamic
     if dynamic is False:
         raise ValueError(
             f"{preset}: its input scales are static, and demo/quantize.py calibrates none"
         )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).to(device)
     peaks = {}
-    if dynamic is not True:  # "local": dynamic scales of groups, under a global scale
-        peaks = input_peaks(
-            model, calibration_windows(source, model.config.max_position_embeddings)
-        )
+    # "local": dynamic scales of groups, under a global scale.
+    if dynamic is not True:
+        windows = calibration_windows(source, model.config.max_position_embeddings)
+        peaks = input_peaks(model, windows)
     config = QuantizationConfig(
         config_groups={"group_0": scheme},
         ignore=["lm_head"],
         quantization_status=QuantizationStatus.CALIBRATION,
     )
     apply_quantization_config(model, config)
-    set_scales(
-        {
-            name: layer
-            for name, layer in model.named_modules()
-            if hasattr(layer, "quantization_scheme")
-        },
-        peaks,
-    )
+    layers = {}
+    for name, layer in model.named_modules():
+        if hasattr(layer, "quantization_scheme"):
+            layers[name] = layer
+    set_scales(layers, peaks)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)

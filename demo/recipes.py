@@ -23,29 +23,35 @@ COMMAND = "__main__.py"
 
 
 def code_hash() -> str:
-    """SHA-256 of the code that makes models."""
-    files = [file for file in sorted(HERE.rglob("*.py")) if file.name != COMMAND]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    """Return the SHA-256 of the code that makes models."""
+    code = b""
+    for file in sorted(HERE.rglob("*.py")):
+        if file.name != COMMAND:
+            code += file.read_bytes()
+    return hashlib.sha256(code).hexdigest()
 
 
 def make_once(out: Path, maker: Callable[[Path], None]) -> None:
-    """Make a model (a folder or a file), unless a complete one exists that the present code has
-    made.
-    """
-    stamp, made_by = out.with_name(f".{out.name}.made-by"), code_hash()
-    if out.exists() and stamp.is_file() and stamp.read_text() == made_by:
+    """Make a model (a folder or a file), unless this code has already made a complete one."""
+    stamp = out.with_name(f".{out.name}.made-by")
+    code = code_hash()
+    if out.exists() and stamp.is_file() and stamp.read_text() == code:
         return
-    print(f"making {out.relative_to(ROOT) if out.is_relative_to(ROOT) else out}", flush=True)
+    name = out
+    if out.is_relative_to(ROOT):
+        name = out.relative_to(ROOT)
+    print(f"making {name}", flush=True)
     if out.is_dir() and not out.is_symlink():
         shutil.rmtree(out)
     out.unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     maker(out)
-    stamp.write_text(made_by)
+    # Written last: without it, a model is not complete.
+    stamp.write_text(code)
 
 
 def make_models() -> None:
-    """The bf16 base, W8A8, W4A16 in groups of 32, NVFP4 weight-only and NVFP4."""
+    """Make the bf16 base, W8A8, W4A16 in groups of 32, NVFP4 weight-only and NVFP4."""
     make_once(BASE, make_bf16_base)
     make_once(MODELS / "smollm2-135m-w8a8", partial(make_checkpoint, preset="W8A8"))
     make_once(
@@ -56,13 +62,13 @@ def make_models() -> None:
 
 
 def make_gguf() -> None:
-    """The base as Q4_1 and as Q8_0."""
+    """Make the base as Q4_1 and as Q8_0."""
     make_once(GGUF_Q4_1, partial(make_gguf_file, weight_type="Q4_1"))
     make_once(GGUF_Q8_0, partial(make_gguf_file, weight_type="Q8_0"))
 
 
 def make_bf16_base(out: Path) -> None:
-    """The bf16 model."""
+    """Make the bf16 model."""
     from demo.smollm2 import make_base
 
     make_base(out)
@@ -71,14 +77,14 @@ def make_bf16_base(out: Path) -> None:
 def make_checkpoint(
     out: Path, preset: str, group_size: int | None = None, source: Path = BASE
 ) -> None:
-    """One quantized checkpoint of ``source``."""
+    """Make one quantized checkpoint of ``source``."""
     from demo.quantize import quantize
 
     quantize(source, preset, out, group_size=group_size)
 
 
 def make_gguf_file(out: Path, weight_type: str, source: Path = BASE) -> None:
-    """``source`` as GGUF with matrices of type ``weight_type``."""
+    """Make ``source`` as GGUF with matrices of type ``weight_type``."""
     from demo.gguf_writer import write_gguf
 
     write_gguf(source, out, weight_type)

