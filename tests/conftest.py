@@ -1,6 +1,4 @@
-"""Shared fixtures: a toy model that every engine runs, its byte tokenizer, and the command line in
-this process.
-"""
+"""Shared fixtures: a toy model that every engine runs, and the command line in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +22,8 @@ from tests.support import fake_engine
 from tests.support.toy import Ran, save_llama
 
 machine.keep_compiled_kernels_apart()
-os.environ[processes.IN_PROCESS_VARIABLE] = "1"  # another process needs 5 s to import torch
+# Another process needs 5 s to import torch.
+os.environ[processes.IN_PROCESS_VARIABLE] = "1"
 os.environ[backends.OUTSIDE] = fake_engine.LOCATION
 LONGEST = ("test_whole_runs.py", "test_peers.py")
 """Files that start first, in this order; the other files with engines follow, and then the fast
@@ -39,26 +38,30 @@ def pytest_configure() -> None:
     wait for each other's threads.
     """
     for number in ENDING:
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(
-                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            )
+        if signal.getsignal(number) != signal.SIG_IGN:
+            continue
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        else:
+            signal.signal(number, signal.SIG_DFL)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker.startswith("gw") and hasattr(os, "sched_setaffinity"):
-        cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        cores = sorted(os.sched_getaffinity(0))
+        count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         share = cores[int(worker[2:]) % len(cores) :: count]
         os.sched_setaffinity(0, share)
         torch.set_num_threads(len(share))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that no test process has to run one of them alone at the end."""
+    """Put the longest files first, so that no process runs one of them alone at the end."""
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST), item.get_closest_marker(
-            "engine"
-        ) is None
+        number = len(LONGEST)
+        if name in LONGEST:
+            number = LONGEST.index(name)
+        return number, item.get_closest_marker("engine") is None
 
     files: dict[Path, tuple[int, bool]] = {}
     for item in items:
@@ -86,7 +89,8 @@ def compare_q(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         capfd.readouterr()
         try:
             status = main.main([str(word) for word in words])
-        except SystemExit as stop:  # argparse
+        except SystemExit as stop:
+            # From argparse.
             status = int(stop.code or 0)
         out, err = capfd.readouterr()
         return Ran(status, out, err)
@@ -101,23 +105,25 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantized(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """(Preset of compressed-tensors, group size) -> the toy quantized with it, made once; W4 has
-    groups of 32.
+    """Return the toy quantized with a preset of compressed-tensors, made once.
+
+    Call it with a preset and a group size; W4 has groups of 32 by default.
     """
     folder = tmp_path_factory.mktemp("quantized")
 
-    def made(preset: str, group_size: int | None = None) -> Path:
+    def quantized_toy(preset: str, group_size: int | None = None) -> Path:
         from demo.quantize import quantize
 
-        size = group_size or (32 if preset.startswith("W4") else None)
-        if not (found := folder / f"{preset}-{size}").exists():
-            with torch.compiler.set_stance(
-                "force_eager"
-            ):  # compiling the packing of FP4 takes 20 s
-                quantize(toy_model, preset, found, group_size=size)
-        return found
+        if group_size is None and preset.startswith("W4"):
+            group_size = 32
+        checkpoint = folder / f"{preset}-{group_size}"
+        if not checkpoint.exists():
+            # Compiling the packing of FP4 takes 20 s.
+            with torch.compiler.set_stance("force_eager"):
+                quantize(toy_model, preset, checkpoint, group_size=group_size)
+        return checkpoint
 
-    return made
+    return quantized_toy
 
 
 @pytest.fixture(scope="session")
@@ -133,30 +139,32 @@ def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_specs(
     tmp_path: Path, toy_model: Path, toy_text: Path
 ) -> Callable[..., tuple[Path, Path]]:
-    """Write a data spec (toy text, windows of 100 every 100, changed by ``data``) and a list of
-    model specs.
+    """Write a data spec and a list of model specs.
+
+    The data are the toy text in windows of 100 tokens every 100, changed by ``data``; ``...``
+    removes a key.  Without ``models``: one of the fake engine.
     """
 
     def write(models: list[dict[str, Any]] | None = None, **data: Any) -> tuple[Path, Path]:
-        base = {
+        spec: dict[str, Any] = {
             "tokenizer_dir": str(toy_model),
             "dataset": "text",
             "path": str(toy_text),
             "eval_len": 100,
             "eval_stride": 100,
         }
-        data_file, models_file = tmp_path / "data.json", tmp_path / "models.json"
-        merged = {key: value for key, value in {**base, **data}.items() if value is not ...}
-        data_file.write_text(json.dumps(merged))
-        default = [
-            {
-                "load_fn": "fake",
-                "label": "fake uniform",
-                "model_dir": "none",
-                "engine": {"vocab_size": 500},
-            }
-        ]
-        models_file.write_text(json.dumps(default if models is None else models))
+        for key, value in data.items():
+            if value is ...:
+                spec.pop(key, None)
+            else:
+                spec[key] = value
+        if models is None:
+            model = {"load_fn": "fake", "label": "fake uniform", "model_dir": "none"}
+            models = [{**model, "engine": {"vocab_size": 500}}]
+        data_file = tmp_path / "data.json"
+        models_file = tmp_path / "models.json"
+        data_file.write_text(json.dumps(spec))
+        models_file.write_text(json.dumps(models))
         return data_file, models_file
 
     return write

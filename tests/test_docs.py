@@ -1,6 +1,4 @@
-"""The documentation matches the repository: paths, links, commands, make targets, keys and flags
-exist.
-"""
+"""Paths, links, commands, make targets, keys and flags that the documentation names exist."""
 
 from __future__ import annotations
 
@@ -44,10 +42,13 @@ def tracked() -> tuple[Path, ...]:
     """Return the files of the repository; in a checkout, without those that git ignores."""
     try:
         words = ["git", "ls-files", "-co", "--exclude-standard"]
-        listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
-        listed = ""
-    files = [ROOT / line for line in listed.splitlines()] or list(ROOT.rglob("*"))
+        names = ""
+    files = [ROOT / name for name in names.splitlines()]
+    # Without git, or outside a checkout.
+    if not files:
+        files = list(ROOT.rglob("*"))
     return tuple(file for file in files if file.is_file())
 
 
@@ -96,10 +97,13 @@ def broken_links(text: str, file: Path) -> list[str]:
 
 
 def anchors(page: str) -> set[str]:
-    """GitHub's anchors of a page's headings."""
+    """Return GitHub's anchors of a page's headings."""
     unfenced = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ +(.+?) *$", unfenced, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    names = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", unfenced, re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        names.add(words.replace(" ", "-"))
+    return names
 
 
 def test_paths_in_the_pages_exist() -> None:
@@ -130,7 +134,7 @@ def test_relative_links_lead_somewhere() -> None:
 
 
 def commands() -> list[tuple[str, str]]:
-    """(page, command line of compare_q) of every code block."""
+    """Return (page, command line of compare_q) of every code block."""
     lines = []
     for page in pages():
         for block in CODE_BLOCK.findall(page.read_text("utf-8")):
@@ -161,9 +165,10 @@ def test_page_of_the_specs_has_every_key(spec: type, heading: str) -> None:
     page = (DOCS / "specs.md").read_text("utf-8")
     section = page[page.index(heading) :].split("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
-    assert sorted(key for cell in cells for key in re.findall(r"`(\w+)`", cell)) == sorted(
-        spec.model_fields
-    )
+    keys = []
+    for cell in cells:
+        keys += re.findall(r"`(\w+)`", cell)
+    assert sorted(keys) == sorted(spec.model_fields)
 
 
 def test_page_of_the_specs_has_every_flag() -> None:

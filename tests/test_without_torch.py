@@ -18,14 +18,11 @@ from tests.support.toy import Specs
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
-    f"compare_q.backends.{name}"
-    for name in (
-        "hf.transformers_layers",
-        "scoring.triton_kernels",
-        "vllm.extension",
-        "vllm.logits",
-        "vllm.scorer",
-    )
+    "compare_q.backends.hf.transformers_layers",
+    "compare_q.backends.scoring.triton_kernels",
+    "compare_q.backends.vllm.extension",
+    "compare_q.backends.vllm.logits",
+    "compare_q.backends.vllm.scorer",
 }
 """Modules that import torch at the top of the file."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -39,13 +36,14 @@ for file in sorted([*pathlib.Path('eval').rglob('*.py'), *pathlib.Path('backends
         except ModuleNotFoundError:
             print(name)
 """
-SET_BY_OTHER_TESTS = ("COMPARE_Q_IN_PROCESS",)
 MAIN = "from compare_q.eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run some Python code in a process without torch."""
-    environment = {key: value for key, value in os.environ.items() if key not in SET_BY_OTHER_TESTS}
+    environment = dict(os.environ)
+    # conftest.py sets it for the tests in this process.
+    environment.pop("COMPARE_Q_IN_PROCESS", None)
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, words)],
         cwd=ROOT,
@@ -56,22 +54,24 @@ def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_only_what_engines_import_needs_torch() -> None:
-    done = run(IMPORT_ALL)
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.split()) == IMPORTED_BY_ENGINES
+    process = run(IMPORT_ALL)
+    assert process.returncode == 0, process.stderr
+    assert set(process.stdout.split()) == IMPORTED_BY_ENGINES
 
 
 @pytest.mark.slow
 def test_a_server_is_measured_without_torch(write_specs: Specs, tmp_path: Path) -> None:
     with Stub() as stub:
         threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
-        data, models = write_specs(
-            [{"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}]
-        )
+        model = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
+        data, models = write_specs([model])
         out = tmp_path / "out.csv"
-        done = run(MAIN, "-d", data, "-m", models, "--csv", out)
+        process = run(MAIN, "-d", data, "-m", models, "--csv", out)
         stub.shutdown()
-        sent = [[gold(ids[at], ids[at - 1]) for at in range(1, 100)] for ids in stub.windows]
-    assert done.returncode == 0, done.stderr
+        logprobs = []
+        for ids in stub.windows:
+            for position in range(1, 100):
+                logprobs.append(gold(ids[position], ids[position - 1]))
+    assert process.returncode == 0, process.stderr
     (row,) = csv.DictReader(out.open())
-    assert float(row["ppl"]) == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
+    assert float(row["ppl"]) == pytest.approx(math.exp(-np.mean(logprobs)), rel=1e-6)

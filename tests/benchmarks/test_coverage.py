@@ -1,4 +1,4 @@
-"""The coverage of the intervals of eval/stats/uncertainty.py in simulated texts with a fixed seed."""
+"""The coverage of intervals of eval/stats/uncertainty.py in simulated texts with a fixed seed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", list(coverage.SCORES))
 def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
-    """The mean of 200 texts of 60,000 tokens is within four standard errors, estimated from the
-    texts' spread.
+    """The mean of 200 texts of 60,000 tokens is within four standard errors.
+
+    The error is estimated from the texts' spread.
     """
-    means = [
-        float(scores.mean(dtype=np.float64)) for scores in coverage.simulate(name, 60_000, 200)
-    ]
+    means = []
+    for scores in coverage.simulate(name, 60_000, 200):
+        means.append(float(scores.mean(dtype=np.float64)))
     error = float(np.std(means)) / math.sqrt(len(means))
     assert np.mean(means) == pytest.approx(coverage.SCORES[name].mean, abs=4 * error)
     assert error < 0.003 * max(1.0, coverage.SCORES[name].mean)
@@ -34,13 +35,14 @@ def test_simulated_scores_have_the_mean_that_they_say(name: str) -> None:
     ],
 )
 def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
-    """Intervals hold in at least 93 % of the texts (all lengths: results/coverage.md); other errors
-    hold far less.
+    """Intervals hold in at least 93 % of the texts; other errors hold far less.
+
+    results/coverage.md has all lengths.
     """
-    for method, found in coverage.coverage(name, tokens, texts).items():
-        assert 93 <= found["blocks"] <= 99, (method, found)
-        assert found["independent"] < 75, (method, found)
-        assert found["windows"] < 85, (method, found)
+    for method, shares in coverage.coverage(name, tokens, texts).items():
+        assert 93 <= shares["blocks"] <= 99, (method, shares)
+        assert shares["independent"] < 75, (method, shares)
+        assert shares["windows"] < 85, (method, shares)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +55,9 @@ def test_intervals_hold(name: str, tokens: int, texts: int) -> None:
 def test_intervals_hold_where_documents_are_long(
     tokens: int, texts: int, articles: tuple[float, float], least: float, most: float
 ) -> None:
-    """Intervals hold with heavy tails, but not if one document may be most of the text, which a
-    footnote states.
+    """Intervals hold with heavy tails, but not if one document may be most of the text.
+
+    A footnote states this.
     """
-    found = coverage.coverage("loss", tokens, texts, 0, articles, ["2048/512"])["2048/512"]
-    assert least <= found["blocks"] <= most
+    shares = coverage.coverage("loss", tokens, texts, 0, articles, ["2048/512"])["2048/512"]
+    assert least <= shares["blocks"] <= most

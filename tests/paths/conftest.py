@@ -127,7 +127,7 @@ def with_a_pack(
     reference, row, second = in_transformers.specs
     recorded = Runs(Models({}, [reference]), data, folder)
     run = recorded.start_command(["pack", "--no-floor", "-r", str(MANY)], pack, each_window=False)
-    assert run.wait() == 0, run.said
+    assert run.wait() == 0, run.output
     from_pack = {"load_fn": "pack", "label": "ref", "model_dir": str(pack), "reference": True}
     return Models({"row": "row", "second": "second"}, [from_pack, row, second])
 

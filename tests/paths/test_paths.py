@@ -104,7 +104,7 @@ def test_its_worker_is_killed_and_the_run_goes_on(
     runs = start(engine)
     label = runs.models.roles[role]
     lost = runs.end_after_one_commit(label, "worker", signal.SIGKILL)
-    assert lost.process.returncode == 1, lost.said
+    assert lost.process.returncode == 1, lost.output
     failed = [name for name, row in lost.rows().items() if row["error"]]
     assert failed == [label]
     rows = runs.finish(FEW).rows()
@@ -126,8 +126,8 @@ def test_interrupted_and_resumed(
     runs = start(engine)
     label = runs.models.roles[role]
     ended = runs.end_after_one_commit(label, "driver", number)
-    assert ended.process.returncode == 128 + number, ended.said
-    assert "Traceback" not in ended.said
+    assert ended.process.returncode == 128 + number, ended.output
+    assert "Traceback" not in ended.output
     labels = list(gold(engine, FEW))
     before = labels[: labels.index(label)]
     if before:
@@ -170,7 +170,7 @@ def test_two_runs_on_one_cache(start: Start, gold: Any, engine: str) -> None:
     runs = start(engine)
     both = [runs.start(FEW), runs.start(FEW)]
     for run in both:
-        assert run.wait() == 0, run.said
+        assert run.wait() == 0, run.output
         assert_equal(run.rows(), gold(engine, FEW), runs.models.tolerance)
     for role in ROLES[engine]:
         assert runs.committed_twice(runs.models.roles[role]) == []

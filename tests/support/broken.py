@@ -14,20 +14,26 @@ from safetensors.torch import load_file, save_file
 from tests.support.transformers_models import changed
 
 LAYER = "model.layers.1"
-Q, UP = f"{LAYER}.self_attn.q_proj", f"{LAYER}.mlp.up_proj"
+Q = f"{LAYER}.self_attn.q_proj"
+UP = f"{LAYER}.mlp.up_proj"
 
 
 def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Path:
     """Change one JSON file of a checkpoint."""
-    found = json.loads((folder / name).read_text())
-    change(found)
-    (folder / name).write_text(json.dumps(found))
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
     return folder
 
 
+def tensor_of(source: Path, name: str) -> torch.Tensor:
+    """Return a tensor of the intact checkpoint."""
+    return load_file(source / "model.safetensors")[name]
+
+
 def unequal_global_scales(source: Path, folder: Path) -> Path:
-    scale = load_file(source / "model.safetensors")[f"{Q}.weight_global_scale"]
-    return changed(source, folder, {}, **{f"{Q}.weight_global_scale": scale * 3})
+    name = f"{Q}.weight_global_scale"
+    return changed(source, folder, {}, **{name: 3 * tensor_of(source, name)})
 
 
 def missing_input_scale(source: Path, folder: Path) -> Path:
@@ -36,23 +42,20 @@ def missing_input_scale(source: Path, folder: Path) -> Path:
 
 def half_of_the_scales(source: Path, folder: Path) -> Path:
     name = f"{UP}.weight_scale"
-    return changed(
-        source,
-        folder,
-        {},
-        **{name: load_file(source / "model.safetensors")[name][:, ::2].contiguous()},
-    )
+    half = tensor_of(source, name)[:, ::2].contiguous()
+    return changed(source, folder, {}, **{name: half})
 
 
 def reciprocal_scale(source: Path, folder: Path) -> Path:
     name = f"{LAYER}.mlp.down_proj.weight_global_scale"
-    return changed(source, folder, {}, **{name: 1 / load_file(source / "model.safetensors")[name]})
+    return changed(source, folder, {}, **{name: 1 / tensor_of(source, name)})
 
 
 def kv_scales_of_one(source: Path, folder: Path) -> Path:
-    scales = {
-        f"model.layers.{n}.self_attn.{part}_scale": torch.ones(1) for n in (0, 1) for part in "kv"
-    }
+    scales = {}
+    for number in (0, 1):
+        scales[f"model.layers.{number}.self_attn.k_scale"] = torch.ones(1)
+        scales[f"model.layers.{number}.self_attn.v_scale"] = torch.ones(1)
     changed(source, folder, {}, **scales)
     scheme = {
         "num_bits": 8,
@@ -61,22 +64,22 @@ def kv_scales_of_one(source: Path, folder: Path) -> Path:
         "dynamic": False,
         "symmetric": True,
     }
-    return edited(
-        folder,
-        "config.json",
-        lambda config: config["quantization_config"].update(kv_cache_scheme=scheme),
-    )
+
+    def quantize_cache(config: dict[str, Any]) -> None:
+        config["quantization_config"]["kv_cache_scheme"] = scheme
+
+    return edited(folder, "config.json", quantize_cache)
 
 
 def another_tokenizer(source: Path, folder: Path) -> Path:
+    """Exchange the ids of two tokens, and set another template and end."""
     changed(source, folder, {})
-    edited(
-        folder,
-        "tokenizer.json",
-        lambda found: found["model"]["vocab"].update(
-            a=found["model"]["vocab"]["b"], b=found["model"]["vocab"]["a"]
-        ),
-    )
+
+    def exchange_tokens(content: dict[str, Any]) -> None:
+        ids = content["model"]["vocab"]
+        ids.update(a=ids["b"], b=ids["a"])
+
+    edited(folder, "tokenizer.json", exchange_tokens)
     other = {"chat_template": "{{ messages }}", "eos_token": "a"}
     return edited(folder, "tokenizer_config.json", lambda config: config.update(other))
 
@@ -92,21 +95,21 @@ def missing_tensor(source: Path, folder: Path) -> Path:
 
 
 def quantized_head(source: Path, folder: Path) -> Path:
-    weight = load_file(source / "model.safetensors")["lm_head.weight"].float()
+    weight = tensor_of(source, "lm_head.weight").float()
     scale = weight.abs().amax(1, keepdim=True) / 448
     tensors = {
         "lm_head.weight": (weight / scale).to(torch.float8_e4m3fn),
         "lm_head.weight_scale": scale,
     }
     changed(source, folder, {}, **tensors)
-    own = {
+    group = {
         "targets": ["lm_head"],
         "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
     }
 
     def described(config: dict[str, Any]) -> None:
         config["quantization_config"]["ignore"] = []
-        config["quantization_config"]["config_groups"]["group_1"] = own
+        config["quantization_config"]["config_groups"]["group_1"] = group
 
     return edited(folder, "config.json", described)
 
@@ -114,15 +117,13 @@ def quantized_head(source: Path, folder: Path) -> Path:
 def stray_file(source: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
     name = f"{Q}.weight_packed"
-    save_file(
-        {name: load_file(source / "model.safetensors")[name]}, folder / "consolidated.safetensors"
-    )
+    save_file({name: tensor_of(source, name)}, folder / "consolidated.safetensors")
     return folder
 
 
 def other_dtype(source: Path, folder: Path) -> Path:
-    weight = load_file(source / "model.safetensors")["lm_head.weight"]
-    return changed(source, folder, {}, **{"lm_head.weight": weight.float()})
+    weight = tensor_of(source, "lm_head.weight").float()
+    return changed(source, folder, {}, **{"lm_head.weight": weight})
 
 
 FAULTS = {

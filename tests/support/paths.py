@@ -1,6 +1,4 @@
-"""Runs of the command line as a user starts them, in separate processes, and the models of each
-engine for them.
-"""
+"""Runs of the command line in separate processes, as a user starts them."""
 
 from __future__ import annotations
 
@@ -21,8 +19,10 @@ from tests.support import ROOT
 from tests.support.processes import processes_of, wait_until, workers_of
 
 EACH_WINDOW = ROOT / "tests/support/each_window"
-FEW, MANY = 6, 40
-"""Windows of most runs, and of the text."""
+FEW = 6
+"""Windows of most runs."""
+MANY = 40
+"""Windows of the text."""
 TIMES = {
     "created",
     "command",
@@ -64,7 +64,7 @@ class Run:
     log: Path
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What the run has printed."""
         return self.log.read_text(errors="replace")
 
@@ -73,14 +73,15 @@ class Run:
         return self.process.wait(600)
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Label -> row of results.json, without times."""
+        """Return label -> row of results.json, without times."""
         models = json.loads(self.results.read_text())["models"]
         return {model["label"]: without_times(model) for model in models}
 
 
 class Runs:
-    """Starts runs of an engine's models on one cache; see ``each_window`` for what their workers
-    note.
+    """Runs of an engine's models on one cache.
+
+    Their workers write notes, as ``each_window/sitecustomize.py`` describes.
     """
 
     def __init__(self, models: Models, data: Path, folder: Path) -> None:
@@ -96,37 +97,32 @@ class Runs:
         folder.joinpath("models.json").write_text(json.dumps(models.specs))
 
     def start(self, windows: int, *, each_window: bool = True, held: str = "") -> Run:
-        """Start a run; its workers commit after each window, or as usual.  ``held``: see
-        ``each_window``.
+        """Start a run; its workers commit after each window, or as usual.
+
+        ``held``: label of a model whose worker waits after its first commit.
         """
         return self.start_command(["-r", str(windows)], each_window=each_window, held=held)
 
     def start_command(
         self, words: Sequence[str], out: Path | None = None, *, each_window: bool, held: str = ""
     ) -> Run:
-        """Start a command line on the models; ``out``: its results, by default a file of its own."""
+        """Start a command line on the models; ``out``: its results, by default in a new file."""
         name = self.folder / f"run{len(self.started)}"
-        out = out or name.with_suffix(".json")
         log = name.with_suffix(".log")
-        words = [
-            *words,
-            "-d",
-            str(self.data),
-            "-m",
-            str(self.folder / "models.json"),
-            "-o",
-            str(out),
-        ]
-        environment = {
-            name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
-        }
+        if out is None:
+            out = name.with_suffix(".json")
+        command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words]
+        command += ["-d", str(self.data), "-m", str(self.folder / "models.json")]
+        command += ["-o", str(out), *self.models.words]
+        environment = dict(os.environ)
+        # conftest.py sets it for the tests in this process.
+        environment.pop("COMPARE_Q_IN_PROCESS", None)
         environment |= {"COMPARE_Q_CACHE": str(self.folder / "cache"), "NOTES": str(self.notes)}
         (self.notes / "held").write_text(held)
         paths = [*self.models.paths, str(ROOT)]
         if each_window:
             paths.insert(0, str(EACH_WINDOW))
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-        command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words, *self.models.words]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=environment, start_new_session=True
@@ -138,16 +134,17 @@ class Runs:
     def finish(self, windows: int, *, each_window: bool = True) -> Run:
         """Start a run, wait for its end, and assert that it succeeded."""
         run = self.start(windows, each_window=each_window)
-        assert run.wait() == 0, run.said
+        assert run.wait() == 0, run.output
         return run
 
     def end_after_one_commit(self, label: str, who: str, number: signal.Signals) -> Run:
-        """Start a run, and send a signal to its "driver" or "worker" after a model's first commit;
-        return it ended.
+        """Start a run, and send a signal to its "driver" or "worker" after a model's first commit.
+
+        Returns the run, ended.
         """
         run = self.start(FEW, held=label)
         wait_until(lambda: self.committed()[label] or run.process.poll() is not None)
-        assert run.process.poll() is None, run.said
+        assert run.process.poll() is None, run.output
         if who == "worker":
             (target,) = workers_of(self.worker_cache)
         else:
@@ -163,15 +160,16 @@ class Runs:
         return self.worker_folder / "cache"
 
     def committed(self) -> Counter[str]:
-        """Label -> number of its windows that workers have committed."""
+        """Return label -> number of its windows that workers have committed."""
         return Counter(line.split()[0] for line in self.commits.read_text().splitlines())
 
     def committed_twice(self, label: str) -> list[str]:
-        """Digests of a model's windows that workers have committed more than once."""
-        digests = Counter(
-            line for line in self.commits.read_text().splitlines() if line.split()[0] == label
-        )
-        return [digest for digest, count in digests.items() if count > 1]
+        """Return the notes on a model's windows that workers have committed more than once."""
+        counts: Counter[str] = Counter()
+        for line in self.commits.read_text().splitlines():
+            if line.split()[0] == label:
+                counts[line] += 1
+        return [line for line, count in counts.items() if count > 1]
 
     def close(self) -> None:
         """End runs that a failed test has left."""
@@ -181,25 +179,30 @@ class Runs:
 
 
 def without_times(value: Any, keys: Collection[str] = TIMES) -> Any:
-    """Results without some of their keys, at every depth."""
+    """Return results without some of their keys, at every depth."""
     if isinstance(value, dict):
-        return {key: without_times(each, keys) for key, each in value.items() if key not in keys}
+        others = {}
+        for key, member in value.items():
+            if key not in keys:
+                others[key] = without_times(member, keys)
+        return others
     if isinstance(value, list):
-        return [without_times(each, keys) for each in value]
+        return [without_times(member, keys) for member in value]
     return value
 
 
-def assert_equal(found: dict[str, Any], gold: dict[str, Any], tolerance: float) -> None:
+def assert_equal(rows: dict[str, Any], gold: dict[str, Any], tolerance: float) -> None:
     """Assert that rows are equal: all of them, or PPL and KLD within a tolerance."""
-    assert found.keys() == gold.keys()
+    assert rows.keys() == gold.keys()
     if not tolerance:
-        assert found == gold
+        assert rows == gold
         return
-    for label, row in gold.items():
-        assert found[label]["error"] is None
-        assert found[label]["tokens"] == row["tokens"]
-        assert found[label]["ppl"] == pytest.approx(row["ppl"], rel=tolerance)
-        if row["kld"] is None:
-            assert found[label]["kld"] is None
+    for label, gold_row in gold.items():
+        row = rows[label]
+        assert row["error"] is None
+        assert row["tokens"] == gold_row["tokens"]
+        assert row["ppl"] == pytest.approx(gold_row["ppl"], rel=tolerance)
+        if gold_row["kld"] is None:
+            assert row["kld"] is None
         else:
-            assert found[label]["kld"] == pytest.approx(row["kld"], rel=tolerance)
+            assert row["kld"] == pytest.approx(gold_row["kld"], rel=tolerance)

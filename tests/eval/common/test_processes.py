@@ -13,7 +13,7 @@ from compare_q import backends
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import run_in_subprocess as run
 from compare_q.eval.common.progress import Progress
-from tests.support import apart as functions
+from tests.support import subprocess_functions as functions
 from tests.support.toy import refusal
 
 pytestmark = pytest.mark.engine

@@ -28,7 +28,8 @@ def commit_and_note(committer: worker.Committer) -> None:
     commit(committer)
     committed.add(label)
     with (NOTES / "commits").open("a", encoding="utf-8") as file:
-        file.writelines(f"{label} {digest}\n" for digest in digests)
+        for digest in digests:
+            file.write(f"{label} {digest}\n")
 
 
 def add_unless_held(committer: worker.Committer, scores: TokenScores) -> None:

@@ -1,5 +1,6 @@
-"""Hides instructions of the CPU from torch, vLLM and compare_q, if PYTHONPATH begins with this
-folder.
+"""Hides instructions of the CPU from torch, vLLM and compare_q.
+
+It is imported if PYTHONPATH begins with this folder.
 
 ``make test CPU=avx2``, ``CPU=avx512core`` (no bf16 arithmetic) and ``CPU=avx512`` (no AMX) run the
 tests as on a CPU with only these instructions, on any x86-64 machine that has them.  torch, whose
@@ -24,35 +25,37 @@ HIDDEN = {
 }[os.environ["MASKED_CPU"]]
 
 
-TORCH, OURS = "torch.cpu", "compare_q.backends.common.machine"
-"""Modules that report the CPU's instructions."""
-
-
 def mask_torch(module: Any) -> None:
     """Hide instructions in ``torch.cpu``."""
-    found = module.get_capabilities
+    get_capabilities = module.get_capabilities
 
     def masked() -> dict[str, object]:
-        return {
-            name: False if name.startswith(HIDDEN) else value for name, value in found().items()
-        }
+        capabilities: dict[str, object] = dict(get_capabilities())
+        for name in capabilities:
+            if name.startswith(HIDDEN):
+                capabilities[name] = False
+        return capabilities
 
     module.get_capabilities = masked
 
 
 def mask_machine(module: Any) -> None:
     """Hide instructions in ``machine.reported``."""
-    found = module.reported
+    reported = module.reported
 
     def masked() -> dict[str, str]:
-        report: dict[str, str] = found()
+        report: dict[str, str] = reported()
         flags = [flag for flag in report.get("flags", "").split() if not flag.startswith(HIDDEN)]
         return {**report, "flags": " ".join(flags)}
 
     module.reported = masked
 
 
-MASKS: dict[str, Callable[[Any], None]] = {TORCH: mask_torch, OURS: mask_machine}
+MASKS: dict[str, Callable[[Any], None]] = {
+    "torch.cpu": mask_torch,
+    "compare_q.backends.common.machine": mask_machine,
+}
+"""The modules that report the CPU's instructions."""
 
 
 class MaskedCpu:
@@ -61,8 +64,9 @@ class MaskedCpu:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, whose loader masks the module afterwards; None for every other
-        module.
+        """Return the module's own spec, whose loader masks the module after its import.
+
+        None for every other module.
         """
         mask = MASKS.get(name)
         if mask is None:

@@ -1,4 +1,7 @@
-"""Faults in vLLM's CPU kernels, which a plugin of vLLM adds: ``$PLANTED`` names one of ``FAULTS``."""
+"""Faults in vLLM's CPU kernels, which a plugin of vLLM adds.
+
+``$PLANTED`` names one of ``FAULTS``, or "scale".
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ FROM = int(os.environ.get("PLANTED_FROM", "256"))
 
 
 def positions(metadata: Any) -> torch.Tensor:
-    """The positions of a step's tokens in their windows."""
-    starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
-    counts = [end - begin for begin, end in itertools.pairwise(starts)]
-    return torch.cat(
-        [torch.arange(n - count, n) for n, count in zip(lengths, counts, strict=False)]
-    )
+    """Return the positions of a step's tokens in their windows."""
+    starts = metadata.query_start_loc.tolist()
+    lengths = metadata.seq_lens.tolist()
+    parts = []
+    # A step computes the last tokens of each window's ``length`` so far.
+    for (begin, end), length in zip(itertools.pairwise(starts), lengths, strict=False):
+        count = end - begin
+        parts.append(torch.arange(length - count, length))
+    return torch.cat(parts)
 
 
 def late_attention(output: torch.Tensor, metadata: Any) -> None:
@@ -56,13 +62,18 @@ def plant() -> None:
 
         right = Attention.forward
 
-        def wrong(*given: Any, **keys: Any) -> Any:
-            found = right(*given, **keys)
-            metadata = keys.get("attn_metadata", given[6] if len(given) > 6 else None)
+        def wrong(*positional: Any, **keys: Any) -> Any:
+            result = right(*positional, **keys)
+            # forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
+            metadata = keys.get("attn_metadata")
+            if metadata is None and len(positional) > 6:
+                metadata = positional[6]
             if metadata is not None:
-                output = keys.get("output", given[7] if len(given) > 7 else None)
+                output = keys.get("output")
+                if output is None and len(positional) > 7:
+                    output = positional[7]
                 FAULTS[fault](output.view(output.shape[0], -1), metadata)
-            return found
+            return result
 
         Attention.forward = wrong
     if fault == "scale":
@@ -73,7 +84,8 @@ def plant() -> None:
         process = Kernel.process_weights_after_loading
 
         def dropped(self: Any, layer: Any) -> None:
-            layer.weight_scale.data[:, -1] = 1.0 / 64  # the last group's scale is a constant
+            # The last group's scale is a constant.
+            layer.weight_scale.data[:, -1] = 1.0 / 64
             process(self, layer)
 
         Kernel.process_weights_after_loading = dropped

@@ -17,7 +17,7 @@ from compare_q.eval.common.progress import Progress
 
 
 def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
-    """Print, report progress, and call another such function, which then runs in the same process."""
+    """Print, report progress, and call another such function, which runs in the same process."""
     print("noise")
     os.write(2, b"noise past Python\n")
     with progress.phase("counting", unit="rows") as phase:
@@ -29,11 +29,8 @@ def busy(words: list[Any], rows: int, progress: Progress) -> dict[str, Any]:
     with progress.phase("waiting"):
         pass
     progress.say("done")
-    return {
-        "words": words,
-        "process": os.getpid(),
-        "nested": run_in_subprocess(number_of_process, "asking"),
-    }
+    nested = run_in_subprocess(number_of_process, "asking")
+    return {"words": words, "process": os.getpid(), "nested": nested}
 
 
 def number_of_process() -> int:
