@@ -92,7 +92,7 @@ class PackEngine(LogitsEngine):
         packages=("torch",),
         install="pip install torch",
         summary="a reference pack: KL divergence without the reference's model",
-        marker=pack_files.MANIFEST,
+        marker=pack_files.PACK_MANIFEST,
     )
     files = PackFiles
 
@@ -104,7 +104,7 @@ class PackEngine(LogitsEngine):
             folder = pack_files.resolve(model.model_dir)
             manifest = pack_files.verified(folder)
             # For its InputError: the groups of layers are from an unknown source too.
-            recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
+            recorded_groups(manifest.provenance, str(folder / pack_files.PACK_MANIFEST))
 
     def load(self) -> None:
         import torch
@@ -195,7 +195,7 @@ class PackEngine(LogitsEngine):
 
     def layers(self) -> tuple[Layer, ...]:
         """Return how the layers ran where the pack was recorded."""
-        return recorded_groups(self.manifest.provenance, pack_files.MANIFEST)
+        return recorded_groups(self.manifest.provenance, pack_files.PACK_MANIFEST)
 
     def provenance(self) -> dict[str, Any]:
         manifest = self.manifest

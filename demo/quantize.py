@@ -26,7 +26,7 @@ from compressed_tensors.quantization import (
 from compressed_tensors.quantization.utils import calculate_qparams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compare_q.backends.layers.module_names import FUSED
+from compare_q.backends.layers.module_names import FUSED_LAYERS
 
 FP8_MAX = 448.0
 FP4_MAX = 6.0
@@ -40,7 +40,7 @@ the measured text itself."""
 def fused_with(name: str) -> list[str]:
     """Return the names of the layers that are fused with layer ``name``, itself included."""
     parent, _, leaf = name.rpartition(".")
-    for group in FUSED:
+    for group in FUSED_LAYERS:
         if leaf in group:
             return [f"{parent}.{member}" for member in group]
     return [name]

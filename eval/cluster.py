@@ -36,7 +36,7 @@ from ..backends.common.errors import (
     StoppedError,
 )
 from ..backends.common.message_text import bytes_in_words, one_line, shortened
-from ..backends.reference.store import MANIFEST, read_manifest
+from ..backends.reference.store import STORE_MANIFEST, read_manifest
 from ..backends.worker import worker
 from ..backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
 from .common.cache import Cache, default_root
@@ -563,18 +563,18 @@ class RayWorker:
         """
         result, agent = self.cluster.result, self.agent
         try:
-            whole = (store / MANIFEST).read_bytes()
+            whole = (store / STORE_MANIFEST).read_bytes()
         except OSError:
             raise ModelError(
                 f"{store}: has no checksums, so that --ray cannot send it; run without --ray"
             ) from None
-        if result(agent.sees.remote(store / MANIFEST, whole)):
+        if result(agent.sees.remote(store / STORE_MANIFEST, whole)):
             return store
         manifest = read_manifest(store)
         key = Cache.key("copied reference", {"identity": manifest.identity})
         with self.cluster.copying[self.node, key]:
             copy, lacking = result(agent.lacks.remote(key, manifest.files))
-            for name in (*lacking, MANIFEST):
+            for name in (*lacking, STORE_MANIFEST):
                 result(agent.add.remote(copy / name, (store / name).read_bytes()))
         if lacking:
             size = bytes_in_words(sum(manifest.files[name] for name in lacking))

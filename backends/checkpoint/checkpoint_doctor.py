@@ -35,7 +35,7 @@ from .contents import LARGEST, Contents
 from .folder import Checkpoint, storage_of
 from .formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, Parts, main_part, values
 from .gguf import BLOCK, GgufModel, is_gguf, read_model
-from .nvfp4_scales import FUSED, SHARED, unequal
+from .nvfp4_scales import ONE_SCALE, SHARED, unequal
 from .safetensors_files import Tensor, read_headers, strays
 from .stored_sizes import Fault
 from .token_rules import SERVED, faults
@@ -541,7 +541,7 @@ def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     for path, text in unequal(checkpoint.quantized).items():
         file = checkpoint.where(path).partition(": ")[0]
         places.append(f"{file}: {text}")
-    yield from one_finding("wrong", places, FUSED, SHARED)
+    yield from one_finding("wrong", places, ONE_SCALE, SHARED)
 
 
 def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:

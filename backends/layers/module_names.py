@@ -71,7 +71,7 @@ FUSED_AS = {
     "fused_wqa_wkv": ("wq_a", "wkv"),
 }
 """Names that engines give to fused layers -> the names that checkpoints have for their parts."""
-FUSED = (
+FUSED_LAYERS = (
     *(parts for name, parts in FUSED_AS.items() if name != "fused_wqa_wkv"),
     ("w1", "w3"),
     ("wq", "wk", "wv"),
@@ -268,11 +268,11 @@ def parts_of(path: str) -> list[str]:
 def fused_layers(paths: Collection[str]) -> Iterator[tuple[str, ...]]:
     """Yield groups of ``paths`` (``model.layers.0.mlp.up_proj``) that are fused into one matrix.
 
-    The members of a group are in the order of ``FUSED``.
+    The members of a group are in the order of ``FUSED_LAYERS``.
     """
     for path in paths:
         parent = path.rpartition(".")[0]
-        for names in FUSED:
+        for names in FUSED_LAYERS:
             members = []
             for name in names:
                 member = f"{parent}.{name}"

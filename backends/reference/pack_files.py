@@ -44,7 +44,7 @@ FORMAT = 2
 1: windows were numbered, and the store named its text; compare_q 0.3 wrote it.
 2: windows are found by their digests.
 """
-MANIFEST = "pack.json"
+PACK_MANIFEST = "pack.json"
 CARD = "README.md"
 STATES = "states"
 TOKENS = "tokens.safetensors"
@@ -59,7 +59,7 @@ their scores end.
 DIGEST_BYTES = 16
 LONGEST_NAME = 40
 """Characters of the model's name in the label of a pack's row."""
-PATTERNS = (MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
+PATTERNS = (PACK_MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
 """Files of a data set on the hub that are downloaded."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
 WindowDigest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -131,7 +131,7 @@ class Manifest(BaseModel):
 
 def is_pack(folder: Path) -> bool:
     """Return True if a folder has the manifest of a pack."""
-    return is_folder(folder) and (folder / MANIFEST).is_file()
+    return is_folder(folder) and (folder / PACK_MANIFEST).is_file()
 
 
 def resolve(
@@ -144,7 +144,7 @@ def resolve(
     folder = expanded(name)
     if is_folder(folder) or not hub.is_hub_id(name):
         if not is_pack(folder):
-            raise InputError(f"{name}: is not a reference pack: it has no {MANIFEST}")
+            raise InputError(f"{name}: is not a reference pack: it has no {PACK_MANIFEST}")
         return folder
     if download:
         return hub.fetch("dataset", name, revision, PATTERNS, watch)
@@ -156,7 +156,7 @@ def read(folder: Path) -> Manifest:
 
     InputError if it is missing, damaged, or of another version of the layout.
     """
-    file = folder / MANIFEST
+    file = folder / PACK_MANIFEST
     try:
         content = storage.load_file(file, strict=True)
         if content.get("format") == FORMAT:
@@ -228,14 +228,14 @@ class PackFolder(KeptFolder):
         except OSError as error:
             return f"{file}: cannot be read: {error.strerror}"
         if digest != expected.sha256:
-            return f"{file}: damaged: it has not the checksum in {MANIFEST}"
+            return f"{file}: damaged: it has not the checksum in {PACK_MANIFEST}"
         return ""
 
 
 def pack_folder(path: Path, files: Mapping[str, File]) -> PackFolder:
     """Return the folder of a pack with these files, by their names."""
     no_stems = re.compile("(?!)")  # its files have plain names
-    manifest_name = re.compile(re.escape(MANIFEST))
+    manifest_name = re.compile(re.escape(PACK_MANIFEST))
     return PackFolder(path, "the pack", no_stems, manifest_name, has_manifest=True, files=files)
 
 
@@ -258,11 +258,11 @@ def problem_of_store(opened: Reader, manifest: Manifest) -> str:
     absent = [window for window in manifest.windows if window not in opened.windows]
     n_windows = len(manifest.windows)
     if absent:
-        count = f"{len(absent):,} of the {n_windows:,} windows in {MANIFEST}"
+        count = f"{len(absent):,} of the {n_windows:,} windows in {PACK_MANIFEST}"
         return f"lacks {count}, {absent[0]} among them"
     distinct = set(manifest.windows)
     if opened.windows.keys() != distinct:
-        return f"has {len(opened.windows):,} windows, {MANIFEST} lists {len(distinct):,}"
+        return f"has {len(opened.windows):,} windows, {PACK_MANIFEST} lists {len(distinct):,}"
     return ""
 
 
@@ -368,7 +368,7 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
     """Write the manifest of a pack whose other files are complete, and return it."""
     manifest = Manifest(**facts, files=dict(entries_of(folder)))
     content = manifest.model_dump(mode="json")
-    pack_folder(folder, manifest.files).write_document(MANIFEST, content, indent=1)
+    pack_folder(folder, manifest.files).write_document(PACK_MANIFEST, content, indent=1)
     return manifest
 
 

@@ -60,7 +60,7 @@ VERSION = 4
 contain checksums, and a store is created in its final place; compare_q 0.3 wrote it.  4: windows
 are named by their digests instead of their numbers in one text.
 """
-MANIFEST = "reference.json"
+STORE_MANIFEST = "reference.json"
 UNFINISHED = "unfinished.json"
 WINDOW = re.compile(r"row\.([0-9a-f]{32}|\d{6,9})")
 """Stem of a window's file: "row", and the window's digest.
@@ -70,7 +70,7 @@ In older stores it is the window's number; these files are deleted like the othe
 OLDER_WINDOW = re.compile(r"row\.\d{6,9}")
 HEAD = re.compile(r"head\.(\d{6,9})")
 STEMS = re.compile(f"{WINDOW.pattern}|{HEAD.pattern}")
-DOCUMENTS = re.compile(f"{re.escape(MANIFEST)}|{re.escape(UNFINISHED)}")
+DOCUMENTS = re.compile(f"{re.escape(STORE_MANIFEST)}|{re.escape(UNFINISHED)}")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
 CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     InputError if it is missing, damaged or of another version.
     """
-    file = folder / MANIFEST
+    file = folder / STORE_MANIFEST
     try:
         # A folder or a pipe of this name is not opened.
         if not file.is_file():
@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write or replace a manifest, completely or not at all."""
     content = manifest.model_dump(by_alias=True)
-    store_folder(folder).write_document(MANIFEST, content, indent=1)
+    store_folder(folder).write_document(STORE_MANIFEST, content, indent=1)
 
 
 class Reader:
@@ -292,10 +292,10 @@ def open_reference(path: Path) -> Reader:
     """Return the store at ``path``; InputError names what is wrong with it."""
     # The version is read before the manifest: if the manifest is replaced in between, the kept
     # store has an old version, and is read again next time.
-    version = storage.version_of(path / MANIFEST)
-    if not (path / MANIFEST).is_file():
+    version = storage.version_of(path / STORE_MANIFEST)
+    if not (path / STORE_MANIFEST).is_file():
         raise InputError(
-            f"{path}: holds no reference: there is no {MANIFEST}; name another path and mark the "
+            f"{path}: holds no reference: there is no {STORE_MANIFEST}; name another path and mark the "
             'model as the reference ("reference": true), so that it is recorded'
         )
     if version is None:
@@ -316,7 +316,7 @@ def unlabelled(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Manifest | None:
     """Return the manifest of an existing store, if any; InputError if it is another reference's."""
-    if not os.path.lexists(folder / MANIFEST):
+    if not os.path.lexists(folder / STORE_MANIFEST):
         return None
     manifest = read_manifest(folder)
     if identity is not None and unlabelled(manifest.identity) != unlabelled(identity):
@@ -327,7 +327,7 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
 def is_older(folder: Path) -> bool:
     """Return True if a folder has a store of an older layout, also an unfinished one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return bool(storage.load((folder / MANIFEST).read_bytes())["version"] < VERSION)
+        return bool(storage.load((folder / STORE_MANIFEST).read_bytes())["version"] < VERSION)
     for file in store_folder(folder).own_tensor_files():
         if OLDER_WINDOW.fullmatch(storage.stem_of(file.name)):
             return True
@@ -619,7 +619,7 @@ def discard(folder: Path) -> None:
 
     InputError, without deleting, if the folder or its manifest is a link.
     """
-    manifest_file = folder / MANIFEST
+    manifest_file = folder / STORE_MANIFEST
     has_special_manifest = os.path.lexists(manifest_file) and not storage.is_regular(manifest_file)
     if folder.is_symlink() or has_special_manifest:
         raise InputError(f"{folder}: is a link or has one; compare_q deletes nothing through links")

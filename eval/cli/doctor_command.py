@@ -109,7 +109,7 @@ def check_pack(folder: Path) -> None:
     Such a pack is damaged, or its files have other forms.
     """
     manifest = pack_files.verified(folder)
-    recorded_groups(manifest.provenance, str(folder / pack_files.MANIFEST))
+    recorded_groups(manifest.provenance, str(folder / pack_files.PACK_MANIFEST))
     scores = pack_files.scores_of(folder)
     unscored_windows = [window for window in manifest.windows if window not in scores]
     if unscored_windows:

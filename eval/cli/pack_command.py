@@ -201,7 +201,7 @@ def recorded_store(
     """
     reference = outcome.results.reference or {}
     path = config.cache.path("references", str(reference.get("key", "")), "")
-    if not (path / store.MANIFEST).is_file():
+    if not (path / store.STORE_MANIFEST).is_file():
         raise InputError(f"{row.label}: was not recorded: {'; '.join(row.notes)}")
     reader = store.open_reference(path)
     size = bytes_in_words(reader.bytes_of(outcome.data.digests))

@@ -21,7 +21,7 @@ from typing import Any
 from ...backends.common.errors import InputError, ModelError
 from ...backends.common.message_text import amount, bytes_in_words
 from ...backends.reference import store
-from ...backends.reference.store import MANIFEST, Reader, is_free, open_reference
+from ...backends.reference.store import STORE_MANIFEST, Reader, is_free, open_reference
 from ..text.eval_data import EvalData
 from . import plan
 from .claims import is_shared, short_lock
@@ -58,7 +58,7 @@ class Reference:
     @property
     def exists(self) -> bool:
         """True if a store exists; its content is not checked."""
-        return (self.path / MANIFEST).is_file()
+        return (self.path / STORE_MANIFEST).is_file()
 
     @property
     def windows(self) -> Set[str]:

@@ -16,7 +16,12 @@ from rich.console import Console
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.message_text import CONTROL
 from compare_q.backends.reference.head import Head
-from compare_q.backends.reference.store import MANIFEST, Manifest, read_manifest, write_manifest
+from compare_q.backends.reference.store import (
+    STORE_MANIFEST,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from compare_q.backends.scoring import segments
 from compare_q.eval import merging
 from compare_q.eval.report import html_page
@@ -124,11 +129,11 @@ def test_manifests(tmp_path_factory: pytest.TempPathFactory, random: Random) -> 
     folder = tmp_path_factory.getbasetemp() / "store"
     folder.mkdir(exist_ok=True)
     write_manifest(folder, STORE)
-    content = (folder / MANIFEST).read_bytes()
+    content = (folder / STORE_MANIFEST).read_bytes()
     if random.random() < 0.5:
         content = damaged_bytes(content, random)
     else:
         content = damaged(json.loads(content), random)
-    (folder / MANIFEST).write_bytes(content)
+    (folder / STORE_MANIFEST).write_bytes(content)
     manifest = answer_of(lambda: read_manifest(folder))
     assert manifest is None or manifest == STORE

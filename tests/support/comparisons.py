@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as parquet
 
-from compare_q.backends.reference.store import MANIFEST
+from compare_q.backends.reference.store import STORE_MANIFEST
 from tests.support.toy import Ran
 
 Models = Sequence[dict[str, Any]]
@@ -124,7 +124,7 @@ def result_of(ran: Ran, file: Path, folder: Path) -> Measured:
 
 def store_of(root: Path) -> Path:
     """Return the only store in the cache."""
-    (manifest,) = root.glob(f"references/*/{MANIFEST}")
+    (manifest,) = root.glob(f"references/*/{STORE_MANIFEST}")
     return manifest.parent
 
 

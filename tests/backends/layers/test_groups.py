@@ -13,7 +13,7 @@ import pytest
 from compare_q.backends.base import Layer
 from compare_q.backends.layers import groups as layers
 from compare_q.backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
-from compare_q.backends.layers.module_names import FUSED
+from compare_q.backends.layers.module_names import FUSED_LAYERS
 
 
 def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
@@ -178,7 +178,7 @@ def test_what_the_installed_vllm_fuses_is_known() -> None:
             fused |= members_in(literal)
     assert ("q_proj", "k_proj", "v_proj") in fused
     for members in fused - NOT_LANGUAGE:
-        n_common = [len(set(members) & set(names)) for names in FUSED]
+        n_common = [len(set(members) & set(names)) for names in FUSED_LAYERS]
         assert max(n_common) > 1, members
 
 

@@ -22,7 +22,7 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.pack_engine import PackEngine
 from compare_q.backends.reference import pack_files, store
-from compare_q.backends.reference.pack_files import COMPARED, MANIFEST, SCORES, STATES
+from compare_q.backends.reference.pack_files import COMPARED, PACK_MANIFEST, SCORES, STATES
 from tests.support.fake_engine import FakeEngine
 from tests.support.stores import recorded, state_store
 from tests.support.toy import TOY_VOCAB, planned, refusal, toy_windows
@@ -128,14 +128,14 @@ def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -
 def test_a_store_with_other_windows_than_the_manifest_is_refused(
     folder: Path, digests: list[str]
 ) -> None:
-    (folder / MANIFEST).unlink()
+    (folder / PACK_MANIFEST).unlink()
     pack_files.write_manifest(folder, **facts(windows=digests))
     assert refusal(pack_files.verified, folder).startswith(f"{folder}: {STATES}: ")
 
 
 def test_a_lacking_window_is_named(folder: Path) -> None:
     store.forget(folder / STATES, DIGESTS[1:2])
-    (folder / MANIFEST).unlink()
+    (folder / PACK_MANIFEST).unlink()
     pack_files.write_manifest(folder, **facts())
     assert DIGESTS[1] in refusal(pack_files.verified, folder)
 
@@ -157,13 +157,13 @@ def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
 def test_a_pack_of_another_version_is_refused_in_one_line(
     folder: Path, version: int, advice: str
 ) -> None:
-    content = storage.load((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(
+    content = storage.load((folder / PACK_MANIFEST).read_bytes())
+    (folder / PACK_MANIFEST).write_bytes(
         storage.dump({**content, "format": version, "windows": 4, "heads": []})
     )
     message = refusal(pack_files.read, folder)
     assert message.startswith(
-        f"{folder / MANIFEST}: format {version}, this compare_q reads 2; {advice}"
+        f"{folder / PACK_MANIFEST}: format {version}, this compare_q reads 2; {advice}"
     )
     assert "\n" not in message
 
@@ -178,8 +178,8 @@ def manifest_with(changed: Callable[[str], str]) -> Callable[[Path], None]:
     """Change the text of the manifest, which gets a right checksum."""
 
     def change(folder: Path) -> None:
-        content = json.dumps(storage.load((folder / MANIFEST).read_bytes()))
-        (folder / MANIFEST).write_bytes(as_written(changed(content)))
+        content = json.dumps(storage.load((folder / PACK_MANIFEST).read_bytes()))
+        (folder / PACK_MANIFEST).write_bytes(as_written(changed(content)))
 
     return change
 
@@ -200,10 +200,10 @@ def special(name: str, target: str = "") -> Callable[[Path], None]:
     """Replace a file by a pipe, or by a link; the manifest says that it has 0 bytes."""
 
     def change(folder: Path) -> None:
-        content = storage.load((folder / MANIFEST).read_bytes())
+        content = storage.load((folder / PACK_MANIFEST).read_bytes())
         if name in content["files"]:
             content["files"][name]["bytes"] = 0
-        (folder / MANIFEST).write_bytes(storage.dump(content))
+        (folder / PACK_MANIFEST).write_bytes(storage.dump(content))
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).unlink(missing_ok=True)
         if target:
@@ -234,10 +234,10 @@ DEEP = "[" * 20_000 + "]" * 20_000
         (key("storage", '{"bits": 3}'), "storage.bits: unknown key"),
         (key("storage", '{"bpw_layer": "x"}'), "storage.bpw_layer"),
         (key("storage", "[]"), "storage"),
-        (key("scored_tokens", "9" * 5_000), MANIFEST),
+        (key("scored_tokens", "9" * 5_000), PACK_MANIFEST),
         (manifest_with(lambda content: f'{content[:-1]}, "ppl": 3.0}}'), "ppl: stands twice"),
-        (manifest_with(lambda content: "[" + content[1:-1] + "]"), MANIFEST),
-        (sparse(MANIFEST), "too large: 200.0 GB"),
+        (manifest_with(lambda content: "[" + content[1:-1] + "]"), PACK_MANIFEST),
+        (sparse(PACK_MANIFEST), "too large: 200.0 GB"),
         (sparse(f"{STATES}/reference.json"), "damaged: it has 200,000,000,000 bytes"),
         (special(SCORES), "is a pipe or a device"),
         (special(SCORES, "/dev/zero"), "is a pipe or a device"),

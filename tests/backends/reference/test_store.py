@@ -18,7 +18,7 @@ from compare_q.backends.common.message_text import dtype_name
 from compare_q.backends.reference.head import Head
 from compare_q.backends.reference.recorder import Recorder
 from compare_q.backends.reference.store import (
-    MANIFEST,
+    STORE_MANIFEST,
     UNFINISHED,
     Reader,
     abandon,
@@ -60,7 +60,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 def assert_unchanged(folder: Path, before: dict[str, bytes]) -> None:
     """Assert that a folder still has these files, except that its manifest may be another one."""
     for name, data in before.items():
-        if name != MANIFEST:
+        if name != STORE_MANIFEST:
             assert (folder / name).read_bytes() == data, name
 
 
@@ -250,7 +250,7 @@ def test_a_store_grows_by_windows_of_other_texts(tmp_path: Path) -> None:
     assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))  # it was not replaced
     assert torch.equal(store.window(digest(9)), numbers(3, 4, seed=18))
     # The second recording of window 2 is deleted.
-    assert names(folder) == {MANIFEST, *store.manifest.files}
+    assert names(folder) == {STORE_MANIFEST, *store.manifest.files}
     assert store.manifest.made
     grown(folder, [0, 9])
     assert Reader(folder).windows.keys() == set(some([0, 1, 2, 5, 7, 9]))
@@ -300,17 +300,17 @@ def test_a_kill_at_any_moment_leaves_the_old_store_and_the_next_run_finishes(
         with suppress(KilledError), killed_at(operation, monkeypatch):
             grown(folder, range(4))
             ended = True
-        if (folder / MANIFEST).exists():
+        if (folder / STORE_MANIFEST).exists():
             store = Reader(folder)
             store.verify()
             assert store.windows.keys() in (set(some(range(first))), set(some(range(4))))
         assert_unchanged(folder, old)
-        assert is_free(folder) or first or (folder / MANIFEST).exists()
+        assert is_free(folder) or first or (folder / STORE_MANIFEST).exists()
         grown(folder, range(4))
         tidy(folder)
         contents = contents_of(folder)
-        contents[MANIFEST] = listed_files(contents[MANIFEST])
-        assert contents == {**gold, MANIFEST: listed_files(gold[MANIFEST])}, operation
+        contents[STORE_MANIFEST] = listed_files(contents[STORE_MANIFEST])
+        assert contents == {**gold, STORE_MANIFEST: listed_files(gold[STORE_MANIFEST])}, operation
         shutil.rmtree(folder.parent)
         if ended:
             break
@@ -361,24 +361,26 @@ def test_nothing_is_deleted_through_a_link(folder: Path, tmp_path: Path) -> None
     link = tmp_path / "link"
     link.symlink_to(folder)
     assert "compare_q deletes nothing through links" in refusal(discard, link)
-    (folder / MANIFEST).rename(tmp_path / "manifest")
-    (folder / MANIFEST).symlink_to(tmp_path / "manifest")
+    (folder / STORE_MANIFEST).rename(tmp_path / "manifest")
+    (folder / STORE_MANIFEST).symlink_to(tmp_path / "manifest")
     assert "compare_q deletes nothing through links" in refusal(discard, folder)
     assert contents_of(folder) == before
     assert link.is_symlink()
 
 
 def test_every_flipped_bit_and_every_cut_of_a_manifest_is_found(folder: Path) -> None:
-    for file, position in flips([folder / MANIFEST], seed=3):
+    for file, position in flips([folder / STORE_MANIFEST], seed=3):
         assert refusal(Reader, folder).startswith(f"{file}: not a reference store: "), position
-    good = (folder / MANIFEST).read_bytes()
+    good = (folder / STORE_MANIFEST).read_bytes()
     for length in range(len(good)):
-        (folder / MANIFEST).write_bytes(good[:length])
+        (folder / STORE_MANIFEST).write_bytes(good[:length])
         with pytest.raises(InputError):
             Reader(folder)
     for other in (b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"version": ' + b"9" * 5000):
-        (folder / MANIFEST).write_bytes(other)
-        assert refusal(Reader, folder).startswith(f"{folder / MANIFEST}: not a reference store: ")
+        (folder / STORE_MANIFEST).write_bytes(other)
+        assert refusal(Reader, folder).startswith(
+            f"{folder / STORE_MANIFEST}: not a reference store: "
+        )
 
 
 @pytest.mark.parametrize("kind", ["row", "head"])
@@ -410,7 +412,7 @@ def test_a_missing_window_or_head_makes_no_store(tmp_path: Path) -> None:
         seal(folder, IDENTITY, some([0, 1, 2, 3, 4]))
     with pytest.raises(ModelError, match="head was not kept"):  # the writer has not finished
         seal(folder, IDENTITY, some([0]))
-    assert not (folder / MANIFEST).exists()
+    assert not (folder / STORE_MANIFEST).exists()
 
 
 def test_a_killed_run_records_one_of_its_windows_again_until_the_head_is_written(
@@ -492,7 +494,7 @@ def test_a_store_forgets_windows(folder: Path) -> None:
     assert store.windows.keys() == set(some([0, 2]))
     assert torch.equal(store.window(digest(2)), numbers(3, 4, seed=2))
     assert store.head == Head(300, "float32")
-    assert names(folder) == {MANIFEST, *store.manifest.files, new.name}
+    assert names(folder) == {STORE_MANIFEST, *store.manifest.files, new.name}
     for name in store.manifest.files:
         assert (folder / name).read_bytes() == before[name]
     assert recorded(folder, some([0, 1, 2])) == set(some([0, 2]))
@@ -513,11 +515,11 @@ def test_a_store_that_is_of_no_use_is_deleted(folder: Path, reason: str) -> None
     elif reason == "missing head":
         head.unlink()
     else:
-        (folder / MANIFEST).write_text("{")
+        (folder / STORE_MANIFEST).write_text("{")
         (folder / "mine").touch()  # nobody knows any more who made the folder
     forget(folder, windows)
     assert not list(folder.glob("*.safetensors"))
-    assert not (folder / MANIFEST).exists()
+    assert not (folder / STORE_MANIFEST).exists()
     assert folder.exists() == (reason == "damaged manifest")
     forget(folder, windows)  # again, without effect
 
@@ -537,7 +539,7 @@ def test_a_kill_while_windows_are_forgotten_leaves_a_whole_store(
         with suppress(KilledError), killed_at(operation, monkeypatch):
             forget(folder, some(windows))
             ended = True
-        if (folder / MANIFEST).exists():
+        if (folder / STORE_MANIFEST).exists():
             store = Reader(folder)
             store.verify()
             assert store.windows.keys() in (set(some(range(3))), set(some(remaining)))
@@ -568,8 +570,8 @@ def test_a_store_of_0_3_is_refused_and_not_deleted(folder: Path) -> None:
     files = {}
     for file in folder.glob("*.safetensors"):
         files[file.name] = file.stat().st_size
-    content = storage.load((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(storage.dump({**content, "version": 3, "files": files}))
+    content = storage.load((folder / STORE_MANIFEST).read_bytes())
+    (folder / STORE_MANIFEST).write_bytes(storage.dump({**content, "version": 3, "files": files}))
     before = contents_of(folder)
     for refused in (
         lambda: Reader(folder),
@@ -580,6 +582,6 @@ def test_a_store_of_0_3_is_refused_and_not_deleted(folder: Path) -> None:
         lambda: abandon(folder, some([0])),
     ):
         message = refusal(refused)
-        assert message.startswith(f"{folder / MANIFEST}: layout 3, this compare_q reads 4; ")
+        assert message.startswith(f"{folder / STORE_MANIFEST}: layout 3, this compare_q reads 4; ")
         assert "\n" not in message
     assert contents_of(folder) == before

@@ -15,7 +15,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from compare_q.backends.common import storage
-from compare_q.backends.reference.store import MANIFEST
+from compare_q.backends.reference.store import STORE_MANIFEST
 from compare_q.backends.scoring import segments
 from compare_q.eval.cli import cache_command as cache_listing
 from compare_q.eval.common.cache import Cache
@@ -174,8 +174,8 @@ def make_older(cache: Cache, section: str) -> None:
         folder = cache.root / "references" / key("c")
         (window,) = folder.glob("row.*")
         window.rename(folder / f"row.000000.{window.name.split('.')[2]}.safetensors")
-        manifest = storage.load((folder / MANIFEST).read_bytes())
-        (folder / MANIFEST).write_bytes(storage.dump({**manifest, "version": 3}))
+        manifest = storage.load((folder / STORE_MANIFEST).read_bytes())
+        (folder / STORE_MANIFEST).write_bytes(storage.dump({**manifest, "version": 3}))
 
 
 @pytest.mark.parametrize("section", ["scores", "references"])

@@ -213,8 +213,8 @@ def test_a_damaged_file_is_named_before_a_model_loads(
 
 def rewritten(folder: Path, **changes: Any) -> None:
     """Write a manifest with other values and a valid checksum into a pack."""
-    content = storage.load((folder / pack_files.MANIFEST).read_bytes()) | changes
-    (folder / pack_files.MANIFEST).write_bytes(storage.dump(content))
+    content = storage.load((folder / pack_files.PACK_MANIFEST).read_bytes()) | changes
+    (folder / pack_files.PACK_MANIFEST).write_bytes(storage.dump(content))
 
 
 def resealed(folder: Path) -> None:
@@ -224,13 +224,13 @@ def resealed(folder: Path) -> None:
         files={
             name: file.model_dump()
             for name, file in pack_files.entries_of(folder)
-            if name != pack_files.MANIFEST
+            if name != pack_files.PACK_MANIFEST
         },
     )
 
 
 def escape(folder: Path) -> None:
-    files = storage.load((folder / pack_files.MANIFEST).read_bytes())["files"]
+    files = storage.load((folder / pack_files.PACK_MANIFEST).read_bytes())["files"]
     rewritten(folder, files=files | {"../secret": {"bytes": 1, "sha256": "0" * 64}})
 
 

@@ -116,7 +116,7 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
 ) -> None:
     assert compare_q(*words(3)).status == 0
     target = tmp_path / "fake.pack"
-    manifest = (target / pack_files.MANIFEST).read_bytes()
+    manifest = (target / pack_files.PACK_MANIFEST).read_bytes()
     scored_digests = digests_asked(monkeypatch)
 
     def refused(command: tuple[object, ...], *parts: str) -> None:
@@ -132,9 +132,9 @@ def test_a_pack_that_is_not_replaced_is_named_before_anything_is_scored(
         words(4, eval_len=50, eval_stride=50), "fake.pack: is a pack of another text", "(text.txt)"
     )
     other = storage.load(manifest) | {"model_digest": "0" * 64, "model": "other/model"}
-    (target / pack_files.MANIFEST).write_bytes(storage.dump(other))
+    (target / pack_files.PACK_MANIFEST).write_bytes(storage.dump(other))
     refused(words(4), "fake.pack: is a pack of another model (other/model)")
-    (target / pack_files.MANIFEST).write_bytes(manifest)
+    (target / pack_files.PACK_MANIFEST).write_bytes(manifest)
     assert compare_q(*words(4)).status == 0
     assert len(pack_files.verified(target).windows) == 4
 

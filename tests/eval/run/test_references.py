@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from compare_q.backends.common import storage
-from compare_q.backends.reference.store import MANIFEST, Reader
+from compare_q.backends.reference.store import STORE_MANIFEST, Reader
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.text import vocabulary
 from tests.support.comparisons import (
@@ -70,7 +70,7 @@ def test_a_second_run_does_not_open_the_store(
     reference is scored again for its store.
     """
     first, store = measured(UNIFORM), store_of(own_cache)
-    before = (store / MANIFEST).read_bytes()
+    before = (store / STORE_MANIFEST).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "verify", lambda *_: pytest.fail("verified"))
         patch.setattr(Reader, "window", lambda *_: pytest.fail("read"))
@@ -89,7 +89,7 @@ def test_a_second_run_does_not_open_the_store(
     assert more.status == 0, more.err
     assert more.loaded == ["ref", "boosted"]
     assert store_of(own_cache) == store
-    assert (store / MANIFEST).read_bytes() == before
+    assert (store / STORE_MANIFEST).read_bytes() == before
     assert [model["from_cache"] for model in more.results["models"]] == [False, True, False]
     assert more.models["boosted"]["kld"] > 0
 
@@ -172,13 +172,14 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     assert window_of(store, window) == file
     assert file.read_bytes() == good
     assert not any(model["from_cache"] for model in ran.results["models"])
-    (store / MANIFEST).write_text("{")
+    (store / STORE_MANIFEST).write_text("{")
     assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (
         0,
         2,
     )  # no score depends on the store
     assert_refused(
-        measured([*UNIFORM, fake("new", boost=1.0)]), f"{store / MANIFEST}: not a reference store"
+        measured([*UNIFORM, fake("new", boost=1.0)]),
+        f"{store / STORE_MANIFEST}: not a reference store",
     )
     ran = measured(UNIFORM, "-cc")
     assert ran.status == 0, ran.err
