@@ -376,7 +376,7 @@ def kind_of_process(folder: Path) -> str:
 
 
 Action = Callable[[Run, Counts], None]
-"""What disturbs a run."""
+"""A way to disturb a run."""
 
 
 def comparable(run: Run) -> Any:
@@ -580,7 +580,7 @@ def in_words(counts: Counts) -> str:
 
 
 def write_text(folder: Path, name: str, seed: int) -> None:
-    """Write a text of random letters and its spec."""
+    """Write a text of random characters and its spec."""
     letters = np.random.default_rng(seed).choice(list("abcdefgh \n"), WINDOWS * LENGTH)
     (folder / f"{name}.txt").write_text("".join(letters), encoding="utf-8")
     spec = {

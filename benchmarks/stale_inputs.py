@@ -37,7 +37,7 @@ class Toy(LlamaForCausalLM):
 class Place:
     """Inputs of a run: the files below ``folder``, its specs and environment.
 
-    ``prefix``: words before the command; ``in_new_process``: the run needs a process of its own.
+    ``prefix``: words before the command; ``in_new_process``: True if the run needs its own process.
     """
 
     folder: Path

@@ -160,7 +160,7 @@ def measure_growth(
     """Yield the tables of a series."""
 
     def plan_of(point: growth.Point, models: Path) -> run.Plan:
-        # A seed changes no score, but makes each row a model of its own.
+        # A seed does not change scores, but rows with other seeds are other models.
         rows = [run.Row(f"row {i}", "bf16", {"seed": i}) for i in range(point.models)]
         return run.Plan(
             folder,

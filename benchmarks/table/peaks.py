@@ -37,7 +37,7 @@ class Peaks:
         while not self.ended.is_set():
             began = time.monotonic()
             fields = [row[0] for row in machine.nvidia_smi("--query-gpu=memory.used")]
-            # Without a GPU there are no rows; some GPUs report "[N/A]".
+            # nvidia-smi prints nothing without a GPU, and "[N/A]" for some GPUs.
             if not fields or not all(field.isdecimal() for field in fields):
                 return
             used = [int(field) for field in fields]

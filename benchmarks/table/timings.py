@@ -92,7 +92,7 @@ def text_of(table: Mapping[str, Any]) -> str:
 
 
 def number_text(number: float | None, digits: int) -> str:
-    """Return a number with so many decimals; n/a for None."""
+    """Return a number with this number of decimals; n/a for None."""
     if number is None:
         return "n/a"
     return f"{number:.{digits}f}"
