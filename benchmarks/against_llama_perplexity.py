@@ -49,7 +49,7 @@ from benchmarks.llama_formulas import (  # noqa: E402
 from compare_q.backends.base import PlannedModel, Window  # noqa: E402
 from compare_q.backends.llamacpp import LlamacppEngine  # noqa: E402
 from compare_q.eval.common.cache import Cache  # noqa: E402
-from compare_q.eval.run import runner, token_scores  # noqa: E402
+from compare_q.eval.run import runner, stored_scores  # noqa: E402
 from compare_q.eval.run.run_config import local_config  # noqa: E402
 from compare_q.eval.specs import spec_files  # noqa: E402
 from compare_q.eval.stats.row_statistics import (  # noqa: E402
@@ -143,10 +143,10 @@ def compare_q(args: argparse.Namespace, folder: Path) -> tuple[EvalData, ModelSc
     row = outcome.results.models[1]
     if row.error:
         sys.exit(f"compare_q: {row.error}")
-    stored = token_scores.of_row(cache, row.scores_key, outcome.data)
+    stored = stored_scores.scores_of_row(cache, row.scores_key, outcome.data)
     if stored is None:
         sys.exit("compare_q: the scores of the model are no longer in the cache")
-    assignment = token_scores.places_in(outcome.data, stored)
+    assignment = stored_scores.block_assignment(outcome.data, stored)
     scores = ModelScores(
         averages_of(stored.columns, assignment),
         statistics_of(stored.columns, assignment, stored.position),

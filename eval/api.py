@@ -29,7 +29,7 @@ from .common.progress import Progress
 from .ranking import compare as compare_rows
 from .report.worst_tokens import with_worst_tokens
 from .results import NOT_FLAT, ModelResult, RunResult, json_schema
-from .run import runner, token_scores
+from .run import runner, stored_scores
 from .run.run_config import local_config
 from .specs import spec_files as spec_files
 from .specs.spec_files import S
@@ -177,10 +177,10 @@ class Comparison:
             raise InputError(f"tokens: name one of the texts: {', '.join(names)}")
         if model.error:
             raise InputError(f"tokens: {label} has no scores of single tokens: {model.error}")
-        scores = token_scores.of_row(self.cache, model.scores_key, self.data)
+        scores = stored_scores.scores_of_row(self.cache, model.scores_key, self.data)
         if scores is None:
             raise InputError(f"tokens: {label} has no scores of single tokens")
-        frame = pd.DataFrame({**token_scores.index_of(scores, self.data), **scores.columns})
+        frame = pd.DataFrame({**stored_scores.index_of(scores, self.data), **scores.columns})
         if text is None:
             return frame
         is_of_text = self.data.text_of[scores.window] == names.index(text)

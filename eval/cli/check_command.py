@@ -142,9 +142,9 @@ def check_reference(
     reference_model = next((model for model in fitted_models if model.is_reference), None)
     if reference_model is not None:
         if not reference_model.files.is_remote:
-            reference.of_model(config, reference_model, data)
+            reference.reference_of_model(config, reference_model, data)
     elif config.logits_file is not None:
-        reference.of_store(config.logits_file, data)
+        reference.reference_of_store(config.logits_file, data)
 
 
 def check_models(config: RunConfig, models: Sequence[RunModel], report: CheckReport) -> None:

@@ -26,7 +26,8 @@ from ..gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
 from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from ..report import worst_tokens
 from ..results import ModelResult, origin
-from ..run import plan, runner, token_scores
+from ..run import plan, runner, stored_scores
+from ..run.rows import row_of_text
 from ..run.slice_masks import slices_of
 from ..run.workers import InterruptedRun, signals_interrupt
 from ..specs import spec_files
@@ -343,11 +344,11 @@ class Gate:
         pass_name = model.label.rpartition(variants.SEPARATOR)[2]
         scores = None
         if not model.error:
-            scores = token_scores.of_row(self.config.cache, model.scores_key, data)
+            scores = stored_scores.scores_of_row(self.config.cache, model.scores_key, data)
         if scores is None:
             return Row(pass_name, text, model, None)
         slices = slices_of(scores, data, is_reference=model.reference)
-        row = token_scores.row_on(model, scores, data).updated(slices=slices)
+        row = row_of_text(model, scores, data).updated(slices=slices)
         tokens = None
         if row.kld is not None:
             tokens = VariantTokens.of(scores)

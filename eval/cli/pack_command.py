@@ -29,7 +29,7 @@ from ..common.cache import Cache
 from ..common.terminal import say
 from ..results import ModelResult
 from ..results import origin as origin_of_run
-from ..run import runner, token_scores
+from ..run import runner, stored_scores
 from ..run.run_config import RunConfig
 from ..run.runner import RunOutcome
 from ..run.workers import signals_interrupt
@@ -305,7 +305,7 @@ def write_scores(folder: Path, cache: Cache, row: ModelResult, data: EvalData) -
 
     Users must reproduce them from the pack's states.
     """
-    scores = token_scores.of_row(cache, row.scores_key, data)
+    scores = stored_scores.scores_of_row(cache, row.scores_key, data)
     if scores is None:
         raise InputError(f"{row.label}: its scores vanished from the cache")
     digests = [window.digest for window in data.windows]

@@ -18,7 +18,7 @@ from ..common.output_files import Outputs
 from ..common.terminal import say
 from ..report.worst_tokens import with_worst_tokens
 from ..results import RunResult
-from ..run import runner, token_scores
+from ..run import runner, stored_scores
 from ..run.runner import RunOutcome
 from ..run.workers import signals_interrupt
 from ..specs.spec_types import DataSpec, ModelSpec
@@ -137,13 +137,13 @@ def write_token_scores(
     for model in outcome.results.models:
         if model.error:
             continue
-        scores = token_scores.of_row(cache, model.scores_key, outcome.data)
+        scores = stored_scores.scores_of_row(cache, model.scores_key, outcome.data)
         if scores is None:
             continue
         file = files[model.label]
         with written.writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            token_scores.write_parquet(scores, outcome.data, file)
+            stored_scores.write_parquet(scores, outcome.data, file)
             say(f"tokens of {model.label}: {file}")
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..run.token_scores import StoredScores
+from ..run.stored_scores import StoredScores
 from ..stats.uncertainty import student_t
 
 PASS_LEVEL = 0.99

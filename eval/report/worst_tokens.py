@@ -21,8 +21,8 @@ from ..common import processes
 from ..common.cache import Cache
 from ..common.terminal import say
 from ..results import ModelResult, RunResult, WorstToken
-from ..run import token_scores
-from ..run.token_scores import StoredScores
+from ..run import stored_scores
+from ..run.stored_scores import StoredScores
 from ..text import vocabulary
 from ..text.eval_data import EvalData
 
@@ -59,7 +59,7 @@ def rows_with_tokens(
     for model in models:
         tokens: list[WorstToken] = []
         if not model.error:
-            stored = token_scores.of_row(cache, model.scores_key, data)
+            stored = stored_scores.scores_of_row(cache, model.scores_key, data)
             if stored is not None:
                 tokens = worst_tokens(stored, data)
         tokens_of_models.append(tokens)

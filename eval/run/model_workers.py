@@ -1,4 +1,4 @@
-"""The workers of one model: they load it, each on its GPUs, and score its missing windows together."""
+"""The workers of one model: they load it, each on its GPUs, and score its windows together."""
 
 from __future__ import annotations
 
@@ -15,35 +15,40 @@ from ...backends.reference import store
 from ...backends.scoring import segments
 from ...backends.worker.protocol import LoadCommand, ScoreCommand, write_windows
 from . import reference
-from .rows import Rows
-from .token_scores import Work
+from .reference import Reference
+from .run_scoring import Scoring
+from .score_gap import Gap
+from .score_target import ScoreTarget
 from .workers import Worker
 
 MOST_LOST = 3
-"""Workers of one model that may be lost with their machines.  A fourth loss is more likely caused
-by the model."""
+"""Workers of one model that may be lost with their machines.
+
+A fourth loss is more likely caused by the model.
+"""
 
 
-class Replicas:
-    """The workers of one model on its GPUs.  They start, and load the model, before the first
-    scoring.
+class ModelWorkers:
+    """The workers of one model on its GPUs.
+
+    They start, and load the model, before the first scoring.
     """
 
-    def __init__(self, rows: Rows, work: Work, gpus: Sequence[str] | None) -> None:
-        self.config = rows.config
-        self.data = rows.data
-        self.recordings = rows.recordings
-        self.title = rows.title_of(work.model)
-        self.work = work
-        self.model = work.model
+    def __init__(self, scoring: Scoring, target: ScoreTarget, gpus: Sequence[str] | None) -> None:
+        self.config = scoring.config
+        self.data = scoring.data
+        self.title = scoring.title_of(target.model)
+        self.target = target
+        self.model = target.model
         self.gpus = gpus
         self.workers: list[Worker] = []
-        self.held = ExitStack()
+        # Closes the workers.
+        self.open_workers = ExitStack()
 
     def close(self) -> None:
         """Let all workers end."""
         self.workers = []
-        self.held.close()
+        self.open_workers.close()
 
     def end(self) -> None:
         """End all workers at once."""
@@ -51,23 +56,26 @@ class Replicas:
             worker.kill()
         self.close()
 
-    def score(self, missing: Collection[str], to_record: Collection[str]) -> None:
-        """Score the windows with these digests, split among the workers, and record those of the
-        reference's store.
+    def score(self, gap: Gap) -> str:
+        """Score the windows of a gap, split among the workers, and record those for the store.
 
-        ``missing``: windows without scores; ``to_record``: windows that the reference's store must
-        have.  If the machine of a worker is lost, new workers continue.  ModelError if the model
-        fails; committed scores stay.
+        If the machine of a worker is lost, new workers continue.  Return why the windows could not
+        be recorded, or "" if they were.  ModelError if the model fails; committed scores stay.
         """
-        self.config.cache.check_writable()
+        config = self.config
+        config.cache.check_writable()
+        to_score = gap.to_score
+        to_record = gap.to_record
+        target_store = self.target.store
+        store_failure = ""
         n_lost = 0
         while True:
             try:
-                if self.work.store is None or not to_record:
-                    self.score_windows(missing, ScoreRequest())
+                if target_store is None or not to_record:
+                    self.score_windows(to_score, ScoreRequest())
                 else:
-                    self.record(self.work.store, missing, to_record)
-                return
+                    self.record(target_store, to_score, to_record)
+                return store_failure
             except LostWorkerError as lost:
                 self.end()
                 n_lost += 1
@@ -75,88 +83,101 @@ class Replicas:
                     raise ModelError(
                         f"{lost}, as {MOST_LOST} workers of this model before"
                     ) from None
-                self.config.progress.say(
+                config.progress.say(
                     f"{self.model.label}: {lost}; what is not kept of it is scored again"
                 )
-                missing = set(missing) - self.committed()
+                to_score = to_score - self.committed()
             except (InputError, ModelError) as error:
-                if self.work.store is None or storage.NOT_KEPT not in str(error) or not to_record:
+                if target_store is None or not to_record or storage.NOT_KEPT not in str(error):
                     raise
-                self.end()  # without a store there may be room for the scores
-                self.work.unkept = reference.abandon(self.config, self.work.store, to_record, error)
-                self.config.progress.say(
-                    f"{self.model.label}: {self.work.unkept}; it is scored without"
-                )
-                to_record = ()
-                missing = set(missing) - self.committed()
+                # Without a store there may be room for the scores.
+                self.end()
+                store_failure = reference.abandon(config, target_store, to_record, error)
+                config.progress.say(f"{self.model.label}: {store_failure}; it is scored without")
+                to_record = frozenset()
+                to_score = to_score - self.committed()
 
     def committed(self) -> frozenset[str]:
         """Return the windows whose scores are on disk by now."""
-        folder = self.config.cache.path("scores", self.work.key, "")
-        return segments.committed(folder, self.work.tag, self.recordings)
+        target = self.target
+        return segments.committed(target.folder, target.tag, target.recordings)
 
     def record(
-        self, own: reference.Reference, missing: Collection[str], to_record: Collection[str]
+        self, target_store: Reference, to_score: Collection[str], to_record: Collection[str]
     ) -> None:
         """Score and record windows, and add them to the store."""
-        with ExitStack() as held:
-            held.callback(reference.tidy, self.config, own)
-            with storage.keeping("the reference", own.path):
-                reference.begin(self.config, own)
-                recorded = store.recorded(own.path, to_record)
-            request = ScoreRequest(record=own.path, record_key=own.key)
-            self.score_windows(set(missing) | (set(to_record) - recorded), request)
-            with storage.keeping("the reference", own.path):
-                reference.seal(self.config, own, to_record)
+        path = target_store.path
+        with ExitStack() as cleanup:
+            cleanup.callback(reference.tidy, self.config, target_store)
+            with storage.keeping("the reference", path):
+                reference.begin(self.config, target_store)
+                # With complete files of a run that was killed before it could seal them.
+                windows_in_store = store.recorded(path, to_record)
+            request = ScoreRequest(record=path, record_key=target_store.key)
+            self.score_windows(set(to_score) | (set(to_record) - windows_in_store), request)
+            with storage.keeping("the reference", path):
+                reference.seal(self.config, target_store, to_record)
 
-    def score_windows(self, wanted: Collection[str], request: ScoreRequest) -> None:
-        """Score the windows with these digests: all together, and those that must be alone one
-        after the other.
-        """
-        windows = [window for window in self.data.distinct if window.digest in wanted]
-        together = [window for window in windows if not window.is_single]
-        batches = [together] if together else []
-        batches += [[window] for window in windows if window.is_single]
-        for batch in batches:
-            with ExitStack() as held:
-                commands = self.commands(batch, request, held)
-                self.load()
-                title = f"scoring {self.title}"
-                self.perform(commands, self.config.window_timeout_s, title, "windows", len(batch))
+    def score_windows(self, digests: Collection[str], request: ScoreRequest) -> None:
+        """Score the windows with these digests: all together, and the single ones one by one."""
+        batch = []
+        single_windows = []
+        for window in self.data.distinct:
+            if window.digest not in digests:
+                continue
+            if window.is_single:
+                single_windows.append(window)
+            else:
+                batch.append(window)
+        if batch:
+            self.score_batch(batch, request)
+        for window in single_windows:
+            self.score_batch([window], request)
+
+    def score_batch(self, windows: Sequence[Window], request: ScoreRequest) -> None:
+        """Score windows in one command for each worker."""
+        with ExitStack() as files:
+            commands = self.commands(windows, request, files)
+            self.load()
+            title = f"scoring {self.title}"
+            silence_s = self.config.window_timeout_s
+            self.perform(commands, silence_s, title, "windows", len(windows))
 
     def commands(
-        self, windows: Sequence[Window], request: ScoreRequest, held: ExitStack
+        self, windows: Sequence[Window], request: ScoreRequest, files: ExitStack
     ) -> list[ScoreCommand]:
-        """Return a command for each worker; ``held`` removes the files of its windows."""
+        """Return a command for each worker; ``files`` removes the files of its windows."""
         cache = self.config.cache
-        work = self.work
+        target = self.target
         facts: dict[str, Any] = {
             "label": self.model.label,
             "known": dict(self.model.provenance),
             "reference": None,
         }
-        if work.reference is not None and work.tag != segments.ALONE:
-            entries = store.open_reference(work.reference.path).head.vocab_size
-            request = ScoreRequest(reference=work.reference.path, vocab_size=entries)
+        if target.reference is not None and target.tag != segments.ALONE:
+            reference_store = target.reference.store
+            n_entries = store.open_reference(reference_store.path).head.vocab_size
+            request = ScoreRequest(reference=reference_store.path, vocab_size=n_entries)
             facts["reference"] = {
-                "label": work.reference.label,
-                "key": work.reference.key,
-                "vocab_size": entries,
+                "label": reference_store.label,
+                "key": reference_store.key,
+                "vocab_size": n_entries,
                 "model_vocab_size": self.model.facts.vocab_size,
             }
         session = uuid.uuid4().hex
-        count = min(self.model.replicas, len(windows))
-        folder = cache.path("scores", work.key, "")
+        n_workers = min(self.model.replicas, len(windows))
         commands = []
-        for number in range(count):  # shares differ by one window at most
-            begin = len(windows) * number // count
-            end = len(windows) * (number + 1) // count
-            file = held.enter_context(cache.scratch())
+        for number in range(n_workers):
+            # So the shares differ by at most one window.
+            begin = len(windows) * number // n_workers
+            end = len(windows) * (number + 1) // n_workers
+            file = files.enter_context(cache.scratch())
             with storage.keeping("the windows of a run", file.parent):
                 write_windows(file, windows[begin:end])
-            commands.append(
-                ScoreCommand(request, file, folder, work.tag, f"{session}-{number}", facts)
+            command = ScoreCommand(
+                request, file, target.folder, target.tag, f"{session}-{number}", facts
             )
+            commands.append(command)
         return commands
 
     def load(self) -> None:
@@ -164,16 +185,22 @@ class Replicas:
         if self.workers:
             return
         config = self.config
-        log = None if config.verbose else config.cache.log_file(self.model.label, self.work.key)
-        model = self.model.with_planned(log_file=log)
+        log_file = None
+        if not config.verbose:
+            log_file = config.cache.log_file(self.model.label, self.target.key)
+        model = self.model.with_planned(log_file=log_file)
         commands = []
         for number in range(model.replicas):
             start = config.workers.started(lambda: config.workers.create(model))
-            self.workers.append(self.held.enter_context(start))
+            self.workers.append(self.open_workers.enter_context(start))
             gpus = None
             if self.gpus is not None:
-                gpus = tuple(self.gpus[number * model.n_gpus : (number + 1) * model.n_gpus])
-            share = None if model.n_gpus else (number, model.replicas)
+                first = number * model.n_gpus
+                gpus = tuple(self.gpus[first : first + model.n_gpus])
+            # Replicas without GPUs share the processor.
+            share = None
+            if not model.n_gpus:
+                share = (number, model.replicas)
             commands.append(LoadCommand(model.planned, gpus, share))
         self.perform(commands, config.load_timeout_s, f"loading {self.title}")
 
@@ -185,20 +212,24 @@ class Replicas:
         unit: str = "",
         total: int | None = None,
     ) -> None:
-        """Give each worker a command, and show their progress; the first failure ends all workers."""
+        """Give each worker a command, and show their progress.
+
+        The first failure ends all workers.
+        """
         with (
             self.config.progress.phase(title, unit=unit, total=total) as phase,
             self.config.workers.pool(len(commands)) as pool,
         ):
-            pairs = zip(self.workers, commands, strict=False)
-            ends = [
-                pool.submit(worker.perform, command, silence_s, phase.show)
-                for worker, command in pairs
-            ]
+            unfinished = []
+            # There are fewer commands than workers if there are fewer windows.
+            for worker, command in zip(self.workers, commands, strict=False):
+                future = pool.submit(worker.perform, command, silence_s, phase.show)
+                unfinished.append(future)
             try:
-                for end in as_completed(ends):
-                    end.result()
+                for future in as_completed(unfinished):
+                    future.result()
             except BaseException:
+                # Before the pool is left, which waits for its threads.
                 for worker in self.workers:
                     worker.kill()
                 raise

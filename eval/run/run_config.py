@@ -20,7 +20,7 @@ from .gpu_pool import GpuPool, select_gpus
 from .workers import Workers
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that stays the same over a run."""
 

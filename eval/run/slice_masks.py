@@ -1,6 +1,4 @@
-"""The slices of a run: which scored tokens belong to each text, each role, and each of the fixed
-slices.
-"""
+"""The slices of a run: which scored tokens belong to each text, each role, and each fixed slice."""
 
 from __future__ import annotations
 
@@ -13,48 +11,51 @@ from ..stats import slices
 from ..stats.slices import Mask, Slice
 from ..text.eval_data import EvalData
 from ..text.slice_names import SPECIAL
-from .token_scores import StoredScores, places_in
+from .stored_scores import StoredScores, block_assignment
 
 
-def slices_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> dict[str, Slice]:
-    """Return the statistics of each slice that has tokens, from the scores of all windows of a run."""
-    places = places_in(data, stored)
+def slices_of(scores: StoredScores, data: EvalData, *, is_reference: bool) -> dict[str, Slice]:
+    """Return the statistics of each slice that has tokens, from the scores of all windows."""
+    assignment = block_assignment(data, scores)
     by_name = {}
-    for name, mask in masks_of(stored, data, is_reference=is_reference).items():
+    for name, mask in masks_of(scores, data, is_reference=is_reference).items():
         if mask.any():
-            by_name[name] = slices.summarize(stored.columns, mask, places)
+            by_name[name] = slices.summarize(scores.columns, mask, assignment)
     return by_name
 
 
-def masks_of(stored: StoredScores, data: EvalData, *, is_reference: bool) -> Mapping[str, Mask]:
-    """Return the mask [N] of each slice, by its name: texts if there are several, roles, then the
-    fixed ones.
+def masks_of(scores: StoredScores, data: EvalData, *, is_reference: bool) -> Mapping[str, Mask]:
+    """Return the mask [N] of each slice, by its name.
+
+    First the texts if there are several, then the roles, then the fixed slices.
     """
     masks: dict[str, Mask] = {}
-    text_of = data.text_of[stored.window]
+    text_of = data.text_of[scores.window]
     if len(data.texts) > 1:
         for number, text in enumerate(data.texts):
             masks[text.name] = np.asarray(text_of == number)
-    masks |= by_role(stored, data, text_of)
-    masks[SPECIAL] = np.isin(stored.token_id, data.texts[0].special)
-    masks |= slices.by_confidence(stored.columns, is_reference=is_reference)
-    masks |= slices.by_position(stored.position)
+    masks |= role_masks(scores, data, text_of)
+    masks[SPECIAL] = np.isin(scores.token_id, data.texts[0].special)
+    masks |= slices.by_confidence(scores.columns, is_reference=is_reference)
+    masks |= slices.by_position(scores.position)
     return masks
 
 
-def by_role(stored: StoredScores, data: EvalData, text_of: NDArray[np.int32]) -> dict[str, Mask]:
-    """Return the mask [N] of the tokens that each role of the conversations has written, by the
-    role's name.
+def role_masks(scores: StoredScores, data: EvalData, text_of: NDArray[np.int32]) -> dict[str, Mask]:
+    """Return the mask [N] of the tokens that each role of the conversations has written, by name.
+
+    A role of several texts has one mask.
     """
-    index = data.text_index(stored.window, stored.position)
+    index = data.text_index(scores.window, scores.position)
     masks: dict[str, Mask] = {}
-    before = 0
+    # ``index`` counts the tokens of all texts, ``text.roles`` those of one.
+    first_token = 0
     for number, text in enumerate(data.texts):
         if text.roles is not None:
             inside = text_of == number
-            roles = text.roles[index[inside] - before]
-            for place, name in enumerate(text.role_names):
+            roles = text.roles[index[inside] - first_token]
+            for role, name in enumerate(text.role_names):
                 mask = masks.setdefault(name, np.zeros(len(inside), np.bool_))
-                mask[inside] |= roles == place
-        before += text.n_tokens
+                mask[inside] |= roles == role
+        first_token += text.n_tokens
     return masks

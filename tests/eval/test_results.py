@@ -13,7 +13,7 @@ from compare_q import __version__
 from compare_q.backends.base import Storage
 from compare_q.backends.common import machine
 from compare_q.eval.results import MARK, ModelResult, RunResult, Timing, deviations_of
-from compare_q.eval.run.token_scores import timing_of
+from compare_q.eval.run.stored_scores import timing_of
 from compare_q.eval.stats.row_statistics import statistics_of
 from compare_q.eval.stats.slices import Slice
 from compare_q.eval.stats.uncertainty import Mean, Perplexity, assign_blocks

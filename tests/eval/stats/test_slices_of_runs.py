@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from compare_q.eval.api import Comparison, compare
 from compare_q.eval.results import ModelResult, RunResult
-from compare_q.eval.run import token_scores
+from compare_q.eval.run import stored_scores
 from compare_q.eval.text.eval_data import EvalData
 from tests.eval.stats.test_plain_loops import loop_mean
 from tests.support.chats import MARKED, SPECIAL, save_chat_tokenizer, write_lines
@@ -117,9 +117,9 @@ def test_every_slice_is_the_mean_over_its_tokens(run: Comparison, label: str) ->
     assert model.error is None
     assert run.data is not None
     assert run.cache is not None
-    stored = token_scores.of_row(run.cache, model.scores_key, run.data)
+    stored = stored_scores.scores_of_row(run.cache, model.scores_key, run.data)
     assert stored is not None
-    blocks = token_scores.places_in(run.data, stored).block.tolist()
+    blocks = stored_scores.block_assignment(run.data, stored).block.tolist()
     rows = run.tokens(label).to_dict("records")
     entries: dict[str, list[int]] = {}
     for number, row in enumerate(rows):

@@ -18,8 +18,8 @@ from compare_q.backends.scoring import segments
 from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.output_files import file_names
-from compare_q.eval.run import token_scores
-from compare_q.eval.run.token_scores import file_bytes
+from compare_q.eval.run import stored_scores
+from compare_q.eval.run.rows import file_bytes
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text.eval_data import EvalData
 from compare_q.eval.text.text_windows import TextWindows
@@ -73,16 +73,16 @@ def data(tmp_path: Path) -> EvalData:
     return EvalData.joined([text])
 
 
-def load(cache: Cache, data: EvalData) -> token_scores.StoredScores:
-    stored = token_scores.look_up(cache, KEY, TAG, data, {}).stored
+def load(cache: Cache, data: EvalData) -> stored_scores.StoredScores:
+    stored = stored_scores.look_up(cache, KEY, TAG, data, {}).scores
     assert stored is not None
     return stored
 
 
 def test_windows_of_several_sessions(cache: Cache, data: EvalData) -> None:
     keep(cache, windows=[0], session="one")
-    lookup = token_scores.look_up(cache, KEY, TAG, data, {})
-    assert (lookup.stored, lookup.missing) == (None, {WINDOWS[1].digest})
+    lookup = stored_scores.look_up(cache, KEY, TAG, data, {})
+    assert (lookup.scores, lookup.missing) == (None, {WINDOWS[1].digest})
     keep(cache, windows=[1], session="two")
     stored = load(cache, data)
     assert sorted(stored.run_record["provenance"]["notes"]) == ["of both", "of one", "of two"]
@@ -107,7 +107,7 @@ def test_the_file_says_which_token_each_line_is_of(
     keep(cache, ["logprob", "kld"])
     file, nowhere = tmp_path / "out.parquet", tmp_path / "no" / "out.parquet"
     file.write_bytes(b"old")
-    token_scores.write_parquet(load(cache, data), data, file)
+    stored_scores.write_parquet(load(cache, data), data, file)
     table = parquet.read_table(file)
     names = ["window", "position", "token_id", "logprob", "kld"]
     assert table.schema.names == names
@@ -119,7 +119,7 @@ def test_the_file_says_which_token_each_line_is_of(
         FULL["logprob"],
     ]
     assert table["kld"].null_count == 0  # nan is nan
-    said = refusal(token_scores.write_parquet, load(cache, data), data, nowhere)
+    said = refusal(stored_scores.write_parquet, load(cache, data), data, nowhere)
     assert said.startswith(f"{nowhere}: the scores could not be written: ")
     assert not nowhere.parent.exists()
 

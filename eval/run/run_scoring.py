@@ -1,0 +1,80 @@
+"""What the threads of a run share: its models, its windows, and their downloads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+
+from ..text.eval_data import EvalData
+from . import plan
+from .run_config import RunConfig
+from .run_model import RunModel
+
+
+class Downloads:
+    """Downloads and fingerprints the models of a run in their order.
+
+    It is one model ahead of those that score.
+    """
+
+    def __init__(self, config: RunConfig, models: Sequence[RunModel], loader: Executor) -> None:
+        self.config = config
+        self.loader = loader
+        self.lock = threading.Lock()
+        self.not_begun = iter(models)
+        self.begun: dict[str, Future[RunModel]] = {}
+
+    def result(self, model: RunModel) -> RunModel:
+        """Return a model that is on this machine, and start with the next one.
+
+        InputError or ModelError.
+        """
+        with self.lock:
+            for next_model in self.not_begun:
+                is_one_ahead = model.label in self.begun
+                download = self.loader.submit(plan.fetched, self.config, next_model)
+                self.begun[next_model.label] = download
+                if is_one_ahead:
+                    break
+        return self.begun[model.label].result()
+
+
+class Scoring:
+    """The scoring of a run's models on its windows.
+
+    ``reference_models``: the model that is the reference, if there is one.  ``loader``: an executor
+    of one thread, which lives as long as the run.
+    """
+
+    def __init__(
+        self, config: RunConfig, models: Sequence[RunModel], data: EvalData, loader: Executor
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.reference_models = [model for model in models if model.is_reference]
+        self.compared_models = [model for model in models if not model.is_reference]
+        self.models = self.reference_models + self.compared_models
+        self.downloads = Downloads(config, self.models, loader)
+        # Keys of scores that this run has deleted (``-cc``). Two models may share a key; a model
+        # adds it while it has the claim on these scores.
+        self.cleared: set[str] = set()
+
+    def download(self, planned: RunModel) -> RunModel:
+        """Return a model that is on this machine, checked again, with its fingerprint.
+
+        InputError or ModelError.
+        """
+        model = self.downloads.result(planned)
+        # The vocabulary of the others was checked before the run.
+        if not plan.is_known(planned):
+            plan.raise_all(plan.vocabulary_problems(model, self.data))
+        return model
+
+    def title_of(self, model: RunModel) -> str:
+        """Return the label of a model with its number in the run, for titles."""
+        if len(self.models) == 1:
+            return model.label
+        labels = [other.label for other in self.models]
+        number = labels.index(model.label) + 1
+        return f"{model.label} (model {number} of {len(labels)})"

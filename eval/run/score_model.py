@@ -1,0 +1,87 @@
+"""Scoring of one model of a run: its missing windows are scored by its workers.
+
+model = scoring.download(planned)           on this machine, with the fingerprint of its files
+gap = gap_of(target)                        nothing is missing: no claim, no GPU, no worker
+claim the missing windows                   waits for another run that scores one of them
+look up again, take GPUs, load, score       committed every two seconds, so that a kill loses little
+look up the complete scores                 the main thread makes the row of them
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from ...backends.common.errors import ModelError
+from .model_workers import ModelWorkers
+from .reference import RunReference
+from .rows import ScoredModel
+from .run_model import RunModel
+from .run_scoring import Scoring
+from .score_gap import Gap, claims_on, forget_outdated, gap_of, gap_under_claim, look_up_target
+from .score_target import ScoreTarget, note_use, target_of, with_store
+
+
+def score_model(
+    scoring: Scoring, planned: RunModel, run_reference: RunReference | None
+) -> ScoredModel:
+    """Complete the scores of one model in its thread; return them, or the error of its row.
+
+    Everything is acquired in one order, so that no two runs wait for each other: this thread, the
+    claim on scores, the claim on the store, GPUs.  InputError, which ends the run before any model
+    loads, if the store of a reference is another reference's, or damaged.
+    """
+    try:
+        model = scoring.download(planned)
+        target = target_of(scoring, model, run_reference)
+    except Exception as error:
+        return ScoredModel(planned, error=error)
+    note_use(scoring, target)
+    if model.is_reference:
+        target = with_store(scoring, target)
+    try:
+        # Without a claim: another run may hold one while it scores for hours.
+        gap = gap_of(scoring, target)
+    except Exception as error:
+        return ScoredModel(model, error=error)
+    if gap.scores is not None and not target.required:
+        return ScoredModel(model, target, gap.scores, from_cache=True)
+    try:
+        while True:
+            with claims_on(scoring, target, gap.windows):
+                claimed_windows = gap.windows
+                gap = gap_under_claim(scoring, target)
+                if gap.windows <= claimed_windows:
+                    return score_gap(scoring, target, gap)
+            # A damaged file was found, or another run has deleted windows.  Claims are released and
+            # acquired together, so that two runs never wait for each other.
+    except ModelError as error:
+        # Scores in the cache that do not belong together.
+        return ScoredModel(model, error=error)
+
+
+def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
+    """Take GPUs, load, score and commit what is missing, under claims on it.
+
+    Return the complete scores, or the error of the model's row.
+    """
+    config = scoring.config
+    model = target.model
+    forget_outdated(scoring, target, gap.to_score)
+    scores = gap.scores
+    store_failure = ""
+    try:
+        if gap.windows:
+            n_gpus = max(model.n_gpus, 1) * model.replicas
+            with (
+                config.gpus.take(n_gpus, config.workers.check) as gpus,
+                closing(ModelWorkers(scoring, target, gpus)) as workers,
+            ):
+                store_failure = workers.score(gap)
+            scores = look_up_target(scoring, target).scores
+        if scores is None:
+            raise ModelError(f"{target.folder}: vanished during the run")
+    except Exception as error:
+        return ScoredModel(model, error=error)
+    return ScoredModel(
+        model, target, scores, from_cache=not gap.windows, store_failure=store_failure
+    )
