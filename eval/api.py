@@ -236,8 +236,8 @@ def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[s
     """
     if columns is None:
         return None
-    names = table_columns.checked(columns)
-    table_columns.check_slices([table_columns.named(name) for name in names], results.slices)
+    names = table_columns.column_names(columns)
+    table_columns.check_slices([table_columns.column_of(name) for name in names], results.slices)
     return names
 
 

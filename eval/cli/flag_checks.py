@@ -154,9 +154,9 @@ def check_content(
     if is_run and not reference:
         check_conditions(table.fail_if)
     pairs.check_labels(table.pair, labels)
-    check_slices("--columns", [columns.named(name) for name in table.columns or ()], slices)
+    check_slices("--columns", [columns.column_of(name) for name in table.columns or ()], slices)
     if table.sort:
-        check_slices("--sort", [columns.named(table.sort)], slices)
+        check_slices("--sort", [columns.column_of(table.sort)], slices)
     check_slices("--fail-if", [condition.column for condition in table.fail_if], slices)
     if pictures.plot_file or pictures.card:
         return None

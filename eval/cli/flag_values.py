@@ -136,18 +136,18 @@ def fit(word: str) -> Fit:
     """``--fit``: a size of memory, and the column of the memory for a context."""
     match = match_of(MEMORY_AND_CONTEXT, word, "MEMORY@CONTEXT, such as 24GB@32k")
     memory = size(match[1])
-    column = columns.named(f"memory:{match[2].lower()}")
+    column = columns.column_of(f"memory:{match[2].lower()}")
     return Fit(memory, column, word.strip())
 
 
 def column_names(word: str) -> tuple[str, ...]:
     """``--columns``: names of columns with commas between."""
-    return columns.checked(separated(word))
+    return columns.column_names(separated(word))
 
 
 def sort_column(word: str) -> str:
     """``--sort``: the name of a column."""
-    columns.named(word)
+    columns.column_of(word)
     return word
 
 

@@ -19,6 +19,8 @@ from ..flips.sample_files import RunFiles, run_files
 from ..results import RunResult
 from ..specs.spec_files import numbered
 from ..stats.uncertainty import Value
+from ..table.markdown import markdown_text
+from ..table.tables import Table
 from . import output_checks
 from .commands import FlipsCommand, OutputFiles, PictureFlags
 from .outputs import print_errors, print_note
@@ -43,8 +45,9 @@ def run(command: FlipsCommand) -> int:
         klds = klds_of(command.results, [other.label for other in others])
     selection = Selection(command.tasks, command.metrics, command.margin)
     flip_report = compare(reference, others, selection)
-    flips_report.print_terminal(flip_report, Console(), klds)
-    written = write_files(command.files, flip_report, klds)
+    table = flips_report.table_of_flips(flip_report, klds)
+    flips_report.print_flips(table, Console())
+    written = write_files(command.files, flip_report, klds, table)
     failures = list(flip_conditions.faults(flip_report, command.fail_if))
     for line in failures:
         print_note(f"failed: {line}")
@@ -95,18 +98,31 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
 
 
 def write_files(
-    files: OutputFiles, flip_report: FlipReport, klds: dict[str, Value] | None
+    files: OutputFiles, flip_report: FlipReport, klds: dict[str, Value] | None, table: Table
 ) -> Outputs:
-    """Write JSON, CSV and Markdown where flags name a file."""
+    """Write JSON, CSV and Markdown where flags name a file.
+
+    ``table``: of the report and the KLDs.
+    """
+
+    def json_text() -> str:
+        return flips_report.json_text(flip_report, klds)
+
+    def csv_text() -> str:
+        return flips_report.csv_text(flip_report, klds)
+
+    def text_of_table() -> str:
+        return markdown_text(table)
+
     written = Outputs()
-    texts: list[tuple[Path | None, Callable[..., str]]] = [
-        (files.output, flips_report.json_text),
-        (files.csv, flips_report.csv_text),
-        (files.markdown, flips_report.markdown),
-    ]
+    texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
+        (files.output, json_text),
+        (files.csv, csv_text),
+        (files.markdown, text_of_table),
+    )
     for file, text_of in texts:
         if file is not None:
             with written.writing(file):
-                write_text(file, text_of(flip_report, klds))
+                write_text(file, text_of())
                 say(f"written: {file}")
     return written

@@ -74,7 +74,7 @@ def nothing_scored(results: RunResult) -> list[str]:
 
 def in_table_order(table: TableFlags, results: RunResult) -> RunResult:
     """Return the run with its rows in the order of ``--sort`` and with the marks of ``--fit``."""
-    ordered = columns.ordered(results, table.sort)
+    ordered = columns.sorted_rows(results, table.sort)
     if table.fit is None:
         return ordered
     return table.fit.marked(ordered)

@@ -14,7 +14,6 @@ from ..stats.flip_statistics import LEVEL, Accuracy
 from ..stats.uncertainty import Value
 from ..table import csv_text as csv_writer
 from ..table.columns import Column
-from ..table.markdown import markdown_text
 from ..table.numbers import KLD_DIGITS, error_text, number_text
 from ..table.tables import Cell, FilledColumn, Table
 from ..table.terminal_table import least_width, leave_out, print_columns, size_column
@@ -277,16 +276,3 @@ def json_text(report: FlipReport, klds: Klds | None = None) -> str:
         "notes": report.notes,
     }
     return json.dumps(content, indent=2) + "\n"
-
-
-# The command line still calls the writers by these names.
-
-
-def print_terminal(report: FlipReport, console: Console, klds: Klds | None = None) -> None:
-    """Print the table, the notes and the sentences."""
-    print_flips(table_of_flips(report, klds), console)
-
-
-def markdown(report: FlipReport, klds: Klds | None = None) -> str:
-    """Return the table, the notes and the sentences as Markdown."""
-    return markdown_text(table_of_flips(report, klds))

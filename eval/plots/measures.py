@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
     def value_of(self, model: ModelResult) -> float | None:
         """Return the model's size; None if unknown."""
-        value: float | None = columns.named(self.column).value(model)
+        value: float | None = columns.column_of(self.column).value(model)
         if value is None:
             return None
         return value / self.unit
@@ -117,7 +117,7 @@ def size_of(word: str) -> Size:
     InputError for another word.
     """
     if word.partition(":")[0] == "memory":
-        tokens = columns.named(word).context
+        tokens = columns.column_of(word).context
         parts = "weights, KV cache, activations of one sequence"
         return Size(
             f"memory for {tokens:,} tokens", f"Memory for {tokens:,} tokens / GB ({parts})", word

@@ -570,9 +570,3 @@ def no_order(run: RunResult, key: str) -> str | None:
     if is_compared:
         reason += "; it is measured with a reference"
     return reason
-
-
-# Other folders still call these functions by these names.
-named = column_of
-checked = column_names
-ordered = sorted_rows

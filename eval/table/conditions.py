@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable
 from ..results import ModelResult, RunResult
-from .columns import Column, named
+from .columns import Column, column_of
 from .memory_fit import memory_of
 from .numbers import number_text
 
@@ -68,7 +68,7 @@ def parse(text: str) -> Condition:
     InputError for another form, an unknown column, or a column of words.
     """
     name, sign, limit = parts_of_condition(text, "kld > 0.05")
-    column = named(name)
+    column = column_of(name)
     if column.digits is None:
         raise InputError(f"{name}: is a column of words; a condition needs a column of numbers")
     return Condition(column, sign, limit)

@@ -58,7 +58,7 @@ def show(run: RunResult, folder: Path) -> None:
     for column in columns.OF_SLICES:
         sliced += [f"{column}:{name}" for name in NAMES]
     for key in (None, *BY_NAME, *sliced):
-        ordered = columns.ordered(run, key)
+        ordered = columns.sorted_rows(run, key)
     table = table_of(ordered)
     stream = io.StringIO()
     terminal_table.show(table, Console(file=stream, width=120))
