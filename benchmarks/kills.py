@@ -206,6 +206,7 @@ class Run:
 
     def start(self) -> None:
         """Start the run; its results are written next to the log."""
+        # The folder of a pack.
         if self.out.is_dir():
             shutil.rmtree(self.out)
         work = RUNS[self.engine][self.number]
@@ -230,6 +231,7 @@ class Run:
             "COMPARE_Q_CACHE": str(self.cache),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
+            # Marks all processes of this run, which inherit it.
             "KILLED_RUN": str(self.log),
         }
         with self.log.open("ab") as output:
@@ -282,6 +284,7 @@ class Run:
             time.sleep(0.1)
             running_processes = self.processes()
         counts.processes_left += len(running_processes)
+        # They would disturb the next start of the run.
         for pid in running_processes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -104,6 +104,7 @@ class Shards:
             n_bytes = sum(waiting.nbytes for waiting in self.waiting.values())
             if self.waiting and n_bytes + tensor.nbytes > SHARD_BYTES:
                 self.flush()
+            # On a GPU only one layer is kept at a time.
             self.waiting[name] = tensor.detach().cpu().contiguous()
             self.total += tensor.nbytes
 
@@ -192,6 +193,7 @@ def quantized(matrices: dict[str, Any], scheme: Any) -> dict[str, Any]:
 
     layers = {}
     for name, weight in matrices.items():
+        # On "meta" no weights are made, which would be replaced at once.
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         initialize_module_for_quantization(layer, scheme.model_copy(deep=True))

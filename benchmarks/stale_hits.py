@@ -55,6 +55,7 @@ def scored(place: Place, cache: Path) -> Outcome:
     out = place.folder / "results.json"
     log = place.folder / "log.txt"
     tokens = place.folder / "tokens"
+    # A run that fails writes neither: those of the run before must not be read.
     shutil.rmtree(tokens, ignore_errors=True)
     out.unlink(missing_ok=True)
     for name, spec in (("data.json", place.data), ("models.json", place.models)):
@@ -134,6 +135,7 @@ def changed(case: Case, scratch: Path) -> tuple[str, Counter[str], str]:
     counts["rows served"] = sum(again.served.values())
     counts["rows scored again"] = len(again.served) - counts["rows served"]
     counts["rows with other numbers"] = len(labels_that_differ(again, base))
+    # Without any row there is nothing to compare, so that the fresh run is not needed.
     fresh = again
     if again.served:
         fresh = scored(place, scratch / "empty")
