@@ -44,9 +44,7 @@ class EngineOptions(BaseModel):
 
 
 def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
-    """Parse the options as an object of ``model``; InputError with one line about the first wrong
-    option.
-    """
+    """Return the options as a ``model``; InputError with one line about the first wrong option."""
     try:
         return model.model_validate(dict(options))
     except ValidationError as error:
@@ -54,57 +52,67 @@ def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
 
 
 def describe(error: ValidationError, known: Iterable[str]) -> str:
-    """``key: fault`` for the first error of a pydantic validation, on one line."""
+    """Return ``key: fault`` for the most helpful error of a pydantic validation, on one line.
+
+    ``known``: names of keys, from which the nearest to a misspelled key is suggested.
+    """
     errors = error.errors(include_url=False)
-    unknown = [each for each in errors if each["type"] == "extra_forbidden"]
-    first = (
-        errors[0] if errors[0]["type"] != "missing" else (*unknown, errors[0])[0]
-    )  # misspelled keys first
+    first = errors[0]
+    if first["type"] == "missing":
+        # A key may be missing because it is misspelled: then report the misspelled key.
+        for other in errors:
+            if other["type"] == "extra_forbidden":
+                first = other
+                break
     steps = [str(step) for step in first["loc"] if step not in TAGS]
     key = shortened(printable(".".join(steps))) or "(whole object)"
     if first["type"] == "extra_forbidden":
         return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"
     if first["type"] == "missing":
         return f"{key}: missing"
-    message = printable(first["msg"].removeprefix("Value error, "))
-    message = "must be a JSON object" if first["type"] in OBJECTS else message
-    given = "" if isinstance(first["input"], dict) else f" (got {shortened(repr(first['input']))})"
-    return f"{key}: {message[0].lower()}{message[1:]}{given}"
+    if first["type"] in OBJECTS:
+        message = "must be a JSON object"
+    else:
+        message = printable(first["msg"].removeprefix("Value error, "))
+    value = ""
+    if not isinstance(first["input"], dict):
+        value = f" (got {shortened(repr(first['input']))})"
+    return f"{key}: {message[0].lower()}{message[1:]}{value}"
 
 
-def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+def check_names(names: Iterable[str], known: Iterable[str], owner: str) -> None:
     """InputError for the first option that ``owner`` does not have."""
-    names = set(known)
-    for name in given:
-        if name not in names:
-            raise InputError(
-                f"engine.{printable(name)}: {owner} has no such argument{nearest(name, names)}"
-            )
+    known_names = set(known)
+    for name in names:
+        if name not in known_names:
+            hint = nearest(name, known_names)
+            raise InputError(f"engine.{printable(name)}: {owner} has no such argument{hint}")
 
 
 def named_files(options: Mapping[str, Any]) -> dict[str, str]:
-    """Path -> digest of the content, for every local file and folder that the value of an option
-    names.
+    """Return path -> digest of the content, for every local file and folder that options name.
 
     InputError for a folder of more than ``MOST_FILES`` files.
     """
-    return {name: content_of(Path(name)) for name in sorted(set(paths_in(options))) if exists(name)}
+    digests = {}
+    for path in sorted(set(paths_in(options))):
+        if exists(path):
+            digests[path] = content_of(Path(path))
+    return digests
 
 
 def paths_in(value: Any, key: str = "") -> Iterator[str]:
-    """All strings in the value of the option ``key`` that are meant as paths, except folders for
-    output.
-    """
+    """Yield the strings in the value of option ``key`` that are paths, except output folders."""
     if isinstance(value, str):
         if is_meant_as_path(value, key):
             yield value
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, item in value.items():
             if name not in WRITTEN:
-                yield from paths_in(each, str(name))
+                yield from paths_in(item, str(name))
     elif isinstance(value, Iterable):
-        for each in value:
-            yield from paths_in(each, key)
+        for item in value:
+            yield from paths_in(item, key)
 
 
 def is_meant_as_path(value: str, key: str) -> bool:
@@ -118,26 +126,37 @@ def is_meant_as_path(value: str, key: str) -> bool:
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """All strings in the value of an option, except names of folders for output."""
+    """Yield the strings in the value of an option, except names of folders for output."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from strings_in([each for name, each in value.items() if name not in WRITTEN])
+        for name, item in value.items():
+            if name not in WRITTEN:
+                yield from strings_in(item)
     elif isinstance(value, Iterable):
-        yield from itertools.chain.from_iterable(map(strings_in, value))
+        for item in value:
+            yield from strings_in(item)
 
 
 def content_of(path: Path) -> str:
-    """Hex digest of a file, or of all files of a folder and their names."""
-    digest = hashlib.sha256()
-    files = sorted(itertools.islice(path.rglob("*"), MOST_FILES + 1)) if path.is_dir() else [path]
+    """Return the hex digest of a file, or of all files of a folder and their names."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(itertools.islice(path.rglob("*"), MOST_FILES + 1))
     if len(files) > MOST_FILES:
         raise InputError(
-            f"engine: {printable(path)}: a folder of more than {MOST_FILES:,} files; name another one"
+            f"engine: {printable(path)}: a folder of more than {MOST_FILES:,} files; "
+            "name another one"
         )
-    for file in filter(Path.is_file, files):
+    digest = hashlib.sha256()
+    for file in files:
+        if not file.is_file():
+            continue
         stat = file.stat()
-        times = f"{stat.st_size} {stat.st_mtime_ns}" if stat.st_size > SAMPLE else ""
+        # Size and time stand for the part of a large file that is not read.
+        times = ""
+        if stat.st_size > SAMPLE:
+            times = f"{stat.st_size} {stat.st_mtime_ns}"
         digest.update(os.fsencode(file.relative_to(path)) + f"\0{times}\0".encode())
         with file.open("rb") as stream:
             digest.update(hashlib.sha256(stream.read(SAMPLE)).digest())

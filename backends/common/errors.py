@@ -6,14 +6,15 @@ from .message_text import printable
 
 
 class CompareQError(Exception):
-    """An error that a user can cause or must know about.  The text has one line per problem: what,
-    where, what to do.
+    """An error that a user can cause or must know about.
 
-    Control characters that it quotes are escaped, except line feeds.
+    The text has one line per problem: what, where, what to do.  Control characters that it quotes
+    are escaped, except line feeds.
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__("\n".join(map(printable, text.split("\n"))))
+        lines = [printable(line) for line in text.split("\n")]
+        super().__init__("\n".join(lines))
 
 
 class InputError(CompareQError):

@@ -32,15 +32,14 @@ LARGEST_INTEGER = 10**40
 """
 SURROGATE = re.compile("[\ud800-\udfff]")
 BYTE_ORDER_MARK = "\ufeff"
-exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
-"""Unlike Path's methods, these return False for an invalid path and for a path without permission.
-"""
+# Unlike Path's methods, these return False for an invalid path and for a path without permission.
+exists = os.path.exists
+is_file = os.path.isfile
+is_folder = os.path.isdir
 
 
 def expanded(name: str) -> Path:
-    """The path with ``~`` and ``~user`` replaced; InputError for a user whose home folder is not
-    known.
-    """
+    """Return the path with ``~`` and ``~user`` replaced; InputError for an unknown home folder."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -58,14 +57,15 @@ def check_unicode(key: str, *paths: Path | str | None) -> None:
 
 
 def _open_without_waiting(name: str, flags: int) -> int:
-    """Open a file; a named pipe without a writer is opened at once, and never becomes the terminal."""
+    """Open a file without waiting for the other end of a named pipe.
+
+    A terminal does not become this process's controlling terminal.
+    """
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """A regular file, opened for reading bytes; a pipe or a device is refused without waiting for
-    it.
-    """
+    """Open a regular file to read bytes; a pipe or a device is refused without waiting for it."""
     try:
         stream = open(file, "rb", opener=_open_without_waiting)  # noqa: SIM115
     except FileNotFoundError:
@@ -79,8 +79,9 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def check_no_pipes(folder: Path) -> None:
-    """InputError if a folder holds a pipe or a device, or a link to one: other libraries would wait
-    for it forever.
+    """InputError if a folder holds a pipe or a device, or a link to one.
+
+    Other libraries would wait for it forever.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -93,17 +94,19 @@ def check_no_pipes(folder: Path) -> None:
 
 def reason(error: Exception) -> str:
     """Return the reason that the system gives for an error, without the name of the file."""
-    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return one_line(error)
 
 
 def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
-    """The content of a regular file of at most ``largest`` bytes."""
+    """Return the content of a regular file of at most ``largest`` bytes."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
-            found, most = bytes_in_words(size), bytes_in_words(largest)
             raise InputError(
-                f"{printable(file)}: too large: {found}, and at most {most} are read of such a file"
+                f"{printable(file)}: too large: {bytes_in_words(size)}, and at most "
+                f"{bytes_in_words(largest)} are read of such a file"
             )
         try:
             return stream.read(size)
@@ -112,39 +115,39 @@ def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
 
 
 def read_json(file: Path, *, strict: bool = True) -> Any:
-    """The JSON in a file; ``strict`` as for ``parsed``."""
+    """Return the JSON in a file; ``strict`` as for ``parsed``."""
     return parsed(read_bytes(file), printable(file), strict=strict)
 
 
 def read_object(file: Path, *, strict: bool = True) -> dict[str, Any]:
-    """The JSON object in a file; ``strict`` as for ``parsed``."""
-    found = read_json(file, strict=strict)
-    if not isinstance(found, dict):
+    """Return the JSON object in a file; ``strict`` as for ``parsed``."""
+    value = read_json(file, strict=strict)
+    if not isinstance(value, dict):
         raise InputError(f"{printable(file)}: must hold a JSON object")
-    return found
+    return value
 
 
 def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
-    """JSON from UTF-8; InputError that begins with ``where``.
+    """Return the value of JSON in UTF-8; InputError that begins with ``where``.
 
     ``strict`` refuses NaN, infinities and duplicate keys.  Model configs have them: Mamba 2's have
     ``"time_step_limit": [0.0, Infinity]``, and Transformers takes the last of two keys.
     """
     try:
-        found = json.loads(content.decode(), object_pairs_hook=object_of if strict else None)
-        check_values(found, strict=strict)
-        return found
+        value = json.loads(content.decode(), object_pairs_hook=object_of if strict else None)
+        check_values(value, strict=strict)
+        return value
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}: "
-        raise InputError(
-            f"{where}: {place if error.doc.strip() else ''}not valid JSON: {fault(error)}"
-        ) from None
+        place = ""
+        if error.doc.strip():
+            place = f"line {error.lineno}, column {error.colno}: "
+        raise InputError(f"{where}: {place}not valid JSON: {fault(error)}") from None
     except UnicodeDecodeError as error:
-        bad = f"{error.reason} at byte {error.start:,}"
         raise InputError(
-            f"{where}: cannot be read: not UTF-8 text: {bad}; save it as UTF-8"
+            f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}; "
+            "save it as UTF-8"
         ) from None
     except RecursionError:
         raise InputError(f"{where}: {TOO_DEEP}") from None
@@ -153,59 +156,64 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
 
 
 def fault(error: json.JSONDecodeError) -> str:
-    """Return the fault in invalid JSON: the name of a frequent mistake, or the expected and the
-    actual characters.
-    """
-    at = error.pos + error.doc.startswith(",", error.pos)  # Python 3.13 points at the comma
-    rest = error.doc[at:].lstrip()
+    """Return the fault in invalid JSON: a frequent mistake, or expected and actual characters."""
+    at = error.pos
+    if error.doc.startswith(",", at):  # Python 3.13 points at the comma
+        at += 1
+    remainder = error.doc[at:].lstrip()
     if not error.doc.strip():
         return "there is nothing in it"
-    if not rest:
+    if not remainder:
         return "it ends too early"
-    if rest[0] == BYTE_ORDER_MARK:
+    if remainder[0] == BYTE_ORDER_MARK:
         return "a byte order mark; save it as UTF-8 without one"
-    if error.doc[:at].rstrip().endswith(",") and rest[0] in "}]":
+    if error.doc[:at].rstrip().endswith(",") and remainder[0] in "}]":
         return "a comma with nothing after it"
-    if rest.startswith(("//", "/*", "#")):
+    if remainder.startswith(("//", "/*", "#")):
         return "a comment, which JSON does not have"
-    there = re.match(r"\w+|.", rest)
-    return (
-        f"{error.msg}, not {there[0]}" if there and error.msg.startswith("Expecting") else error.msg
-    )
+    word = re.match(r"\w+|.", remainder)
+    if word and error.msg.startswith("Expecting"):
+        return f"{error.msg}, not {word[0]}"
+    return error.msg
 
 
 def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object from its pairs; InputError for a duplicate key, because json would keep only
-    the last value.
+    """Return a JSON object from its pairs; InputError for a duplicate key.
+
+    json would keep only the last value of the key.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise InputError(f"{shortened(printable(twice))}: stands twice in one object")
-    return found
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        duplicate = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise InputError(f"{shortened(printable(duplicate))}: stands twice in one object")
+    return value
 
 
 def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = "") -> None:
-    """Raise InputError for JSON that is too deep, with too large integers, lone surrogates or, if
-    ``strict``, NaN.
+    """Raise InputError for values in JSON that other programs cannot read.
 
-    ``key``: the key of the value, or of the list that contains it.
+    They are values nested too deep, large integers, lone surrogates and, if ``strict``, NaN and
+    infinities.  ``key``: the key of the value, or of the list that contains it.
     """
     if isinstance(value, dict | list):
         if depth == DEEPEST:
             raise InputError(TOO_DEEP)
-        for name, each in (
-            value.items() if isinstance(value, dict) else ((key, each) for each in value)
-        ):
-            check_values(name, strict=strict, depth=depth + 1)
-            check_values(each, strict=strict, depth=depth + 1, key=name)
+        if isinstance(value, dict):
+            for name, item in value.items():
+                check_values(name, strict=strict, depth=depth + 1)
+                check_values(item, strict=strict, depth=depth + 1, key=name)
+        else:
+            for item in value:
+                check_values(item, strict=strict, depth=depth + 1, key=key)
     elif isinstance(value, str):
+        # Most texts are ASCII, and isascii is much faster than the search.
         if not value.isascii() and SURROGATE.search(value):
             raise InputError("no Unicode text: half of a surrogate pair")
     elif isinstance(value, float):
         if strict and not math.isfinite(value):
-            raise InputError(
-                f"{f'{shortened(printable(key))}: ' if key else ''}{value} is not a number in JSON"
-            )
+            place = ""
+            if key:
+                place = f"{shortened(printable(key))}: "
+            raise InputError(f"{place}{value} is not a number in JSON")
     elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise InputError(f"an integer beyond {LARGEST_INTEGER:.0e}")

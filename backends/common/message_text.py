@@ -1,13 +1,11 @@
-"""Helpers to write messages on one line, to print text of unknown origin safely, and to hide
-secrets.
-"""
+"""Write messages on one line, print text of unknown origin safely, and hide secrets."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 CONTROL = re.compile(
@@ -17,8 +15,10 @@ CONTROL = re.compile(
 surrogates."""
 
 SECRET_NAME = re.compile(
-    r"(secrets?|password|passwd|passphrase|credentials?|api[-_]?key|[-_.]key|authorization|signature|"
-    r"(^|(?<!bos)(?<!eos)(?<!pad)(?<!unk)(?<!cls)(?<!sep)(?<!mask)(?<!image)(?<!audio)(?<!video)[-_.])(token|sig))$",
+    r"(secrets?|password|passwd|passphrase|credentials?|api[-_]?key|[-_.]key|authorization|"
+    r"signature|"
+    r"(^|(?<!bos)(?<!eos)(?<!pad)(?<!unk)(?<!cls)(?<!sep)(?<!mask)(?<!image)(?<!audio)(?<!video)"
+    r"[-_.])(token|sig))$",
     re.IGNORECASE,
 )
 """Names of options, variables and parameters of URLs whose values are secrets; ``bos_token`` and
@@ -40,8 +40,9 @@ HIDDEN = "***"
 
 
 def is_secret(name: str, value: object) -> bool:
-    """True if an option or variable of this name holds a secret: a text that is not like
-    ``<token>`` or ``[TOKEN]``.
+    """True if an option or variable of this name holds a secret.
+
+    A value like ``<token>`` or ``[TOKEN]`` is a placeholder, and not a secret.
     """
     if not isinstance(value, str) or value[:1] in ("", "<", "[") or value == HIDDEN:
         return False
@@ -49,33 +50,46 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def redacted(value: Any) -> Any:
-    """Replace secrets in JSON types or a text by ``***``; a name, a form or the environment
-    identifies a secret.
+    """Return JSON types or a text with ``***`` instead of secrets.
+
+    A name, a form or the environment identifies a secret.
     """
     if isinstance(value, dict):
-        return {
-            key: HIDDEN if is_secret(str(key), each) else redacted(each)
-            for key, each in value.items()
-        }
+        copy = {}
+        for key, item in value.items():
+            if is_secret(str(key), item):
+                copy[key] = HIDDEN
+            else:
+                copy[key] = redacted(item)
+        return copy
     if isinstance(value, list | tuple):
-        return [redacted(each) for each in value]
-    if not isinstance(value, str):
-        return value
-    for name, secret in os.environ.items() if len(value) >= SHORTEST_SECRET else ():
-        if secret in value and is_secret(name, secret) and SECRET_VALUE.fullmatch(secret):
-            value = value.replace(secret, HIDDEN)
-    return SECRET_TEXT.sub(hidden, value)
+        return [redacted(item) for item in value]
+    if isinstance(value, str):
+        return redacted_text(value)
+    return value
 
 
-def hidden(found: re.Match[str]) -> str:
-    """The replacement of a ``SECRET_TEXT``."""
-    if (
-        (name := found["name"])
-        and name[1:].lower() != "key="
-        and not is_secret(name[1:-1], found["value"])
-    ):
-        return found[0]
-    return f"{found['user'] or name or found['bearer'] or ''}{HIDDEN}{'@' * bool(found['user'])}"
+def redacted_text(text: str) -> str:
+    """Return a text with ``***`` instead of secrets."""
+    if len(text) >= SHORTEST_SECRET:
+        for name, value in os.environ.items():
+            # The fast test first: few texts contain the value of a variable.
+            if value in text and is_secret(name, value) and SECRET_VALUE.fullmatch(value):
+                text = text.replace(value, HIDDEN)
+    return SECRET_TEXT.sub(hidden, text)
+
+
+def hidden(match: re.Match[str]) -> str:
+    """Return the replacement of a ``SECRET_TEXT``."""
+    if match["user"]:
+        return f"{match['user']}{HIDDEN}@"
+    name = match["name"]  # of a parameter of a URL: "?token=", "#key="
+    if name:
+        if name[1:].lower() != "key=" and not is_secret(name[1:-1], match["value"]):
+            return match[0]
+        return f"{name}{HIDDEN}"
+    bearer = match["bearer"] or ""
+    return f"{bearer}{HIDDEN}"
 
 
 ALIASES = {
@@ -110,22 +124,32 @@ ALIASES = {
 
 
 def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> str:
-    """`` (did you mean 'x'?)``, or an empty string if no known name is close or means the same;
-    case is ignored.
+    """Return `` (did you mean 'x'?)``; empty if no known name is close or means the same.
 
-    ``shown``: known name -> the form in which the hint shows it, such as a path.
+    Case is ignored.  ``shown``: known name -> the form in which the hint shows it, such as a path.
     """
-    known = list(known)
-    if same := next((each for each in ALIASES.get(name.lower(), ()) if each in known), ""):
-        return f" (did you mean {shown.get(same, same)!r}?)"
-    lowered = {each.lower(): each for each in known}
-    close = [lowered[each] for each in difflib.get_close_matches(name.lower(), list(lowered), n=1)]
-    return f" (did you mean {shown.get(close[0], close[0])!r}?)" if close else ""
+    suggestion = nearest_name(name, list(known))
+    if suggestion is None:
+        return ""
+    return f" (did you mean {shown.get(suggestion, suggestion)!r}?)"
+
+
+def nearest_name(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that means the same or is close; None if there is none."""
+    for alias in ALIASES.get(name.lower(), ()):
+        if alias in known:
+            return alias
+    by_lower_case = {known_name.lower(): known_name for known_name in known}
+    for close in difflib.get_close_matches(name.lower(), list(by_lower_case), n=1):
+        return by_lower_case[close]
+    return None
 
 
 def amount(count: int | float, unit: str) -> str:
-    """``1 window``, ``1,200 windows``: a number and its unit, which is given in the singular."""
-    return f"{count:,.0f} {unit}{'' if count == 1 else 's'}"
+    """Return a number and its unit: ``1 window``, ``1,200 windows`` for the unit ``window``."""
+    if count == 1:
+        return f"{count:,.0f} {unit}"
+    return f"{count:,.0f} {unit}s"
 
 
 def and_more(things: Sized) -> str:
@@ -136,24 +160,31 @@ def and_more(things: Sized) -> str:
 
 
 def printable(text: object) -> str:
-    """The text on one line, each ``CONTROL`` escaped as in Python, so that it cannot move the
-    cursor; no secrets.
+    """Return the text on one line without secrets, each ``CONTROL`` escaped as in Python.
+
+    It cannot move the cursor.
     """
-    return CONTROL.sub(
-        lambda found: found[0].encode("unicode_escape").decode(), redacted(str(text))
-    )
+    return CONTROL.sub(escaped, redacted(str(text)))
+
+
+def escaped(match: re.Match[str]) -> str:
+    """Return the characters of a match, escaped as in Python."""
+    return match[0].encode("unicode_escape").decode()
 
 
 def unicode(text: str) -> str:
-    """The text as valid Unicode for JSON and pictures: bytes of a name that are not UTF-8 are
-    escaped.
+    """Return the text as valid Unicode for JSON and pictures.
+
+    Bytes of a file's name that are not UTF-8 are escaped.
     """
     return text.encode(errors="backslashreplace").decode()
 
 
 def shortened(text: str, limit: int = 200) -> str:
-    """The text, cut at ``limit`` characters."""
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    """Return the text, cut at ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}..."
 
 
 def with_class(error: BaseException) -> str:
@@ -162,20 +193,24 @@ def with_class(error: BaseException) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """An exception's text with white space folded, cut at ``limit`` characters; its type if it has
-    no text.
+    """Return an exception's text on one line, cut at ``limit`` characters.
+
+    White space is folded.  Without a text: the exception's type.
     """
     text = printable(" ".join(str(error).split())) or type(error).__name__
     return shortened(text, limit)
 
 
 def bytes_in_words(size: float) -> str:
-    """A number of bytes, e.g. ``16.1 GB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 999.95:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+    """Return a number of bytes as text, e.g. ``16.1 GB``."""
+    # From 999.95 on, a size would be printed as 1000.0.
+    if size < 999.95:
+        return f"{size:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
         size /= 1000
-    return f"{size:.1f} TB"
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
 
 
 def duration_in_words(seconds: float) -> str:
@@ -184,9 +219,10 @@ def duration_in_words(seconds: float) -> str:
         return f"{max(round(seconds), 1)} s"
     if seconds < 90 * 60:
         return f"{round(seconds / 60)} min"
-    return f"{float(f'{seconds / 3600:.2g}'):g} h"
+    hours = float(f"{seconds / 3600:.2g}")  # to two digits
+    return f"{hours:g} h"
 
 
 def dtype_name(dtype: object) -> str:
-    """``bfloat16`` for ``torch.bfloat16`` and for ``bfloat16``."""
+    """Return ``bfloat16`` for ``torch.bfloat16`` and for ``bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -101,41 +101,40 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Distribution name -> version, for the installed packages."""
     from importlib import metadata  # imported late: takes 0.02 s, with email and zipfile
 
-    found = {}
+    versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
-    """Distribution name -> build, for each package that may change what torch computes; part of the
-    keys of scores.
+    """Return name -> build, for each distribution that may change what torch computes.
 
-    ``more``: further distributions; ``plugins``: further groups of entry points whose code is
-    imported.
+    The builds are part of the keys of scores.  ``more``: further distributions; ``plugins``:
+    further groups of entry points whose code is imported.
     """
     from importlib import metadata
 
-    loaded = {
-        each.dist.name
-        for group in (*PLUGINS, *plugins)
-        for each in metadata.entry_points(group=group)
-        if each.dist
-    }
-    return builds((*COMPUTING, *more, *sorted(loaded - {"compare-q"})))
+    plugin_packages = set()
+    for group in (*PLUGINS, *plugins):
+        for entry_point in metadata.entry_points(group=group):
+            if entry_point.dist:
+                plugin_packages.add(entry_point.dist.name)
+    plugin_packages.discard("compare-q")
+    return builds((*COMPUTING, *more, *sorted(plugin_packages)))
 
 
 def builds(packages: Iterable[str]) -> dict[str, str]:
-    """Distribution name -> build, for the installed packages: the version, and its ``origin`` if
-    that is known.
+    """Return distribution name -> build, for the installed packages.
 
-    Keys use this instead of the version, because builds of one version may compute other scores.
+    A build is the version, and its ``origin`` if that is known.  Keys use this instead of the
+    version, because builds of one version may compute other scores.
     """
     from importlib import metadata
 
-    found = installed_versions(packages)
-    return {name: version + origin(metadata.distribution(name)) for name, version in found.items()}
+    versions = installed_versions(packages)
+    return {name: versions[name] + origin(metadata.distribution(name)) for name in versions}
 
 
 def origin(distribution: Distribution) -> str:
@@ -145,36 +144,59 @@ def origin(distribution: Distribution) -> str:
     editable checkout.
     """
     try:
-        noted: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
-        if noted.get("dir_info", {}).get("editable"):
-            folder = Path(noted["url"].removeprefix("file://"))
-            files = [
-                file
-                for pattern in ("*.py", "*.so")
-                for file in folder.rglob(pattern)
-                if file.is_file()
-            ]
-            return f" changed {max((file.stat().st_mtime_ns for file in files), default=0)}"
-        known = noted.get("vcs_info", {}).get("commit_id") or noted.get("archive_info", {}).get(
-            "hash"
-        )
-        # Skip files without a digest (bytecode), and files that differ between environments
-        # (scripts, metadata).
-        lines = sorted(
-            line
-            for line in ((distribution.read_text("RECORD") if noted else "") or "").splitlines()
-            if line.split(",")[-2:][0] and not line.startswith("../") and ".dist-info/" not in line
-        )
+        # pip notes where it got a build from, unless that is an index.
+        source: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if source.get("dir_info", {}).get("editable"):
+            return f" changed {last_change(Path(source['url'].removeprefix('file://')))}"
+        revision = source.get("vcs_info", {}).get("commit_id")
+        if not revision:
+            revision = source.get("archive_info", {}).get("hash")
+        content = ""
+        if source:
+            content = digest_of_record(distribution.read_text("RECORD") or "")
     except (OSError, ValueError, AttributeError, KeyError):
         return ""
-    content = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
-    return "".join(f" {each}" for each in (known, content) if each)
+    identity = ""
+    if revision:
+        identity += f" {revision}"
+    if content:
+        identity += f" {content}"
+    return identity
+
+
+def last_change(folder: Path) -> int:
+    """Return the time of the last change of code in a folder, in nanoseconds; 0 without code."""
+    times = []
+    for pattern in ("*.py", "*.so"):
+        for file in folder.rglob(pattern):
+            if file.is_file():
+                times.append(file.stat().st_mtime_ns)
+    return max(times, default=0)
+
+
+def digest_of_record(record: str) -> str:
+    """Return a digest of the files in a distribution's RECORD and their checksums.
+
+    "" if no file counts.  Files without a checksum (bytecode) do not count, and neither do files
+    that differ between environments (scripts, metadata).
+    """
+    lines = []
+    for line in record.splitlines():
+        checksum = line.split(",")[-2:][0]  # a line is path,checksum,size
+        if checksum and not line.startswith("../") and ".dist-info/" not in line:
+            lines.append(line)
+    if not lines:
+        return ""
+    lines.sort()
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def package_folder(module: str) -> Path | None:
-    """The folder of the top-level package ``module``; None if it is not installed."""
+    """Return the folder of the top-level package ``module``; None if it is not installed."""
     spec = importlib.util.find_spec(module)
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
 
 
 def check_installed(module: str, install: str) -> None:

@@ -1,5 +1,4 @@
-"""A process for one model: it ends with its parent, can be forked, and writes its output into a
-log.
+"""A process for one model: it ends with its parent, can be forked, and writes into a log.
 
 The log replaces the file descriptors 1 and 2, not ``sys.stdout``, because vLLM's processes and C++
 code do not write through Python.  Children that start during the capture keep writing to the log.
@@ -41,14 +40,14 @@ FAILED = re.compile(r"(EngineCore|WorkerProc) (failed|hit an exception|encounter
 """The line that a process of vLLM logs before the traceback of the exception that ends the process.
 """
 GENERIC = re.compile(
-    r"Engine core initialization failed|WorkerProc initialization failed|EngineCore encountered|root cause"
+    r"Engine core initialization failed|WorkerProc initialization failed|"
+    r"EngineCore encountered|root cause"
 )
+"""Parts of messages of vLLM that only refer to another exception in the log."""
 
 
 def in_worker() -> bool:
-    """True if this process is for one model, so that an engine need not start another process for
-    the model.
-    """
+    """True if this process is for one model: then an engine need not start another process."""
     return WORKER in os.environ
 
 
@@ -67,7 +66,7 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise InputError(f"{what} did not end within {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    earlier_action = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         if in_worker():
@@ -76,18 +75,19 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, earlier_action)
 
 
 def step_without_end(log: str) -> str | None:
     """Return a message if ``time_limit`` ended the process that wrote this log; otherwise None."""
-    found = TIMEOUT.search(log)
-    return f"one step did not end within {found[1]} (h:min:s)" if found else None
+    timeout = TIMEOUT.search(log)
+    if timeout is None:
+        return None
+    return f"one step did not end within {timeout[1]} (h:min:s)"
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have a signal end this process when its ``parent`` process ends, also by SIGKILL, or now if
-    it has ended.
+    """Have a signal end this process when its ``parent`` ends, or now if the parent has ended.
 
     Linux sends the signal when the parent's *thread* that started this process ends.  Therefore
     start processes from a thread that lives as long as these processes.  Children do not inherit
@@ -106,12 +106,16 @@ def fork_blockers() -> list[str]:
     fork.  Others, such as GNU OpenMP after it has computed in several threads, hang in a trial fork
     that computes.
     """
-    own = threading.current_thread()
-    threads = sorted(thread.name for thread in threading.enumerate() if thread is not own)
-    reasons = [f"Python threads run ({', '.join(threads)})"] if threads else []
+    this_thread = threading.current_thread()
+    threads = sorted(thread.name for thread in threading.enumerate() if thread is not this_thread)
+    reasons = []
+    if threads:
+        reasons.append(f"Python threads run ({', '.join(threads)})")
     if has_started_cuda():
         reasons.append("CUDA is initialised")
-    return reasons or trial_fork()
+    if reasons:
+        return reasons
+    return trial_fork()
 
 
 def has_started_cuda() -> bool:
@@ -119,14 +123,16 @@ def has_started_cuda() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    with suppress(OSError):  # libcuda is not loaded
+    # Other libraries may have initialised CUDA; libcuda knows.  RTLD_NOLOAD: OSError if it is not
+    # loaded.
+    with suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
     return False
 
 
 def trial_fork() -> list[str]:
-    """Return why a fork that multiplies matrices in several threads does not end; empty if it ends."""
+    """Return why a fork that multiplies matrices in several threads fails; empty if it does not."""
     library = sys.modules.get("torch") or sys.modules.get("numpy")
     child = os.fork()
     if child == 0:
@@ -138,14 +144,18 @@ def trial_fork() -> list[str]:
         finally:
             os._exit(status)
     deadline = time.monotonic() + TRIAL_S
-    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+    ended, wait_status = os.waitpid(child, os.WNOHANG)
+    while ended == 0 and time.monotonic() < deadline:
         time.sleep(0.002)
-    if ended[0] == 0:
+        ended, wait_status = os.waitpid(child, os.WNOHANG)
+    if ended == 0:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return ["a trial fork hangs when it multiplies matrices"]
-    status = os.waitstatus_to_exitcode(ended[1])
-    return [f"a trial fork that multiplies matrices ended with status {status}"] if status else []
+    status = os.waitstatus_to_exitcode(wait_status)
+    if status != 0:
+        return [f"a trial fork that multiplies matrices ended with status {status}"]
+    return []
 
 
 def ending(status: int) -> str:
@@ -158,15 +168,17 @@ def ending(status: int) -> str:
 
 @contextmanager
 def captured(log_file: Path | None) -> Iterator[None]:
-    """Append everything that this process and its new children print to ``log_file``; None: change
-    nothing.
+    """Append everything that this process and its new children print to ``log_file``.
+
+    None changes nothing.
     """
     if log_file is None:
         yield
         return
+    # Flush before each switch, so that buffered output goes to where it was printed.
     sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(1), os.dup(2)
+    saved = (os.dup(1), os.dup(2))
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.dup2(log, 1)
@@ -188,14 +200,16 @@ def is_generic(error: BaseException) -> bool:
 
 
 def root_cause(log: str) -> str | None:
-    """``Type: message`` of the first exception in a log that does not merely report another
-    exception.
+    """Return ``Type: message`` of the first exception in a log; None if there is none.
 
-    If a process of vLLM logs that it failed, earlier exceptions were caught.  Lines of level
-    WARNING are skipped: vLLM logs tracebacks of errors that it survives.
+    Exceptions that only report another one are skipped.  If a process of vLLM logs that it failed,
+    earlier exceptions were caught.  Lines of level WARNING are skipped: vLLM logs tracebacks of
+    errors that it survives.
     """
     failed = FAILED.search(log)
-    for line in log[failed.start() if failed else 0 :].splitlines():
+    if failed:
+        log = log[failed.start() :]
+    for line in log.splitlines():
         match = EXCEPTION.search(line)
         if match and "WARNING" not in line and not GENERIC.search(line):
             return f"{match[1]}: {match[2].strip()}"
@@ -203,10 +217,10 @@ def root_cause(log: str) -> str | None:
 
 
 def warnings_in(log: str) -> list[str]:
-    """The distinct one-line warnings of a log, without vLLM's own tracebacks and prefixes."""
-    found: dict[str, None] = {}
+    """Return the distinct one-line warnings of a log, without vLLM's tracebacks and prefixes."""
+    warnings: dict[str, None] = {}  # a dict keeps the order of the log
     for line in log.splitlines():
         match = WARNING.search(line)
         if match and not TRACEBACK.match(match[1]):
-            found[match[1].strip()] = None
-    return list(found)
+            warnings[match[1].strip()] = None
+    return list(warnings)

@@ -59,7 +59,7 @@ def origin_of(results: RunResult) -> str:
         if hardware.get("gpus"):
             # A card names the GPUs alone, without driver and processor.
             hardware = {"gpus": hardware["gpus"]}
-        parts.append(machine.words(hardware))
+        parts.append(machine.hardware_text(hardware))
     parts.append(results.created[:10])
     version = results.versions.get("compare-q")
     if version:

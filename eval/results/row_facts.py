@@ -46,7 +46,7 @@ def facts_of_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     for name, brief in BRIEF.items():
         kv_cache = kv_cache.replace(name, brief)
     return {
-        "where": machine.words(provenance) or None,
+        "where": machine.hardware_text(provenance) or None,
         "kernel": groups.kernel_of(layers) or None,
         "deviations": "; ".join(deviations_of(provenance)) or None,
         "attention": str(provenance.get("attention") or "") or None,

@@ -17,7 +17,8 @@ TWO = (
     "0, GPU-11aa22bb-3333, NVIDIA H200, 580.159.04, 143771\n"
     "1, GPU-99ff88ee-7777, NVIDIA H200, 580.159.04, 143771\n"
 )
-FIRST, SECOND = (Gpu(index, "NVIDIA H200", "580.159.04", 143771.0) for index in "01")
+FIRST = Gpu("0", "NVIDIA H200", "580.159.04", 143771.0)
+SECOND = Gpu("1", "NVIDIA H200", "580.159.04", 143771.0)
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +57,9 @@ def test_gpus_that_a_process_may_use(
 
 
 def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [
-        name for name in os.environ if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS))
-    ]:
-        monkeypatch.delenv(name)
+    for name in list(os.environ):
+        if name.startswith((*machine.SETTINGS, *machine.CPU_SETTINGS)):
+            monkeypatch.delenv(name)
     before = machine.processor()
     assert machine.settings() == {}
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
@@ -90,9 +90,7 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
 def test_which_cpu_emulates_bf16(
     flags: str, most: str, emulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake have AVX-512, but do not
-    multiply bf16.
-    """
+    """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake only have AVX-512."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     (tmp_path / "cpuinfo").write_text(
         f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: fpu {flags} lm\n"
@@ -118,26 +116,29 @@ def test_which_cpu_lacks_avx512(
 def test_kernels_that_were_compiled_for_other_instructions_are_not_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without this, after a run with AVX-512, torch's cache gave 2,048 wrong values of 4,096 on
-    AVX2.
-    """
-    folders = set()
-    for name, value in (
+    """Otherwise torch's cache gave 2,048 wrong values of 4,096 on AVX2 after a run with AVX-512."""
+    limits = (
         ("NOTHING", ""),
         ("ATEN_CPU_CAPABILITY", "default"),
         ("ONEDNN_MAX_CPU_ISA", "SSE41"),
-    ):
+    )
+    folders = set()
+    for name, value in limits:
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setenv(name, value)
         machine.keep_compiled_kernels_apart()
         folders.add(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert len(folders) == 3
+
+
+def test_the_users_folder_of_compiled_kernels_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kernels")
     machine.keep_compiled_kernels_apart()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels", "a folder that the user names stays"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
 
 
 APPS = [["7", "other", "61000"], ["8", "/usr/bin/python3", "[N/A]"]]
+"""Rows of nvidia-smi: process id, name, used MiB."""
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,6 @@ def test_who_uses_a_gpu(
         "--query-gpu=memory.used": [[used]],
         "--query-compute-apps=pid,process_name,used_memory": apps,
     }
-    monkeypatch.setattr(machine, "nvidia_smi", lambda chosen, query: rows[query])
+    monkeypatch.setattr(machine, "nvidia_smi", lambda ids, query: rows[query])
     assert machine.gpu_users(["0"], ours) == gold
     assert machine.gpu_users([], ours) == ""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -74,127 +75,185 @@ DISTRIBUTIONS = {
 }
 """Module -> name of its distribution, if different."""
 EXCUSED = {
-    "read or fetch files, the same weights": "fastsafetensors instanttensor modelscope runai_model_streamer tensorizer",
-    "find, start or name devices": "amdsmi cuda libtpu nvidia ray",
-    "drive devices that compare_q has no engine for": "torch_npu torch_xla tpu_inference",
-    "read images and sound": "detectron2 terratorch timm torchaudio torchvision",
-    "read tokens and GGUF files, which no worker of Transformers does": "gguf mistral_common tiktoken",
-    "train": "deepspeed smdistributed",
-    "come with what is declared": "packaging scipy sympy typing_extensions urllib3 xxhash",
+    # They read or fetch files: the weights are the same.
+    "fastsafetensors",
+    "instanttensor",
+    "modelscope",
+    "runai_model_streamer",
+    "tensorizer",
+    # They find, start or name devices.
+    "amdsmi",
+    "cuda",
+    "libtpu",
+    "nvidia",
+    "ray",
+    # They drive devices that compare_q has no engine for.
+    "torch_npu",
+    "torch_xla",
+    "tpu_inference",
+    # They read images and sound.
+    "detectron2",
+    "terratorch",
+    "timm",
+    "torchaudio",
+    "torchvision",
+    # They read tokens and GGUF files, which no worker of Transformers does.
+    "gguf",
+    "mistral_common",
+    "tiktoken",
+    # They train.
+    "deepspeed",
+    "smdistributed",
+    # They come with what is declared.
+    "packaging",
+    "scipy",
+    "sympy",
+    "typing_extensions",
+    "urllib3",
+    "xxhash",
 }
+"""Packages that engines import and that change no score."""
 
 
-def same(name: str) -> str:
+def normalized(name: str) -> str:
     """Return a distribution's name, normalized as in package indices."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def imported_packages(root: Path, package: str) -> set[str]:
+    """Return the packages that the computing files of a package import."""
+    names = set()
+    for pattern in COMPUTES[package]:
+        for file in root.glob(pattern):
+            if file == root / "integrations" / "integration_utils.py":  # it monitors training
+                continue
+            content = file.read_bytes()
+            for statement in IMPORTED:
+                names.update(name.decode() for name in statement.findall(content))
+    return names
+
+
+def required_distributions(distribution: str) -> set[str]:
+    """Return the distributions that a distribution requires without extras."""
+    names = set()
+    for line in metadata.requires(distribution) or ():
+        if "extra ==" not in line:
+            names.add(normalized(re.split(r"[^\w.-]", line)[0]))
+    return names
+
+
 @pytest.mark.parametrize("package", COMPUTES)
 def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: str) -> None:
-    """If a new version of an engine imports another package, this test fails: add the name to
-    ``COMPUTING``.
-    """
+    """If a new version of an engine imports another package: add the name to ``COMPUTING``."""
     root = packages.package_folder(package)
     if root is None:
         pytest.skip(f"{package} is not installed")
     provided = metadata.packages_distributions()
-    files = {file for pattern in COMPUTES[package] for file in root.glob(pattern)} - {
-        root / "integrations" / "integration_utils.py"  # for monitoring of training
-    }
-    contents = [file.read_bytes() for file in files]
-    names = {
-        name.decode() for each in IMPORTED for content in contents for name in each.findall(content)
-    }
-    lines = [
-        line for line in metadata.requires(provided[package][0]) or () if "extra ==" not in line
-    ]
-    known = {same(re.split(r"[^\w.-]", line)[0]) for line in lines} | {
-        same(name) for name in packages.COMPUTING
-    }
-    others = names - {*sys.stdlib_module_names, package, *" ".join(EXCUSED.values()).split()}
-    called = {
-        name: (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ())) for name in others
-    }
+    declared = required_distributions(provided[package][0])
+    declared.update(normalized(name) for name in packages.COMPUTING)
+    names = imported_packages(root, package)
     assert {"torch", "flash_attn"} <= names
-    assert [name for name in called if known.isdisjoint(map(same, called[name]))] == []
+    undeclared = []
+    for name in names - {*sys.stdlib_module_names, package} - EXCUSED:
+        distributions = (name, DISTRIBUTIONS.get(name, name), *provided.get(name, ()))
+        if declared.isdisjoint(map(normalized, distributions)):
+            undeclared.append(name)
+    assert undeclared == []
 
 
 def test_a_version_that_was_built_here_counts_with_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that an installer writes differently each time do not count; of a build from an index,
-    only the version.
+    """Files that an installer writes differently each time do not count.
+
+    Of a build from an index, only the version counts.
     """
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     install(tmp_path, "peft", "9.1", url="file:///code", dir_info={})
     install(tmp_path, "apex", "9.2")
 
-    def seen(code: str = "sha256=a", script: str = "sha256=s", note: str = "sha256=n") -> str:
+    def build(code: str = "sha256=a", script: str = "sha256=s", note: str = "sha256=n") -> str:
         record = (
             f"peft/a.py,{code},1\npeft/__pycache__/a.pyc,,\n../../bin/peft,{script},1\n"
             f"peft-9.1.dist-info/direct_url.json,{note},1\npeft-9.1.dist-info/RECORD,,\n"
         )
         for name in ("peft-9.1", "apex-9.2"):
             (tmp_path / f"{name}.dist-info" / "RECORD").write_text(record)
-        found = packages.computing()
-        assert found["apex"] == "9.2"
-        return found["peft"]
+        builds = packages.computing()
+        assert builds["apex"] == "9.2"
+        return builds["peft"]
 
-    assert seen() == "9.1 " + hashlib.sha256(b"peft/a.py,sha256=a,1").hexdigest()
-    assert seen() == seen(script="sha256=t", note="sha256=o") != seen(code="sha256=b")
+    assert build() == "9.1 " + hashlib.sha256(b"peft/a.py,sha256=a,1").hexdigest()
+    assert build() == build(script="sha256=t", note="sha256=o")
+    assert build() != build(code="sha256=b")
 
 
 def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> None:
-    file, folder = tmp_path / "a.json", tmp_path / "draft"
+    file = tmp_path / "a.json"
+    folder = tmp_path / "draft"
     folder.mkdir()
-    given = {
+    options = {
         "dtype": "auto",
         "config": {"paths": [str(file), str(tmp_path / "none")]},
         "model": str(folder),
     }
-    written = {"offload_folder": str(folder)}
-    assert engine_options.named_files({**written, "dtype": "auto"}) == {}
-    seen = []
-    for change in (
+    output_options = {"offload_folder": str(folder)}
+    assert engine_options.named_files({**output_options, "dtype": "auto"}) == {}
+    changes: tuple[Callable[[], object], ...] = (
         lambda: file.write_text("1"),
         lambda: file.write_text("2"),
         lambda: (folder / "x").write_text(""),
         lambda: (folder / "x").rename(folder / "y"),
-    ):
+    )
+    digests = set()
+    for change in changes:
         change()
-        seen.append(engine_options.named_files(given))
-    assert [set(each) for each in seen] == [{str(file), str(folder)}] * 4
-    assert len({repr(each) for each in seen}) == 4
+        files = engine_options.named_files(options)
+        assert set(files) == {str(file), str(folder)}
+        digests.add(tuple(files.values()))
+    assert len(digests) == len(changes)
+
+
+def test_a_folder_of_too_many_files_is_refused(tmp_path: Path) -> None:
     for number in range(engine_options.MOST_FILES + 1):
-        (folder / str(number)).touch()
-    assert "more than 1,000 files" in refusal(engine_options.named_files, given)
+        (tmp_path / str(number)).touch()
+    options = {"model": str(tmp_path)}
+    assert "more than 1,000 files" in refusal(engine_options.named_files, options)
 
 
-def test_words_of_an_engine_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """People who quantize have folders named fp8; these change no key, and paths of the current
-    folder still count.
-    """
+@pytest.fixture
+def folders_like_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder in which values of options are also names of folders."""
     monkeypatch.chdir(tmp_path)
-    words = ["fp8", "auto", "2", "bfloat16", "nvfp4"]
-    for name in (*words, "draft"):
+    for name in ("fp8", "auto", "2", "bfloat16", "nvfp4", "draft"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_text("1")
     (tmp_path / "rows.csv").write_text("1")
-    chosen = {
+
+
+@pytest.mark.usefixtures("folders_like_words")
+def test_words_of_an_engine_are_no_paths() -> None:
+    """People who quantize have folders named fp8: they change no key, but paths still count."""
+    words = {
         "kv_cache_dtype": "fp8",
         "dtype": "auto",
         "hf_overrides": {"torch_dtype": "bfloat16", "quantization_config": {"formats": ["nvfp4"]}},
     }
-    assert engine_options.named_files(chosen) == {}
-    named = {
+    assert engine_options.named_files(words) == {}
+    paths = {
         "table": "rows.csv",
         "speculative_config": {"model": "draft", "method": "fp8"},
         "places": ["./fp8"],
     }
-    assert set(engine_options.named_files({**chosen, **named})) == {"rows.csv", "draft", "./fp8"}
+    assert set(engine_options.named_files({**words, **paths})) == {"rows.csv", "draft", "./fp8"}
+
+
+@pytest.mark.usefixtures("folders_like_words")
+def test_words_in_variables_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("OMP_PLACES", "auto")
     monkeypatch.setenv("OMP_TABLE_FILE", "draft")
-    found = machine.variables(("OMP_",))
-    assert (found["OMP_NUM_THREADS"], found["OMP_PLACES"]) == ("2", "auto")
-    assert found["OMP_TABLE_FILE"] != "draft"  # with a digest of its content
+    variables = machine.variables(("OMP_",))
+    assert variables["OMP_NUM_THREADS"] == "2"
+    assert variables["OMP_PLACES"] == "auto"
+    assert variables["OMP_TABLE_FILE"] != "draft"  # with a digest of its content

@@ -53,8 +53,24 @@ from compare_q.backends.common import process
 process.TRIAL_S = 2.0
 print(*process.fork_blockers() or ["none"], sep=" and ", flush=True)
 """
-IN_A_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(9,), name='mine', daemon=True).start()"
-COMPUTED = "import {0}; [{0}.exp({0}.ones((500, 500)) @ {0}.ones((500, 500))) for _ in range(3)]"
+IN_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(9,), name="mine", daemon=True).start()
+"""
+COMPUTED = """
+import {0}
+for _ in range(3):
+    {0}.exp({0}.ones((500, 500)) @ {0}.ones((500, 500)))
+"""
+FORKS_FAIL = """
+import os, sys
+sys.modules["torch"] = None
+os.register_at_fork(after_in_child=lambda: os._exit(5))
+"""
+FORKS_HANG = """
+import os, time
+os.register_at_fork(after_in_child=lambda: time.sleep(60))
+"""
 
 
 @pytest.mark.parametrize(
@@ -65,14 +81,8 @@ COMPUTED = "import {0}; [{0}.exp({0}.ones((500, 500)) @ {0}.ones((500, 500))) fo
         ("import torch", "none"),
         (COMPUTED.format("numpy"), "none"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA is initialised"),
-        (
-            "import os, sys; sys.modules['torch'] = None; os.register_at_fork(after_in_child=lambda: os._exit(5))",
-            "a trial fork that multiplies matrices ended with status 5",
-        ),
-        (
-            "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(60))",
-            "a trial fork hangs when it multiplies matrices",
-        ),
+        (FORKS_FAIL, "a trial fork that multiplies matrices ended with status 5"),
+        (FORKS_HANG, "a trial fork hangs when it multiplies matrices"),
     ],
     ids=["bare", "thread", "imported torch", "OpenBLAS", "CUDA", "fails", "hangs"],
 )
@@ -91,9 +101,7 @@ def test_why_a_process_may_not_be_forked(code: str, reason: str) -> None:
 def test_libcuda_says_whether_cuda_was_started(
     monkeypatch: pytest.MonkeyPatch, answer: int, started: bool
 ) -> None:
-    """CUDA is also detected if torch has not used it; a driver that is loaded but not used is
-    accepted.
-    """
+    """CUDA is also detected if torch has not used it; a driver that is only loaded is accepted."""
     monkeypatch.setitem(sys.modules, "torch", None)
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: answer)
     monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: driver)
@@ -109,7 +117,8 @@ DIED = """\
 (Worker pid=8) ERROR 11-28 18:00:02 [multiproc_executor.py:953] WorkerProc failed to start.
 (Worker pid=8) ERROR 11-28 18:00:02 [multiproc_executor.py:953] ValueError: too few blocks
 (EngineCore pid=7) ERROR 11-28 18:00:03 [core.py:1510] EngineCore failed to start.
-(EngineCore pid=7) ERROR 11-28 18:00:03 [core.py:1510] Exception: WorkerProc initialization failed due to an exception
+(EngineCore pid=7) ERROR 11-28 18:00:03 [core.py:1510] Exception: WorkerProc initialization failed \
+due to an exception
 """
 
 

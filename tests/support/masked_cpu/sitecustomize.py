@@ -40,15 +40,15 @@ def mask_torch(module: Any) -> None:
 
 
 def mask_machine(module: Any) -> None:
-    """Hide instructions in ``machine.reported``."""
-    reported = module.reported
+    """Hide instructions in ``machine.cpuinfo``."""
+    cpuinfo = module.cpuinfo
 
     def masked() -> dict[str, str]:
-        report: dict[str, str] = reported()
+        report: dict[str, str] = cpuinfo()
         flags = [flag for flag in report.get("flags", "").split() if not flag.startswith(HIDDEN)]
         return {**report, "flags": " ".join(flags)}
 
-    module.reported = masked
+    module.cpuinfo = masked
 
 
 MASKS: dict[str, Callable[[Any], None]] = {
