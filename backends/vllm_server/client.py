@@ -15,7 +15,7 @@ import json
 import random
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_S = 5.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
-LONGEST_ASKED_S = 60.0
-"""Longest accepted wait (Retry-After), in seconds."""
+FIRST_WAIT_S = 0.5
+"""Longest wait before the first repetition of a request; it doubles with each repetition."""
+LONGEST_WAIT_S = 30.0
+LONGEST_RETRY_AFTER_S = 60.0
+"""Longest wait that a server may request (Retry-After)."""
 SHORT_S = 120.0
 """Seconds for requests that take a server milliseconds, but may queue after windows of other users.
 """
@@ -58,12 +60,14 @@ class ServerError(Exception):
 
 
 def base_url(name: str) -> str:
-    """The server's URL without ``/v1`` from a spec's ``model_dir``; InputError if it is not a URL
-    or has a secret.
+    """Return the server's URL without ``/v1`` from a spec's ``model_dir``.
+
+    InputError if it is not a URL or has a secret.
     """
     if any(mark in name for mark in "@?#"):
         raise InputError(
-            "model_dir: the server's URL must hold no password, key or query; give engine.api_key_env"
+            "model_dir: the server's URL must hold no password, key or query; "
+            "give engine.api_key_env"
         )
     try:
         parts = urlsplit(name)
@@ -78,11 +82,9 @@ def base_url(name: str) -> str:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """Return the text with *** instead of the key, also where JSON, Python, URLs or HTML escape the
-    key.
-    """
+    """Return the text with *** instead of the key, also as JSON, Python, URLs or HTML escape it."""
     if key:
-        written = {
+        forms = {
             key,
             json.dumps(key)[1:-1],
             repr(key)[1:-1],
@@ -90,9 +92,18 @@ def without_key(text: str, key: str | None) -> str:
             quote(key, safe=""),
             html.escape(key),
         }
-        for each in sorted(written, key=len, reverse=True):
-            text = text.replace(each, "***")
+        # The longest first: a shorter form may be a part of it.
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, "***")
     return text
+
+
+class Failure(NamedTuple):
+    """Why one attempt of a request has no answer."""
+
+    error: ServerError  # its status is None if the server cannot be reached
+    may_pass: bool = True  # another attempt may succeed
+    retry_after_s: float = 0.0  # the wait that the server requests
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,7 @@ class Server:
 
 
 class Connection:
-    """Open connections to one server, in one event loop: ``async with Connection(server) as
-    connection``.
+    """Open connections to one server, in one event loop: ``async with Connection(server) as c``.
 
     The code that opens a connection also closes it, and does not share it.  Two users of a server
     therefore cannot close each other's connections.  With ``keep=False``, every request opens a new
@@ -122,15 +132,12 @@ class Connection:
         headers = {"Accept-Encoding": "identity"}
         if server.key:
             headers["Authorization"] = f"Bearer {server.key}"
-        self.http = httpx2.AsyncClient(
-            headers=headers,
-            timeout=httpx2.Timeout(
-                None, connect=min(CONNECT_S, server.timeout_s)
-            ),  # ``ask`` limits the rest
-            limits=httpx2.Limits(
-                max_connections=connections, max_keepalive_connections=connections if keep else 0
-            ),
+        # ``ask`` limits the time of the whole exchange.
+        timeout = httpx2.Timeout(None, connect=min(CONNECT_S, server.timeout_s))
+        limits = httpx2.Limits(
+            max_connections=connections, max_keepalive_connections=connections if keep else 0
         )
+        self.http = httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits)
 
     async def __aenter__(self) -> Connection:
         return self
@@ -150,92 +157,110 @@ class Connection:
     async def ask(
         self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL
     ) -> Shape:
-        """The answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
+        """Return the answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
         ``within``: seconds for the whole exchange, at most ``timeout_s``; with ``CONNECT_S`` or
         less, there is only one attempt.  ``largest``: largest size of a correct answer in bytes.
         """
-        import httpx2
-
-        seconds, before = min(within, self.server.timeout_s), ""
+        seconds = min(within, self.server.timeout_s)
+        failure: Failure | None = None
         try:
             async with asyncio.timeout(seconds):
                 for attempt in count():
                     wait = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1)
-                    last = attempt == self.server.retries
-                    try:
-                        response, content = await self.exchange(path, body, largest)
-                        if response.status_code == 200:
-                            return shaped(shape, content, path)
-                        failed = ServerError(
-                            self.refusal_text(response, content, path), response.status_code
-                        )
-                        last = last or response.status_code not in RETRIED
-                        asked = response.headers.get("Retry-After", "")
-                        wait = max(
-                            wait, min(float(asked), LONGEST_ASKED_S) if asked.isdecimal() else 0.0
-                        )
-                    except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
-                        why = self.quoted(str(error)) or type(error).__name__
-                        failed = ServerError(
-                            f"cannot be reached ({why}); start the server, or correct the URL"
-                        )
-                        last = last or within <= CONNECT_S
-                    if last:
-                        raise failed
-                    before = f", and before that: {failed}"
+                    answer = await self.attempt(path, shape, body, largest)
+                    if not isinstance(answer, Failure):
+                        return answer
+                    failure = answer
+                    is_short = within <= CONNECT_S
+                    if failure.error.status is None and is_short:  # no server: do not wait for it
+                        raise failure.error
+                    if attempt == self.server.retries or not failure.may_pass:
+                        raise failure.error
                     self.retried += 1
-                    await asyncio.sleep(wait)
+                    await asyncio.sleep(max(wait, failure.retry_after_s))
         except TimeoutError:
-            more = "; engine.timeout_s allows more" if seconds == self.server.timeout_s else ""
-            raise ServerError(f"no answer from {path} within {seconds:g} s{more}{before}") from None
+            text = f"no answer from {path} within {seconds:g} s"
+            if seconds == self.server.timeout_s:
+                text += "; engine.timeout_s allows more"
+            if failure is not None:
+                text += f", and before that: {failure.error}"
+            raise ServerError(text) from None
         raise AssertionError("the loop above ends by an answer or an error")
 
+    async def attempt(
+        self, path: str, shape: type[Shape], body: Any, largest: int
+    ) -> Shape | Failure:
+        """Send a request once; return the answer, or why there is none.
+
+        ServerError if the answer is not vLLM's.
+        """
+        import httpx2
+
+        try:
+            response, content = await self.exchange(path, body, largest)
+            if response.status_code == 200:
+                return parse_answer(shape, content, path)
+            error = ServerError(self.refusal_text(response, content, path), response.status_code)
+        except (httpx2.RequestError, httpx2.InvalidURL, OSError) as fault:
+            reason = self.quoted(str(fault)) or type(fault).__name__
+            return Failure(
+                ServerError(f"cannot be reached ({reason}); start the server, or correct the URL")
+            )
+        may_pass = response.status_code in RETRIED
+        retry_after_s = 0.0
+        retry_after = response.headers.get("Retry-After", "")
+        if retry_after.isdecimal():  # it may also be a date, which is ignored
+            retry_after_s = min(float(retry_after), LONGEST_RETRY_AFTER_S)
+        return Failure(error, may_pass, retry_after_s)
+
     async def exchange(self, path: str, body: Any, largest: int) -> tuple[httpx2.Response, bytes]:
-        """(status and headers, body) of one answer, or the start of a refusal's body; ServerError
-        if it is too long."""
+        """Return the status and headers of one answer, and its body; ServerError if it is too long.
+
+        Of the body of a refusal that is too long, only the beginning is returned.
+        """
+        method = "POST"
+        if body is None:
+            method = "GET"
         content = bytearray()
-        async with self.http.stream(
-            "GET" if body is None else "POST", self.server.url + path, json=body
-        ) as response:
+        async with self.http.stream(method, self.server.url + path, json=body) as response:
             async for piece in response.aiter_raw():
                 content += piece
                 if len(content) > largest:
                     if response.status_code != 200:
                         break
-                    most = bytes_in_words(largest)
                     raise ServerError(
-                        f"{path} answers more than {most}, the most that this request can need; {OURS}"
+                        f"{path} answers more than {bytes_in_words(largest)}, the most that this "
+                        f"request can need; {OURS}"
                     )
         return response, bytes(content)
 
     def refusal_text(self, response: httpx2.Response, content: bytes, path: str) -> str:
-        """The server's own reason, without the key that some servers quote."""
+        """Return the server's own reason, without the key that some servers quote."""
+        reason: Any
         try:
-            found = parsed(content, path)
+            reason = parsed(content, path)
         except InputError:
-            found = content.decode(errors="replace")
+            reason = content.decode(errors="replace")
+        # vLLM's refusals are {"error": {"message": ...}}; proxies have other shapes.
         for name in ("error", "message", "detail"):
-            found = found.get(name, found) if isinstance(found, dict) else found
-        text = self.quoted(str(found)) or response.reason_phrase
-        hint = (
-            "; give engine.api_key_env"
-            if response.status_code == 401 and self.server.key is None
-            else ""
-        )
+            if isinstance(reason, dict):
+                reason = reason.get(name, reason)
+        text = self.quoted(str(reason)) or response.reason_phrase
+        hint = ""
         if response.has_redirect_location:
             hint = f"; give its target: {self.quoted(response.headers['Location'])}"
+        elif response.status_code == 401 and self.server.key is None:
+            hint = "; give engine.api_key_env"
         return f"HTTP {response.status_code} from {path}: {text}{hint}"
 
     def quoted(self, text: str) -> str:
-        """The beginning of a server's own words, on one line and without the key."""
+        """Return the beginning of a server's own words, on one line and without the key."""
         return " ".join(without_key(text, self.server.key).split())[:MESSAGE]
 
 
-def shaped(shape: type[Shape], content: bytes, path: str) -> Shape:
-    """Parse an answer with the keys and types of vLLM's answers; ServerError with status 200 for
-    any other answer.
-    """
+def parse_answer(shape: type[Shape], content: bytes, path: str) -> Shape:
+    """Parse an answer with the keys and types of vLLM's; ServerError with status 200 for others."""
     try:
         answer = parsed(content, path)
         if isinstance(answer, dict):

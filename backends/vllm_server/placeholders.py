@@ -1,5 +1,6 @@
-"""Placeholders: log-probabilities that no model gives, from servers that do not compute
-``prompt_logprobs``.
+"""Find log-probabilities that no model gives.
+
+Some servers return such placeholders, because they do not compute ``prompt_logprobs``.
 """
 
 from __future__ import annotations
@@ -7,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-FEW, MANY = 4, 16
-"""From ``FEW`` tokens on, an answer must have two different values; from ``MANY`` tokens on, three.
-"""
+FEW = 4
+"""From this number of tokens on, an answer must have two different values."""
+MANY = 16
+"""From this number of tokens on, an answer must have three different values."""
 
 
 def placeholder(logprob: NDArray[np.float32]) -> str:
@@ -20,8 +22,16 @@ def placeholder(logprob: NDArray[np.float32]) -> str:
     answers therefore have other values too.
     """
     values = np.unique(logprob)
-    fewest = 1 if len(logprob) < FEW else 2 if len(logprob) < MANY else 3
+    if len(logprob) < FEW:
+        fewest = 1
+    elif len(logprob) < MANY:
+        fewest = 2
+    else:
+        fewest = 3
     if len(values) >= fewest:
         return ""
-    found = " or ".join(f"{value:g}" for value in values)
-    return f"all {len(logprob)} log-probabilities of its answer are {found}: placeholders, which no model gives"
+    values_text = " or ".join(f"{value:g}" for value in values)
+    return (
+        f"all {len(logprob)} log-probabilities of its answer are {values_text}: placeholders, "
+        "which no model gives"
+    )

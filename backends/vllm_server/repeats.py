@@ -72,7 +72,7 @@ class Beginning:
     logprob: NDArray[np.float32]  # [n - 1]: of each token except the first
 
     def cut(self, length: int) -> Beginning:
-        """Return the first tokens of these."""
+        """Return the first ``length`` tokens of these."""
         return Beginning(self.ids[:length], self.logprob[: length - 1])
 
 
@@ -106,23 +106,24 @@ class Repeats:
     def take(self) -> Beginning:
         """Remove a random window from those that wait, and return it."""
         at = self.random.randrange(len(self.waiting))
-        self.waiting[at], self.waiting[-1] = self.waiting[-1], self.waiting[at]
-        return self.waiting.pop()
+        window = self.waiting[at]
+        # The last window fills the gap: list.pop(at) would move all windows after it.
+        self.waiting[at] = self.waiting[-1]
+        self.waiting.pop()
+        return window
 
     @property
-    def owed(self) -> int:
+    def n_due(self) -> int:
         """Number of windows that should have been repeated by now, but were not."""
         allowed = max(min(ALWAYS, self.windows), int(SHARE * self.tokens / FIRST_TOKENS))
         return min(allowed - self.repeated, len(self.waiting))
 
     def is_due(self) -> bool:
-        """Return True if a window should be repeated now: at random while a repetition is owed,
-        never otherwise.
-        """
-        return self.owed > 0 and self.random.random() < NOW
+        """Return True if a window should be repeated now: at random while any is due."""
+        return self.n_due > 0 and self.random.random() < NOW
 
     def next(self) -> Beginning:
-        """Return a window that is repeated now; a repetition must be owed."""
+        """Return a window that is repeated now; a repetition must be due."""
         self.repeated += 1
         return self.take()
 
@@ -130,35 +131,39 @@ class Repeats:
         """Return one of the first windows, one token longer each time; None before any window."""
         if not self.first:
             return None
-        turn, at = divmod(self.commits, len(self.first))
+        n_rounds, at = divmod(self.commits, len(self.first))
         self.commits += 1
-        return self.first[at].cut(FIRST_TOKENS + 1 + turn % MORE_TOKENS)
+        # Without the further token, a proxy could answer from its cache.
+        return self.first[at].cut(FIRST_TOKENS + 1 + n_rounds % MORE_TOKENS)
 
-    def compare(self, before: Beginning, again: NDArray[np.float32]) -> None:
-        """Compare two answers; ServerError if they cannot come from one model, also if others were
-        found before.
+    def compare(self, window: Beginning, logprob: NDArray[np.float32]) -> None:
+        """Compare a window's answer with a second one.
+
+        ServerError if any answers so far cannot come from one model.
         """
-        self.differences.append(difference(before.logprob, again))
-        self.problem = self.problem or self.verdict()
+        self.differences.append(difference(window.logprob, logprob))
+        if not self.problem:
+            self.problem = self.verdict()
         if self.problem:
             raise ServerError(self.problem)
 
     def verdict(self) -> str:
         """Return why the answers cannot come from one model; "" if they can."""
         largest = max(self.differences)
-        usual = float(np.quantile(self.differences, 0.25))
-        stands_out = len(self.differences) >= ENOUGH and largest > max(OTHER_MODEL, RATIO * usual)
-        if not (stands_out or largest > CERTAIN):
+        quartile = float(np.quantile(self.differences, 0.25))
+        is_outlier = False
+        if len(self.differences) >= ENOUGH:
+            is_outlier = largest > max(OTHER_MODEL, RATIO * quartile)
+        if not is_outlier and not largest > CERTAIN:
             return ""
         return (
-            f"the first tokens of a window, requested again, had log-probabilities that differ by {largest:.2g} nats "
-            "per token: more than one model answers here; give the URL of a single deployment, and run again with -cc"
+            "the first tokens of a window, requested again, had log-probabilities that differ by "
+            f"{largest:.2g} nats per token: more than one model answers here; "
+            "give the URL of a single deployment, and run again with -cc"
         )
 
     def provenance(self) -> dict[str, Any]:
-        """Return how many repetitions were compared, and their differences in nats per token, as
-        JSON types.
-        """
+        """Return how many repetitions were compared, and their differences in nats per token."""
         if not self.differences:
             return {"windows": 0}
         return {
@@ -168,27 +173,26 @@ class Repeats:
         }
 
     def notes(self) -> list[str]:
-        """Return a note if answers to the same tokens differ by more than rounding usually
-        explains.
-        """
+        """Return a note if answers to the same tokens differ by more than rounding usually does."""
         largest = max(self.differences, default=0.0)
         if largest <= NOTED:
             return []
         return [
-            f"the same tokens, requested again, had log-probabilities that differ by up to {largest:.2g} nats per "
-            "token: rounding in other batches, or more than one deployment at this URL"
+            "the same tokens, requested again, had log-probabilities that differ by up to "
+            f"{largest:.2g} nats per token: rounding in other batches, or more than one deployment "
+            "at this URL"
         ]
 
 
 def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Return the mean absolute difference in nats; each token counts at most ``LARGEST``, and equal
-    infinities count 0.
+    """Return the mean absolute difference of log-probabilities [n], in nats.
 
-    The mean of a window with fewer than ``FIRST_TOKENS`` tokens varies more.  It is therefore
-    multiplied by the square root of its share of ``FIRST_TOKENS``.  Otherwise the rounding in one
-    of many short windows would look like another model.
+    A token counts at most ``LARGEST``; equal infinities count 0.  The mean of a window with fewer
+    than ``FIRST_TOKENS`` tokens varies more.  It is therefore multiplied by the square root of its
+    share of ``FIRST_TOKENS``.  Otherwise the rounding in one of many short windows would look like
+    another model.
     """
     with np.errstate(invalid="ignore"):  # the difference of two infinities
-        each = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))
-    share = min(len(each) / (FIRST_TOKENS - 1), 1.0)
-    return float(np.minimum(each, LARGEST).mean() * np.sqrt(share))
+        by_token = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))
+    share = min(len(by_token) / (FIRST_TOKENS - 1), 1.0)
+    return float(np.minimum(by_token, LARGEST).mean() * np.sqrt(share))

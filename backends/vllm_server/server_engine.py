@@ -23,7 +23,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from math import inf
@@ -83,14 +83,15 @@ NO_LOGPROBS = (
     "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
 )
 NO_FINGERPRINT = (
-    "the server sends no system_fingerprint: its model was only sampled, and a second deployment that answers few "
-    "requests may go unnoticed"
+    "the server sends no system_fingerprint: its model was only sampled, and a second deployment "
+    "that answers few requests may go unnoticed"
 )
 WORDS = (
-    "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably strength xylophone quickly "
-    "JavaScript HttpRequest return lambda function1024 2048 password kilometre Wissenschaft naturellement "
-    "electroencephalography counterrevolutionaries zygote rhythm Azerbaijan tokenization perplexity hexadecimal "
-    "misunderstanding quantization 31415926 incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
+    "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably "
+    "strength xylophone quickly JavaScript HttpRequest return lambda function1024 2048 password "
+    "kilometre Wissenschaft naturellement electroencephalography counterrevolutionaries zygote "
+    "rhythm Azerbaijan tokenization perplexity hexadecimal misunderstanding quantization 31415926 "
+    "incomprehensibilities jeopardize bookkeeper Shakespeare oxygen"
 ).replace(" ", "\n")
 """One word per line; tokens of letters and digits look the same in every kind of vocabulary."""
 T = TypeVar("T")
@@ -98,9 +99,7 @@ Name = Annotated[str, Field(max_length=1000)]
 
 
 class ServerOptions(BaseModel):
-    """The ``engine`` object.  ``weights``: folder, GGUF file or hub id of the same model, for its
-    stored size.
-    """
+    """The ``engine`` object of a spec."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,7 +108,7 @@ class ServerOptions(BaseModel):
     concurrency: int = Field(32, gt=0)
     timeout_s: float = Field(600.0, gt=0)
     retries: int = Field(5, ge=0)
-    weights: str | None = None
+    weights: str | None = None  # folder, GGUF file or hub id of the same model, for its stored size
 
 
 class Card(BaseModel):
@@ -146,21 +145,17 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answer of ``/v1/completions``; ``system_fingerprint``: vLLM's digest of its version and
-    configuration.
-    """
+    """Answer of ``/v1/completions``."""
 
     model: Name | None = None
     choices: list[Choice] = Field(min_length=1)
-    system_fingerprint: Name | None = None
+    system_fingerprint: Name | None = None  # vLLM's digest of its version and configuration
 
 
 class Sample(NamedTuple):
-    """A model's log-probabilities of ``SAMPLE_IDS``, float32 [len(SAMPLE_IDS) - 1], and the
-    server's fingerprint.
-    """
+    """A model's scores of ``SAMPLE_IDS``, and the server's fingerprint."""
 
-    logprob: NDArray[np.float32]
+    logprob: NDArray[np.float32]  # [len(SAMPLE_IDS) - 1]
     fingerprint: str | None
 
     @property
@@ -170,27 +165,24 @@ class Sample(NamedTuple):
 
     def agrees(self, other: Sample) -> bool:
         """True if both can be of the same model."""
-        close = np.allclose(
-            self.logprob, other.logprob, rtol=0, atol=MOVED
-        )  # equal infinities are close
+        # For allclose, equal infinities are close.
+        close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)
         return close and self.fingerprint == other.fingerprint
 
 
 class Served(NamedTuple):
-    """The model that a spec names; ``names``: all names under which the server has it."""
+    """The model that a spec names."""
 
     card: Card
-    names: frozenset[str]
+    names: frozenset[str]  # all names under which the server has the model
 
 
-class Seen(NamedTuple):
-    """A server's answers before any window; ``tokens``: id -> token of ``WORDS``, or why they are
-    missing.
-    """
+class ServerInfo(NamedTuple):
+    """A server's answers before any window."""
 
     served: Served
     sample: Sample
-    tokens: dict[int, str] | str
+    tokens: dict[int, str] | str  # id -> token of ``WORDS``, or why they are missing
 
 
 class ServedModel(ModelFiles):
@@ -209,19 +201,23 @@ class ServedModel(ModelFiles):
     @cached_property
     def server(self) -> Server:
         """The server that the spec names; InputError."""
+        key = self.api_key()
+        url = base_url(self.planned.model_dir)
+        return Server(url, key, self.options.timeout_s, self.options.retries)
+
+    def api_key(self) -> str | None:
+        """Return the server's key from the environment; None if the spec names no variable."""
         variable = self.options.api_key_env
-        key = None
-        if variable is not None:
-            key = os.environ.get(variable, "").strip()
-            if not (
-                key.isascii() and key.isprintable() and key
-            ):  # no name in the message: it may be the key itself
-                raise InputError(
-                    "engine.api_key_env: must name an environment variable that is set, and holds the key"
-                )
-        return Server(
-            base_url(self.planned.model_dir), key, self.options.timeout_s, self.options.retries
-        )
+        if variable is None:
+            return None
+        key = os.environ.get(variable, "").strip()
+        if not key or not key.isascii() or not key.isprintable():
+            # The message must not quote the name, which may be the key itself.
+            raise InputError(
+                "engine.api_key_env: must name an environment variable that is set, "
+                "and holds the key"
+            )
+        return key
 
     def connected(
         self,
@@ -230,55 +226,57 @@ class ServedModel(ModelFiles):
         *,
         keep: bool = True,
     ) -> T:
-        """Return the answer to a request; this opens and closes the connections.  ModelError.
+        """Return the answer to a question over new connections, which are closed; ModelError.
 
         ``connections`` and ``keep``: see ``Connection``.
         """
 
-        async def answered() -> T:
+        async def answer() -> T:
             async with Connection(self.server, connections, keep=keep) as connection:
                 return await question(connection)
 
         try:
-            return asyncio.run(answered())
+            return asyncio.run(answer())
         except ServerError as error:
             raise ModelError(f"{self.server.url}: {error}") from None
 
     @cached_property
-    def seen(self) -> Seen:
-        """Card, sample and tokens of the model; ModelError, or InputError if the server does not
-        have it.
-        """
+    def info(self) -> ServerInfo:
+        """Card, sample and tokens; ModelError, or InputError if the server lacks the model."""
 
-        async def question(connection: Connection) -> Seen:
+        async def question(connection: Connection) -> ServerInfo:
             served = await self.lookup(connection)
             sample = await self.sample(connection, served)
-            return Seen(served, sample, await self.vocabulary(connection, served.card.model))
+            tokens = await self.vocabulary(connection, served.card.model)
+            return ServerInfo(served, sample, tokens)
 
         return self.connected(question)
 
     async def lookup(self, connection: Connection) -> Served:
-        """The model that the spec names, or the server's only model; InputError if it does not
-        exist."""
+        """Return the model that the spec names, or the server's only model; InputError."""
         answer = await connection.ask("/v1/models", Answer, None, CONNECT_S)
         cards = {card.model: card for card in answer.data}
         if not cards:
             raise ServerError(f"/v1/models names no model; {OURS}")
-        wanted = self.options.model
-        if wanted not in cards if wanted else len(cards) != 1:
-            names, what = shortened(", ".join(cards)), f"no {wanted!r}" if wanted else "missing"
-            raise InputError(
-                f"model_dir: {self.server.url}: engine.model: {what}; it serves: {names}"
-            )
-        chosen = cards[wanted or next(iter(cards))]
-        # vLLM answers with the first of several names of a model; these names have the same root.
-        origin = (chosen.root or chosen.model, chosen.parent)
-        same = frozenset(
-            name for name, card in cards.items() if (card.root or name, card.parent) == origin
-        )
+        card = self.card_of_spec(cards)
+        version = None
         answer_or_reason = await answer_or_refusal(connection, "/version")
-        version = None if isinstance(answer_or_reason, str) else answer_or_reason.version
-        return Served(chosen.model_copy(update={"version": version}), same)
+        if not isinstance(answer_or_reason, str):
+            version = answer_or_reason.version
+        return Served(card.model_copy(update={"version": version}), names_of(card, cards))
+
+    def card_of_spec(self, cards: Mapping[str, Card]) -> Card:
+        """Return the card of the model that the spec names, or the only card; InputError."""
+        name = self.options.model
+        if name and name in cards:
+            return cards[name]
+        if not name and len(cards) == 1:
+            return next(iter(cards.values()))
+        fault = "missing"
+        if name:
+            fault = f"no {name!r}"
+        names = shortened(", ".join(cards))
+        raise InputError(f"model_dir: {self.server.url}: engine.model: {fault}; it serves: {names}")
 
     async def completion(
         self,
@@ -289,8 +287,7 @@ class ServedModel(ModelFiles):
         within: float = inf,
         **more: int,
     ) -> Completion:
-        """The answer to a prompt of token ids.  One token is generated, because servers refuse to
-        generate 0 tokens.
+        """Return the answer to a prompt of token ids.
 
         ``more``: further keys of the request.  ServerError if another model answers, for example a
         router's fallback.
@@ -299,7 +296,7 @@ class ServedModel(ModelFiles):
         body = {
             "model": model,
             "prompt": ids,
-            "max_tokens": 1,
+            "max_tokens": 1,  # servers refuse to generate 0 tokens
             "temperature": 0,
             "prompt_logprobs": top,
             **more,
@@ -313,23 +310,23 @@ class ServedModel(ModelFiles):
         return answer
 
     async def sample(self, connection: Connection, served: Served) -> Sample:
-        """The sample, after a check that its values are log-probabilities.
-
-        Each request has another seed, which changes nothing at temperature 0: a proxy that caches
-        answers by the request's body must ask the model again.
-        """
+        """Return the sample, after a check that its values are log-probabilities."""
+        # Another seed changes nothing at temperature 0, but a proxy that caches answers by the
+        # request's body must ask the model again.
         seed = random.getrandbits(31)
         try:
             answer = await self.completion(connection, served, SAMPLE_IDS, TOP, SHORT_S, seed=seed)
         except ServerError as error:
-            more = f"; {MORE_LOGPROBS}" if error.status == 400 and "logprobs" in str(error) else ""
-            raise ServerError(f"{error}{more}", error.status) from None
+            hint = ""
+            if error.status == 400 and "logprobs" in str(error):
+                hint = f"; {MORE_LOGPROBS}"
+            raise ServerError(f"{error}{hint}", error.status) from None
         logprob = real_logprobs(SAMPLE_IDS, answer)
         check_normalized(answer)
         return Sample(logprob, answer.system_fingerprint)
 
     async def vocabulary(self, connection: Connection, model: str) -> dict[int, str] | str:
-        """Id -> token of ``WORDS``, or why the server does not return them."""
+        """Return id -> token of ``WORDS``, or why the server does not return them."""
         body = {
             "model": model,
             "prompt": WORDS,
@@ -339,20 +336,28 @@ class ServedModel(ModelFiles):
         answer = await answer_or_refusal(connection, "/tokenize", body)
         if isinstance(answer, str):
             return answer
-        pairs = zip(answer.tokens or (), answer.token_strs or (), strict=False)
-        words = {number: token for number, token in pairs if token.isascii() and token.isalnum()}
-        return words or "/tokenize shows no tokens"
+        tokens = {}
+        for number, token in zip(answer.tokens or (), answer.token_strs or (), strict=False):
+            # Vocabularies write other characters, such as a leading space, in different ways.
+            if token.isascii() and token.isalnum():
+                tokens[number] = token
+        return tokens or "/tokenize shows no tokens"
 
     def facts(self) -> ModelFacts:
-        longest, tokens = self.seen.served.card.max_model_len, self.seen.tokens
-        context = None if longest is None else longest - 1
-        return ModelFacts(context=context, tokenizer=None if isinstance(tokens, str) else tokens)
+        max_model_len = self.info.served.card.max_model_len
+        context = None
+        if max_model_len is not None:
+            context = max_model_len - 1  # one token is generated
+        tokenizer = None
+        if not isinstance(self.info.tokens, str):
+            tokenizer = self.info.tokens
+        return ModelFacts(context=context, tokenizer=tokenizer)
 
     def stamp(self) -> str:
-        card, sample = self.seen.served.card, self.seen.sample
-        return json.dumps(
-            [self.server.url, card.model_dump(), sample.fingerprint, sample.rounded], sort_keys=True
-        )
+        card = self.info.served.card.model_dump()
+        sample = self.info.sample
+        parts = [self.server.url, card, sample.fingerprint, sample.rounded]
+        return json.dumps(parts, sort_keys=True)
 
     def content(self) -> str:
         return ""  # a server is the same from every machine
@@ -371,6 +376,18 @@ class ServedModel(ModelFiles):
             raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
 
 
+def names_of(card: Card, cards: Mapping[str, Card]) -> frozenset[str]:
+    """Return all names of the model of a card, which have the same root.
+
+    vLLM answers with the first of them.
+    """
+    names = set()
+    for name, other in cards.items():
+        if (other.root or name, other.parent) == (card.root or card.model, card.parent):
+            names.add(name)
+    return frozenset(names)
+
+
 async def answer_or_refusal(connection: Connection, path: str, body: Any = None) -> Answer | str:
     """Return the answer, or the reason of a refusal: a proxy may forward only /v1."""
     try:
@@ -382,11 +399,10 @@ async def answer_or_refusal(connection: Connection, path: str, body: Any = None)
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
-    """Log-probabilities float32 [L - 1] of a prompt's tokens except the first, from
-    ``prompt_logprobs``; ServerError.
+    """Return log-probabilities [L - 1] of a prompt's tokens except the first; ServerError.
 
-    Entry i scores token i: one of its keys must be the id of the real token.  The first entry is
-    empty.
+    Entry i of ``prompt_logprobs`` scores token i: one of its keys must be the id of the real token.
+    The first entry is empty.
     """
     entries = answer.choices[0].prompt_logprobs
     if entries is None:
@@ -405,11 +421,11 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
     if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
         raise ServerError(NO_LOGPROBS)
     logprob[logprob == CLAMPED] = -np.inf
-    found = logprob.astype(np.float32)
-    problem = placeholder(found)
+    logprob_f32 = logprob.astype(np.float32)
+    problem = placeholder(logprob_f32)
     if problem:
         raise ServerError(problem)
-    return found
+    return logprob_f32
 
 
 def check_normalized(answer: Completion) -> None:
@@ -421,8 +437,8 @@ def check_normalized(answer: Completion) -> None:
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:
             raise ServerError(f"answers {len(entry or ())} of {TOP} entries; {MORE_LOGPROBS}")
-        values = np.array([each.logprob for each in entry.values()])
-        with np.errstate(over="ignore"):
+        values = np.array([scores.logprob for scores in entry.values()])
+        with np.errstate(over="ignore"):  # logits may be large; the sum is then infinite
             top = np.exp(np.sort(values)[-TOP:])
         if not top.sum() <= 1 + ROUNDING or top.sum() + MOST_LOGITS * top[0] < 1 - ROUNDING:
             raise ServerError(NO_LOGPROBS)
@@ -443,7 +459,7 @@ class VllmServerEngine(Engine):
         here=False,
     )
     files = ServedModel
-    seen: Seen
+    info: ServerInfo
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
@@ -460,72 +476,75 @@ class VllmServerEngine(Engine):
     def check(cls, model: PlannedModel) -> None:
         served = ServedModel(model)
         served.storage()
-        longest = served.seen.served.card.max_model_len
-        if longest is not None and longest <= model.max_tokens:
+        max_model_len = served.info.served.card.max_model_len
+        if max_model_len is not None and max_model_len <= model.max_tokens:
             raise InputError(
-                f"model_dir: {served.server.url}: takes {longest} tokens, windows of {model.max_tokens} and one more "
-                f"to generate need a server started with --max-model-len {model.max_tokens + 1}"
+                f"model_dir: {served.server.url}: takes {max_model_len} tokens, windows of "
+                f"{model.max_tokens} and one more to generate need a server started with "
+                f"--max-model-len {model.max_tokens + 1}"
             )
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        # the server's versions are in the stamp, and nothing on this machine can change a score
+        # The server's versions are in the stamp, and nothing on this machine can change a score.
         return {}
 
     def load(self) -> None:
-        self.seen = self.served.seen
-        if self.planned.stamp:  # part of the scores' key
-            _, card, fingerprint, rounded = json.loads(self.planned.stamp)
-            stamped = Sample(np.array(rounded, np.float32), fingerprint)
-            if self.seen.served.card.model_dump() != card or not self.seen.sample.agrees(stamped):
-                url = self.served.server.url
-                raise ModelError(
-                    f"{url}: the server's model changed before it was scored; run again"
-                )
+        self.info = self.served.info
+        if not self.planned.stamp:
+            return
+        # The stamp is part of the scores' key.
+        _, card, fingerprint, rounded = json.loads(self.planned.stamp)
+        stamped = Sample(np.array(rounded, np.float32), fingerprint)
+        if self.info.served.card.model_dump() != card or not self.info.sample.agrees(stamped):
+            url = self.served.server.url
+            raise ModelError(f"{url}: the server's model changed before it was scored; run again")
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Yield scores as windows finish; a failure cancels all requests.  ModelError also if the
-        model changed.
+        """Yield scores as windows finish; ModelError also if the model changed.
 
-        Repetitions count as requests in flight, so that the number of requests never exceeds the
-        user's limit.
+        A failure cancels all requests.  Repetitions count as requests in flight, so that the number
+        of requests never exceeds the user's limit.
         """
         queue = iter(windows)
-        most = self.options.concurrency
-        kept = Connection(self.served.server, most)
-        fresh = Connection(self.served.server, most, keep=False)
-        flying: set[asyncio.Task[TokenScores | None]] = set()
+        limit = self.options.concurrency
+        connections = Connection(self.served.server, limit)
+        new_connections = Connection(self.served.server, limit, keep=False)
+        in_flight: set[asyncio.Task[TokenScores | None]] = set()
         with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+
+            def request_again() -> None:
+                repetition = self.repeat(new_connections, self.repeats.next())
+                in_flight.add(loop.create_task(repetition))
+
             try:
                 while True:
-                    loop = runner.get_loop()
-                    for window in islice(queue, most - len(flying)):
-                        flying.add(loop.create_task(self.window(kept, window)))
-                    if not flying:  # all windows are answered
-                        for _ in range(min(self.repeats.owed, most)):
-                            flying.add(loop.create_task(self.repeat(fresh, self.repeats.next())))
-                    if not flying:
+                    for window in islice(queue, limit - len(in_flight)):
+                        in_flight.add(loop.create_task(self.window(connections, window)))
+                    if not in_flight:  # all windows are answered
+                        for _ in range(min(self.repeats.n_due, limit)):
+                            request_again()
+                    if not in_flight:
                         return
-                    landed, _ = runner.run(
-                        asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+                    finished, _ = runner.run(
+                        asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
                     )
-                    for task in landed:
-                        flying.remove(task)
+                    for task in finished:
+                        in_flight.remove(task)
                         scores = task.result()
                         if scores is None:  # a repetition
                             continue
-                        while len(flying) < most and self.repeats.is_due():
-                            flying.add(loop.create_task(self.repeat(fresh, self.repeats.next())))
+                        while len(in_flight) < limit and self.repeats.is_due():
+                            request_again()
                         yield scores
             finally:
-                self.retries = kept.retried + fresh.retried
-                runner.run(
-                    abandon(flying, kept, fresh)
-                )  # vLLM drops the requests of cancelled tasks
+                self.retries = connections.retried + new_connections.retried
+                # vLLM drops the requests of cancelled tasks.
+                runner.run(abandon(in_flight, connections, new_connections))
 
     def check_unchanged(self) -> None:
-        """ModelError if the server's model is no longer the one that was loaded, or not the only
-        one.
+        """ModelError if the loaded model is no longer the server's, or not the only one.
 
         It is called between two windows of ``score``, which has its own connections.
         """
@@ -533,20 +552,20 @@ class VllmServerEngine(Engine):
             raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
 
         async def question(connection: Connection) -> Sample:
-            asked = self.served.sample(connection, self.seen.served)
+            sampling = self.served.sample(connection, self.info.served)
             window = self.repeats.at_commit()
             if window is None:
-                return await asked
-            sample, _ = await asyncio.gather(asked, self.repeat(connection, window))
+                return await sampling
+            sample, _ = await asyncio.gather(sampling, self.repeat(connection, window))
             return sample
 
         sample = self.served.connected(question, connections=2, keep=False)
-        if not self.seen.sample.agrees(sample):
+        if not self.info.sample.agrees(sample):
             self.repeats.problem = "the server's model changed while it was scored; run again"
             raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
 
     async def window(self, connection: Connection, window: Window) -> TokenScores:
-        """Scores of one window; ModelError with the index of the window."""
+        """Return the scores of one window; ModelError with the index of the window."""
         ids = window.token_ids.tolist()
         try:
             logprob = await self.logprobs(connection, ids)
@@ -555,40 +574,45 @@ class VllmServerEngine(Engine):
         self.repeats.add(window.token_ids, logprob)
         return TokenScores(window.index, logprob[window.positions - 1])
 
-    async def repeat(self, connection: Connection, before: Beginning) -> None:
+    async def repeat(self, connection: Connection, window: Beginning) -> None:
         """Request the first tokens of a window again; ModelError if another model answers."""
         try:
-            self.repeats.compare(before, await self.logprobs(connection, before.ids.tolist()))
+            logprob = await self.logprobs(connection, window.ids.tolist())
+            self.repeats.compare(window, logprob)
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
     async def logprobs(self, connection: Connection, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probabilities float32 [L - 1] of a prompt's tokens except the first; ServerError."""
-        answer = await self.served.completion(connection, self.seen.served, ids, 0)
-        logprob, fingerprint = real_logprobs(ids, answer), answer.system_fingerprint
-        if fingerprint != self.seen.sample.fingerprint:
+        """Return log-probabilities [L - 1] of a prompt's tokens except the first; ServerError."""
+        answer = await self.served.completion(connection, self.info.served, ids, 0)
+        logprob = real_logprobs(ids, answer)
+        fingerprint = self.info.sample.fingerprint
+        if answer.system_fingerprint != fingerprint:
             raise ServerError(
-                f"{fingerprint} answers in place of {self.seen.sample.fingerprint}; let one server stay at this URL"
+                f"{answer.system_fingerprint} answers in place of {fingerprint}; "
+                "let one server stay at this URL"
             )
         return logprob
 
     def provenance(self) -> dict[str, Any]:
-        tokens = self.seen.tokens
+        tokens = self.info.tokens
+        if isinstance(tokens, str):
+            tokenizer = f"not compared: {tokens}"
+        else:
+            tokenizer = f"{len(tokens)} tokens compared"
         notes = self.repeats.notes()
-        if self.seen.sample.fingerprint is None:
+        if self.info.sample.fingerprint is None:
             notes.append(NO_FINGERPRINT)
         return {
             "url": self.served.server.url,
-            "server": self.seen.served.card.model_dump(),
-            "system_fingerprint": self.seen.sample.fingerprint,
-            "probe": self.seen.sample.rounded,  # results.json has always called the sample "probe"
+            "server": self.info.served.card.model_dump(),
+            "system_fingerprint": self.info.sample.fingerprint,
+            "probe": self.info.sample.rounded,  # results.json has always called the sample "probe"
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.retries,
             "repeats": self.repeats.provenance(),
             "notes": notes,
-            "tokenizer": f"not compared: {tokens}"
-            if isinstance(tokens, str)
-            else f"{len(tokens)} tokens compared",
+            "tokenizer": tokenizer,
             "hardware": "unknown: a server does not report it",
             "kernels": "unknown: a server does not report its kernels",
         }
