@@ -12,41 +12,48 @@ MODULE = b"compare_q.backends.worker.engine_process"
 
 
 def processes_of(cache: Path) -> list[int]:
-    """Return the process ids of engine processes and workers of runs that use this cache, in
-    ascending order.
-    """
-    found = []
+    """Return the ids of engine processes and workers of runs that use this cache, sorted."""
+    ids = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
             if MODULE in words and str(cache).encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return sorted(found)
+                ids.append(int(folder.name))
+    return sorted(ids)
 
 
 def workers_of(cache: Path) -> list[int]:
     """Return the process ids of the workers that an engine process of such runs has forked."""
-    found = processes_of(cache)
-    return [number for number in found if parent_of(number) in found]
+    ids = processes_of(cache)
+    return [process for process in ids if parent_of(process) in ids]
 
 
-def parent_of(number: int) -> int | None:
+def stat_fields(process: int) -> list[str]:
+    """Return what ``/proc`` says about a process after its name, which may contain anything.
+
+    The first fields are its state and its parent; FileNotFoundError if it does not exist.
+    """
+    _, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+    return fields.split()
+
+
+def parent_of(process: int) -> int | None:
     """Return the id of a process's parent; None if the process does not exist."""
     with suppress(OSError):
-        return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(stat_fields(process)[1])
     return None
 
 
-def runs(number: int) -> bool:
+def runs(process: int) -> bool:
     """True if a process runs; False for a process that has ended but was not waited for."""
     with suppress(FileNotFoundError):
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return stat_fields(process)[0] not in "ZX"
     return False
 
 
-def wait_until(true: Callable[[], object], seconds: float = 300.0) -> None:
-    """Wait until ``true()`` is true; AssertionError after ``seconds``."""
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, "waited in vain"
+def wait_until(condition: Callable[[], object], seconds: float = 300.0) -> None:
+    """Wait until ``condition()`` is true; AssertionError after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)

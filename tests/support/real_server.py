@@ -31,20 +31,21 @@ def running(model: Path, log: Path) -> Iterator[str]:
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",
-        model,
+        str(model),
         "--served-model-name",
         "toy",
         "--host",
         "127.0.0.1",
         "--port",
-        port,
+        str(port),
         "--enforce-eager",
         "--dtype",
         "float32",
         "--max-model-len",
-        TOY_CONTEXT,
-        *(["--gpu-memory-utilization", 0.05] if GPU else []),
+        str(TOY_CONTEXT),
     ]
+    if GPU:
+        command += ["--gpu-memory-utilization", "0.05"]
     settings = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -52,7 +53,7 @@ def running(model: Path, log: Path) -> Iterator[str]:
     }
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [str(word) for word in command],
+            command,
             stdout=stream,
             stderr=stream,
             env={**os.environ, **settings},
@@ -62,10 +63,8 @@ def running(model: Path, log: Path) -> Iterator[str]:
         wait_for(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGKILL,
-        ):  # also ends its workers, which are in its process group
+        # Its workers are in its process group, and end too.
+        for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
             with suppress(subprocess.TimeoutExpired):
@@ -73,6 +72,7 @@ def running(model: Path, log: Path) -> Iterator[str]:
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server answers; fail if it ends, or after ``STARTUP_S`` attempts."""
     for _ in range(STARTUP_S):
         with suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return

@@ -1,13 +1,10 @@
-"""Workers in threads of this process: they work as real workers, record their steps, and die if a
-test requires it.
-"""
+"""Workers in threads of this process: they work as real ones, and a test chooses which fail."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,22 +30,23 @@ job is done."""
 
 @dataclass
 class Told:
-    """The jobs that the workers of a run received, in order.  ``fails``: steps that fail once
-    ("dies"), or once per "lost " in the text.
-
-    ``first``: step -> step for which it waits, so that a test knows which steps overlap;
-    ``may_score``: scoring waits for this event.
-    """
+    """The jobs that the workers of a run received, in order, and what a test makes of them."""
 
     steps: list[Step] = field(default_factory=list)
+    # Steps that fail: once ("dies"), or once per "lost " in the text.
     fails: dict[Step, str] = field(default_factory=dict)
+    # Step -> step for which it waits, so that a test knows which steps overlap.
     first: dict[Step, Step] = field(default_factory=dict)
     jobs: list[Any] = field(default_factory=list)
-    may_score: Callable[[], object] = lambda: True
+    may_score: Callable[[], object] = lambda: True  # scoring waits until it returns True
 
     def of(self, label: str) -> list[str]:
-        """The steps of one model."""
-        return [step for name, step in self.steps if name == label and not step.endswith(" done")]
+        """Return the steps of one model."""
+        steps = []
+        for name, step in self.steps:
+            if name == label and not step.endswith(" done"):
+                steps.append(step)
+        return steps
 
     def before(self, one: Step, other: Step) -> bool:
         """True if one step came before another one."""
@@ -63,25 +61,31 @@ class ThreadedWorker:
     """A worker (``eval/run/workers.py``) in this process."""
 
     def __init__(self, model: PlannedModel, told: Told) -> None:
-        self.label, self.told, self.server = model.label, told, worker.Worker(time.time())
+        self.label = model.label
+        self.told = told
+        self.worker = worker.Worker(time.time())
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
-        step, done = (self.label, job.type), (self.label, f"{job.type} done")
+        step = (self.label, job.type)
+        done = (self.label, f"{job.type} done")
         self.told.steps.append(step)
         self.told.jobs.append(job)
         self.told.await_first(step)
         if job.type == "score":
             wait_until(self.told.may_score, 600)
-        match self.told.fails.pop(step, "").partition(" ")[::2]:
-            case "dies", _:
-                raise ModelError("its worker was ended by a test")
-            case "lost", more:
-                self.told.fails[step] = more
-                raise LostWorkerError("its machine was lost")
+        failure, _, later_failures = self.told.fails.pop(step, "").partition(" ")
+        if failure == "dies":
+            raise ModelError("its worker was ended by a test")
+        if failure == "lost":
+            self.told.fails[step] = later_failures
+            raise LostWorkerError("its machine was lost")
         messages: list[Any] = []
-        # Transformers sets torch's default dtype while it loads, for the whole process.
-        with LOADING if job.type == "load" else nullcontext():
-            self.server.perform(job, messages.append)
+        if job.type == "load":
+            # Transformers sets torch's default dtype while it loads, for the whole process.
+            with LOADING:
+                self.worker.perform(job, messages.append)
+        else:
+            self.worker.perform(job, messages.append)
         returned = result_of(iter(messages), show)
         self.told.await_first(done)
         self.told.steps.append(done)
@@ -91,11 +95,11 @@ class ThreadedWorker:
         """Do nothing: a thread cannot be killed."""
 
     def close(self) -> None:
-        self.server.close()
+        self.worker.close()
 
 
 def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0) -> Told:
-    """Make runs use such workers, on a machine with ``gpus`` GPUs; return the record of their jobs."""
+    """Make runs use such workers, on a machine with ``gpus`` GPUs; return what they are told."""
     told = Told()
     monkeypatch.setattr(machine, "gpus", lambda: tuple(H200[:gpus]))
     monkeypatch.setattr(workers, "in_process", lambda: False)

@@ -33,13 +33,17 @@ def gold(token: int, before: int, model: int = 0) -> float:
     return math.log(weight(token, before, model) / total(before, model))
 
 
-class Stub(ThreadingHTTPServer):
-    """A vLLM server with closed-form scores; ``faults``: answers to the next windows; ``edit``
-    changes answers.
+def most_probable(count: int, before: int, model: int) -> list[int]:
+    return sorted(range(VOCAB), key=lambda token: -gold(token, before, model))[:count]
 
-    ``bad`` may answer a request itself, as no real server should; it then returns True.  ``route``
-    chooses the model that answers a prompt, as a router of several deployments does, by the
-    client's port and the prompt.
+
+class Stub(ThreadingHTTPServer):
+    """A vLLM server with closed-form scores.
+
+    ``faults``: answers to the next windows.  ``edit`` changes answers.  ``bad`` may answer a
+    request itself, as no real server should; it then returns True.  ``route`` chooses the model
+    that answers a prompt, as a router of several deployments does, by the client's port and the
+    prompt.
     """
 
     daemon_threads = True
@@ -68,15 +72,18 @@ class Stub(ThreadingHTTPServer):
         """Ignore errors: in some tests the client closes the connection."""
 
     def completion(self, body: dict[str, Any], port: int) -> dict[str, Any]:
-        prompt, top = body["prompt"], body["prompt_logprobs"]
+        prompt = body["prompt"]
+        top = body["prompt_logprobs"]
         model = self.route(port, prompt)
         entries: list[Any] = [None]
         for before, token in pairwise(prompt):
-            scores = {
-                other: gold(other, before, model) for other in (range(VOCAB) if top else [token])
-            }
-            chosen = {token, *sorted(scores, key=lambda other: -scores[other])[:top]}
-            entries.append({str(other): {"logprob": scores[other], "rank": 1} for other in chosen})
+            tokens = {token}
+            if top:
+                tokens.update(most_probable(top, before, model))
+            entry = {}
+            for other in tokens:
+                entry[str(other)] = {"logprob": gold(other, before, model), "rank": 1}
+            entries.append(entry)
         choice = {"index": 0, "text": "", "prompt_logprobs": entries}
         return {"model": body["model"], "choices": [choice], "system_fingerprint": "vllm-0.0-abc"}
 
@@ -89,9 +96,12 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def reply(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
-        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        data = answer
+        if not isinstance(answer, bytes):
+            data = json.dumps(answer).encode()
+        all_headers = {"Content-Length": str(len(data)), **(headers or {})}
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+        for name, value in all_headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
@@ -121,31 +131,38 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, body: dict[str, Any]) -> None:
         prompt = body["prompt"]
-        is_repeat = any(
-            len(window) > len(prompt) and window[: len(prompt)] == prompt
-            for window in self.server.windows
-        )
+        is_repeat = self.is_repeat(prompt)
         is_window = body["prompt_logprobs"] == 0 and not is_repeat
         if is_repeat:
             self.server.repeats.append(prompt)
         if is_window:
-            self.server.windows.append(body["prompt"])
-            self.server.hold(body["prompt"])
-        if is_window and self.server.faults:
-            status, headers, text = self.server.faults.pop(0)
-            if not status:
-                self.close_connection = True
+            self.server.windows.append(prompt)
+            self.server.hold(prompt)
+            if self.server.faults:
+                status, headers, text = self.server.faults.pop(0)
+                if status:
+                    self.reply(status, {"error": {"message": text}}, headers)
+                else:
+                    self.close_connection = True
                 return
-            self.reply(status, {"error": {"message": text}}, headers)
-            return
         answer = self.server.completion(body, self.client_address[1])
-        replaced = self.server.edit(body, answer)
-        self.server.answered += is_window
-        if replaced == 400:
+        replacement = self.server.edit(body, answer)
+        if is_window:
+            self.server.answered += 1
+        if replacement == 400:
             message = "Requested prompt logprobs of 20, which is greater than max allowed: 5"
             self.reply(400, {"error": {"message": message}})
+        elif replacement is None:
+            self.reply(200, answer)
         else:
-            self.reply(200, answer if replaced is None else replaced)
+            self.reply(200, replacement)
+
+    def is_repeat(self, prompt: list[int]) -> bool:
+        """True if a prompt is the beginning of an earlier window."""
+        for window in self.server.windows:
+            if len(window) > len(prompt) and window[: len(prompt)] == prompt:
+                return True
+        return False
 
 
 def request_for(url: str, tokens: int = 100, **options: Any) -> PlannedModel:
@@ -160,10 +177,9 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
 def scores_of(
     engine: VllmServerEngine, windows: list[Window], commits: int = 1
 ) -> dict[int, TokenScores]:
-    """Return window -> scores, as a worker keeps them: each commit checks that the model has not
-    changed.
+    """Return window -> scores, as a worker keeps them.
 
-    ``commits``: number of windows of a commit.
+    Each commit of ``commits`` windows checks that the model has not changed.
     """
     by_window = {}
     for scores in engine.score(windows, ScoreRequest()):
@@ -174,8 +190,8 @@ def scores_of(
 
 
 def choice(answer: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = answer["choices"][0]
-    return found
+    first: dict[str, Any] = answer["choices"][0]
+    return first
 
 
 def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -183,16 +199,14 @@ def another(body: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def moved(by: float) -> Callable[[Stub], None]:
-    """Return an edit of the stub that adds a constant to log-probabilities, so that they are
-    logits.
-    """
+    """Return a change of the stub: its log-probabilities become logits, shifted by a constant."""
+
+    def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
+        for entry in choice(answer)["prompt_logprobs"][1:]:
+            for token_scores in entry.values():
+                token_scores["logprob"] += by
 
     def change(stub: Stub) -> None:
-        def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
-            for entry in choice(answer)["prompt_logprobs"][1:]:
-                for found in entry.values():
-                    found["logprob"] += by
-
         stub.edit = edit
 
     return change

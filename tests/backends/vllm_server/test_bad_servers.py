@@ -1,6 +1,4 @@
-"""Servers with wrong answers: each fails its own row with the reason, and affects neither the run
-nor the machine.
-"""
+"""Servers with wrong answers: each fails only its own row, with the reason."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,22 +39,24 @@ def forever(piece: bytes, head: bytes = OK + b"\r\n", every: float = 0.0) -> Act
     return act
 
 
-def whole(body: bytes, status: int = 200, **headers: str) -> Act:
-    named = {"Connection": "close"} | {
-        name.replace("_", "-"): value for name, value in headers.items()
-    }
-    return lambda handler: handler.reply(status, body, named)
+def once(body: bytes, status: int = 200, **headers: str) -> Act:
+    """Send a body, and close the connection."""
+    all_headers = {"Connection": "close"}
+    for name, value in headers.items():
+        all_headers[name.replace("_", "-")] = value
+    return lambda handler: handler.reply(status, body, all_headers)
 
 
 def bad(stub: Stub, path: str, act: Act) -> None:
     """Make the stand-in act badly on this path, and like a server on other paths."""
 
-    def answers(handler: Handler) -> bool:
-        if handler.path == path:
-            act(handler)
-        return handler.path == path
+    def act_on_path(handler: Handler) -> bool:
+        if handler.path != path:
+            return False
+        act(handler)
+        return True
 
-    stub.bad = answers
+    stub.bad = act_on_path
 
 
 LATE = "no answer from {path} within 0.5 s"
@@ -66,21 +67,21 @@ MANNERS: dict[str, tuple[Act, str]] = {
     "endless headers": (forever(b"X: " + b"y" * 1000 + b"\r\n", OK), "cannot be reached ("),
     "no HTTP": (forever(bytes(1000), b""), "cannot be reached ("),
     "gzip": (
-        whole(gzip.compress(bytes(100)), Content_Encoding="gzip"),
+        once(gzip.compress(bytes(100)), Content_Encoding="gzip"),
         "{path} answers no JSON object",
     ),
     "deep": (
-        whole(b'{"data":' + b"[" * 100_000),
+        once(b'{"data":' + b"[" * 100_000),
         "{path} answers no JSON object (brackets are nested more than 64",
     ),
-    "a list": (whole(b"[]"), "{path} answers no JSON object"),
+    "a list": (once(b"[]"), "{path} answers no JSON object"),
     "elsewhere": (
-        whole(b"", 302, Location="http://example.com/"),
+        once(b"", 302, Location="http://example.com/"),
         "HTTP 302 from {path}: Found; give its target: http://",
     ),
-    "999": (whole(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
+    "999": (once(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
     "escapes": (
-        whole(b'{"error": "\\u001b[2J\\nsecond line"}', 400),
+        once(b'{"error": "\\u001b[2J\\nsecond line"}', 400),
         "HTTP 400 from {path}: \\x1b[2J second line",
     ),
 }
@@ -88,24 +89,20 @@ MANNERS: dict[str, tuple[Act, str]] = {
 
 @pytest.mark.parametrize("manner", MANNERS)
 def test_each_is_one_line(stub: Stub, manner: str) -> None:
-    act, said = MANNERS[manner]
+    act, message = MANNERS[manner]
     bad(stub, "/v1/completions", act)
     reason = described(stub, timeout_s=0.5, retries=0).unreachable
     assert reason.startswith(f"{stub.url}: ")
-    assert said.format(path="/v1/completions") in reason
+    assert message.format(path="/v1/completions") in reason
     assert len(reason.splitlines()) == 1
 
 
 def test_a_worker_ends_at_the_deadline(stub: Stub) -> None:
-    """At the deadline a worker is ended, whatever time limits the server has; before that, it
-    describes the model.
-    """
+    """A worker is ended at the deadline, whatever time limits the server has."""
     stub.tokens = {"tokens": [5], "token_strs": ["water"]}
     good = Workers().inspect_in_worker(request_for(stub.url), None)
-    assert (good.stamp, good.facts) == (
-        described(stub).stamp,
-        ModelFacts(context=255, tokenizer={5: "water"}),
-    )
+    assert good.stamp == described(stub).stamp
+    assert good.facts == ModelFacts(context=255, tokenizer={5: "water"})
     stub.bad = lambda handler: time.sleep(20) is None
     with pytest.raises(ModelError, match=r"did not load for 1 s, and was ended \(--deadline\)"):
         Workers(inspect_s=1.0).inspect_in_worker(request_for(stub.url), None)
@@ -116,36 +113,44 @@ def test_others_are_measured(
 ) -> None:
     """One bad server for each stage, and a good model after them."""
     stages = {"/v1/models": "deep", "/v1/completions": "endless", "/tokenize": "a byte at a time"}
-    stubs = [stub, *(Stub() for _ in range(len(stages)))]
-    for each in stubs[1:]:
-        threading.Thread(target=each.serve_forever, args=(0.01,), daemon=True).start()
-    for each, (path, manner) in zip(stubs, stages.items(), strict=False):
-        bad(each, path, MANNERS[manner][0])
+    stubs = [stub]
+    for _ in stages:
+        other = Stub()
+        threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+        stubs.append(other)
+    for bad_stub, (path, manner) in zip(stubs, stages.items(), strict=False):
+        act, _ = MANNERS[manner]
+        bad(bad_stub, path, act)
     turns = stubs[-1]  # bad from the first request for a window on
-    turns.hold = lambda prompt: setattr(turns, "edit", lambda body, answer: answer | {"choices": 3})
-    served = [
-        {
+
+    def turn_bad(prompt: list[int]) -> None:
+        turns.edit = lambda body, answer: answer | {"choices": 3}
+
+    turns.hold = turn_bad
+    specs: list[dict[str, Any]] = []
+    for number, bad_stub in enumerate(stubs):
+        served = {
             "load_fn": "vllm_server",
-            "label": f"bad {at}",
-            "model_dir": each.url,
+            "label": f"bad {number}",
+            "model_dir": bad_stub.url,
             "engine": {"timeout_s": 0.5},
         }
-        for at, each in enumerate(stubs)
-    ]
+        specs.append(served)
     fake = {"load_fn": "fake", "label": "good", "model_dir": "none", "engine": {"vocab_size": 500}}
-    data, models = write_specs([*served, fake])
+    data, models = write_specs([*specs, fake])
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 1, ran.err
     assert "Traceback" not in ran.err
     rows = {row["label"]: row for row in json.loads(out.read_text())["models"]}
     assert rows["good"]["ppl"] == pytest.approx(500)
-    for at, each in enumerate(stubs):
-        assert each.url in rows[f"bad {at}"]["error"]
-        assert f"bad {at}: {each.url}: " in ran.err or each is turns
+    for number, bad_stub in enumerate(stubs):
+        assert bad_stub.url in rows[f"bad {number}"]["error"]
+        if bad_stub is not turns:
+            assert f"bad {number}: {bad_stub.url}: " in ran.err
     checked = compare_q("check", "-d", data, "-m", models)
     assert checked.status == 2
     assert "nested more than 64 deep" in checked.err
-    for each in stubs[1:]:
-        each.shutdown()
-        each.server_close()
+    for other in stubs[1:]:
+        other.shutdown()
+        other.server_close()

@@ -1,12 +1,11 @@
-"""A server among the models of a run: its scores, its key in the cache, refused uses; and a server
-whose model changes before it is loaded, while it is scored, and after.
-"""
+"""A server among the models of a run, also if its model changes before or while it is scored."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,20 @@ from tests.support.vllm_server import VOCAB, Stub, another, choice, gold, moved,
 pytestmark = pytest.mark.slow
 
 
+def rows_of(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the models in a file of results by their labels."""
+    return {model["label"]: model for model in json.loads(file.read_text())["models"]}
+
+
+def gold_ppl(stub: Stub) -> float:
+    """Return the perplexity of the stub's model in the windows that were requested."""
+    logprobs = []
+    for ids in stub.windows:
+        for before, token in pairwise(ids):
+            logprobs.append(gold(token, before, stub.model))
+    return math.exp(-np.mean(logprobs))
+
+
 def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     fake = {
         "load_fn": "fake",
@@ -34,18 +47,12 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
-    found = next(
-        model for model in json.loads(out.read_text())["models"] if model["label"] == "served"
-    )
-    sent = [[gold(ids[at], ids[at - 1]) for at in range(1, 100)] for ids in stub.windows]
-    assert found["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
-    assert (
-        "no KLD: this engine gives no more than the real tokens' log-probabilities"
-        in json.dumps(found)
-    )
-    assert (
-        not {"cpu", "gpus", "driver", "cores"} & found["provenance"].keys()
-    )  # this machine's hardware is irrelevant
+    row = rows_of(out)["served"]
+    assert row["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
+    note = "no KLD: this engine gives no more than the real tokens' log-probabilities"
+    assert note in json.dumps(row)
+    # This machine's hardware is irrelevant.
+    assert not {"cpu", "gpus", "driver", "cores"} & row["provenance"].keys()
     stub.windows.clear()
     assert compare_q("-d", data, "-m", models).status == 0
     assert not stub.windows  # from the cache
@@ -58,9 +65,7 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
 def test_scores_at_another_temperature(
     stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path, temperature: float
 ) -> None:
-    """A row has a note if its scores are the reference's at another temperature, and none if they
-    only round.
-    """
+    """Scores at another temperature than the reference's give a note, and rounded scores none."""
     boost = 5.0
     fake = {
         "load_fn": "fake",
@@ -75,18 +80,18 @@ def test_scores_at_another_temperature(
     def scaled(body: dict[str, Any], answer: dict[str, Any]) -> None:
         if body["prompt_logprobs"] == 0:
             for at, entry in enumerate(choice(answer)["prompt_logprobs"][1:]):
-                for found in entry.values():
-                    found["logprob"] = exact - 1e-3 * (at % 7)
+                for token_scores in entry.values():
+                    token_scores["logprob"] = exact - 1e-3 * (at % 7)
 
     stub.edit = scaled
     data, models = write_specs([{**fake, "reference": True}, served])
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
-    rows = {row["label"]: row for row in json.loads(out.read_text())["models"]}
-    noted = " ".join(rows["served"]["notes"])
-    assert ("temperature of about 0.7" in noted) == (temperature == 0.7)
-    assert not any("temperature" in note for note in rows["sure"].get("notes", ()))
+    rows = rows_of(out)
+    notes = " ".join(rows["served"]["notes"])
+    assert ("temperature of about 0.7" in notes) == (temperature == 0.7)
+    assert "temperature" not in " ".join(rows["sure"].get("notes", ()))
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 32])
@@ -98,9 +103,7 @@ def test_commits_between_windows(
     monkeypatch: pytest.MonkeyPatch,
     concurrency: int,
 ) -> None:
-    """A run that commits after every window, as a run does every two seconds, asks the server about
-    its model again.
-    """
+    """A run that commits after every window requests a sample of the model each time."""
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
     data, models = write_specs(
@@ -110,9 +113,7 @@ def test_commits_between_windows(
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
     assert len(stub.windows) > 32
-    sent = [gold(ids[at], ids[at - 1]) for ids in stub.windows for at in range(1, 40)]
-    row = json.loads(out.read_text())["models"][0]
-    assert row["ppl"] == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
+    assert rows_of(out)["served"]["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
 
 
 def new_weights(stub: Stub) -> None:
@@ -139,13 +140,10 @@ def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], Non
     assert ServedModel(request).stamp() != stamped.stamp
     with pytest.raises(ModelError) as caught:
         VllmServerEngine(stamped).load()
-    assert (
-        str(caught.value)
-        == f"{stub.url}: the server's model changed before it was scored; run again"
-    )
-    VllmServerEngine(
-        request.updated(stamp=ServedModel(request).stamp())
-    ).load()  # under its own key
+    message = f"{stub.url}: the server's model changed before it was scored; run again"
+    assert str(caught.value) == message
+    stamped_anew = request.updated(stamp=ServedModel(request).stamp())
+    VllmServerEngine(stamped_anew).load()  # under its own key
 
 
 def test_swapped_while_scored(
@@ -160,22 +158,18 @@ def test_swapped_while_scored(
     def ppl() -> float:
         ran = compare_q("-d", data, "-m", models, "-o", out)
         assert ran.status == 0, ran.err
-        found: float = json.loads(out.read_text())["models"][0]["ppl"]
-        sent = [
-            gold(ids[at], ids[at - 1], stub.model) for ids in stub.windows for at in range(1, 100)
-        ]
-        assert found == pytest.approx(math.exp(-np.mean(sent)), rel=1e-6)
+        value: float = rows_of(out)["served"]["ppl"]
+        assert value == pytest.approx(gold_ppl(stub), rel=1e-6)
         stub.windows.clear()
-        return found
+        return value
 
     stub.hold = lambda prompt: new_weights(stub)
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 2
-    assert (
-        f"served: {stub.url}: the server's model changed while it was scored; run again" in ran.err
-    )
+    message = f"served: {stub.url}: the server's model changed while it was scored; run again"
+    assert message in ran.err
     stub.hold = lambda prompt: None
     stub.windows.clear()
-    after = ppl()
+    ppl_of_new_weights = ppl()
     stub.model = 0
-    assert ppl() != after
+    assert ppl() != ppl_of_new_weights

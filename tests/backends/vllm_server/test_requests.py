@@ -1,6 +1,4 @@
-"""Refused servers and requests, the requests for windows, and the values that are read from an
-answer.
-"""
+"""Refused servers and requests, the requests for windows, and the values in an answer."""
 
 from __future__ import annotations
 
@@ -35,15 +33,13 @@ def loaded(stub: Stub, **options: Any) -> VllmServerEngine:
     return engine
 
 
-def assert_gold(found: dict[int, TokenScores], windows: list[Window]) -> None:
-    assert found.keys() == {window.index for window in windows}
+def assert_gold(scores: dict[int, TokenScores], windows: list[Window]) -> None:
+    assert scores.keys() == {window.index for window in windows}
     for window in windows:
         ids = window.token_ids.tolist()
-        expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
-        assert found[window.index].logprob.dtype == np.float32
-        np.testing.assert_array_equal(
-            found[window.index].logprob, np.asarray(expected, dtype=np.float32)
-        )
+        expected = np.array([gold(ids[at], ids[at - 1]) for at in window.positions], np.float32)
+        logprob = scores[window.index].logprob
+        np.testing.assert_array_equal(logprob, expected, strict=True)
 
 
 def failure(engine: VllmServerEngine, windows: list[Window] | None = None) -> str:
@@ -76,9 +72,9 @@ def capped(stub: Stub) -> None:
 def few(stub: Stub) -> None:
     def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
         entries = choice(answer)["prompt_logprobs"]
-        entries[5] = dict(list(entries[5].items())[:5]) | {
-            str(body["prompt"][5]): {"logprob": -5.0}
-        }
+        first_five = list(entries[5].items())[:5]
+        token = str(body["prompt"][5])
+        entries[5] = {**dict(first_five), token: {"logprob": -5.0}}
 
     stub.edit = edit
 
@@ -116,15 +112,16 @@ def few(stub: Stub) -> None:
 def test_servers_that_are_refused(
     stub: Stub, change: Callable[[Stub], None], options: dict[str, Any], message: str
 ) -> None:
-    """An error that the spec can fix ends the run before it begins; any other error fails one
-    model.
-    """
+    """An error that the spec can fix ends the run before it begins; another fails one model."""
     change(stub)
-    said = described(stub, **options)
-    assert bool(said.problem) == (change in (two, short))
-    found = said.problem.removeprefix("model_dir: ") or said.unreachable
-    assert found.startswith(f"{stub.url}: ")
-    assert message in found
+    info = described(stub, **options)
+    if change in (two, short):
+        reason = info.problem.removeprefix("model_dir: ")
+    else:
+        assert info.problem == ""
+        reason = info.unreachable
+    assert reason.startswith(f"{stub.url}: ")
+    assert message in reason
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else(
@@ -160,7 +157,7 @@ def test_a_key_is_masked_in_every_escape(quoted: str) -> None:
 def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    async def noted(seconds: float) -> None:
+    async def note(seconds: float) -> None:
         waits.append(seconds)
 
     monkeypatch.setattr(client, "FIRST_WAIT_S", 1.0)
@@ -172,19 +169,24 @@ def test_what_fails_on_the_way_is_asked_again(stub: Stub, monkeypatch: pytest.Mo
         (503, {}, "busy"),
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(client.asyncio, "sleep", noted)
+        patch.setattr(client.asyncio, "sleep", note)
         assert_gold(scores_of(engine, toy_windows(1)), toy_windows(1))
     assert engine.provenance()["retries"] == 4
-    assert waits[2] == 37
-    for wait, longest in zip((waits[0], waits[1], waits[3]), (1, 2, 8), strict=True):
-        assert longest / 2 <= wait <= longest
+    first, second, third, fourth = waits
+    assert 0.5 <= first <= 1
+    assert 1 <= second <= 2
+    assert third == 37
+    assert 4 <= fourth <= 8
 
 
 def test_each_score_is_the_real_tokens(stub: Stub) -> None:
-    windows = [toy_windows(1, 60, 4)[0], *map(with_gaps, toy_windows(5, 60)[1:])]
-    found = scores_of(loaded(stub, concurrency=2), windows)
-    assert_gold(found, windows)
-    assert found[0].kld is found[0].entropy is found[0].top1 is None
+    (first,) = toy_windows(1, 60, 4)
+    windows = [first, *map(with_gaps, toy_windows(5, 60)[1:])]
+    scores = scores_of(loaded(stub, concurrency=2), windows)
+    assert_gold(scores, windows)
+    assert scores[0].kld is None
+    assert scores[0].entropy is None
+    assert scores[0].top1 is None
     assert sorted(stub.windows) == sorted(window.token_ids.tolist() for window in windows)
 
 
@@ -211,8 +213,8 @@ def constant(value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
 
     def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
         for entry in choice(answer)["prompt_logprobs"][1:]:
-            for found in entry.values():
-                found["logprob"] = value
+            for token_scores in entry.values():
+                token_scores["logprob"] = value
 
     return edit
 
@@ -220,8 +222,8 @@ def constant(value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
 def zeros_after_the_first(body: dict[str, Any], answer: dict[str, Any]) -> None:
     entries = choice(answer)["prompt_logprobs"][1:]
     for entry in entries[1:]:
-        for found in entry.values():
-            found["logprob"] = 0.0
+        for token_scores in entry.values():
+            token_scores["logprob"] = 0.0
 
 
 @pytest.mark.parametrize(
@@ -247,9 +249,9 @@ def zeros_after_the_first(body: dict[str, Any], answer: dict[str, Any]) -> None:
 def test_answers_that_are_not_taken(stub: Stub, edit: Callable[..., Any], message: str) -> None:
     engine = loaded(stub)
     stub.edit = edit
-    found = failure(engine)
-    assert found.startswith(f"window 0: {stub.url}: ")
-    assert message in found
+    reason = failure(engine)
+    assert reason.startswith(f"window 0: {stub.url}: ")
+    assert message in reason
 
 
 @pytest.mark.parametrize(("parent", "answers"), [(None, True), ("toy", False)])

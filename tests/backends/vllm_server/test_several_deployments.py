@@ -1,5 +1,6 @@
-"""Addresses with more than one deployment, or with a model that is replaced: refused; and servers
-whose answers only differ by rounding, or that fail for a while: not refused.
+"""Addresses with more than one deployment, or with a model that is replaced, are refused.
+
+Servers whose answers only differ by rounding, or that fail for a while, are not.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ def test_a_second_model_is_found(stub: Stub, route: Callable[[], Route], concurr
     stub.route = route()
     with pytest.raises(ModelError) as caught:
         scores_of(engine, toy_windows(40), commits=10)
-    said = str(caught.value)
-    assert said.startswith(f"{stub.url}: ")
-    assert "more than one model answers here" in said or "model changed while it was scored" in said
+    reason = str(caught.value)
+    assert reason.startswith(f"{stub.url}: ")
+    changed = "model changed while it was scored" in reason
+    assert changed or "more than one model answers here" in reason
     with pytest.raises(ModelError):
         engine.check_unchanged()  # the windows that wait are not committed
 
@@ -99,8 +101,8 @@ def rounded_anew(stub: Stub) -> Iterator[Callable[[float], None]]:
         def edit(body: dict[str, Any], answer: dict[str, Any]) -> None:
             if body["prompt_logprobs"] == 0:
                 for entry in choice(answer)["prompt_logprobs"][1:]:
-                    for found in entry.values():
-                        found["logprob"] -= abs(random.normal(0, size))
+                    for token_scores in entry.values():
+                        token_scores["logprob"] -= abs(random.normal(0, size))
 
         stub.edit = edit
 
@@ -131,11 +133,12 @@ def test_short_windows_count_less(tokens: int, weight: float) -> None:
 
 @pytest.mark.parametrize("length", [2, 5, 31, 33, 100])
 def test_windows_of_every_length(stub: Stub, length: int) -> None:
-    found = scores_of(loaded(stub, concurrency=3), toy_windows(6, length), commits=2)
+    scores = scores_of(loaded(stub, concurrency=3), toy_windows(6, length), commits=2)
     for window in toy_windows(6, length):
         ids = window.token_ids.tolist()
         expected = [gold(ids[at], ids[at - 1]) for at in window.positions]
-        np.testing.assert_array_equal(found[window.index].logprob, np.asarray(expected, np.float32))
+        logprob = scores[window.index].logprob
+        np.testing.assert_array_equal(logprob, np.asarray(expected, np.float32))
 
 
 def test_repetitions_are_few(stub: Stub) -> None:
@@ -143,9 +146,9 @@ def test_repetitions_are_few(stub: Stub) -> None:
     engine = loaded(stub)
     scores_of(engine, toy_windows(80, 512), commits=41)
     assert len(stub.repeats) == 80 * 512 / 32 / 32 + 1  # one commit
-    assert len({tuple(prompt) for prompt in stub.repeats}) == len(
-        stub.repeats
-    )  # no cache of a proxy has them
+    # Different prompts: no cache of a proxy has their answers.
+    prompts = {tuple(prompt) for prompt in stub.repeats}
+    assert len(prompts) == len(stub.repeats)
 
 
 def test_failures_between_commits_are_asked_again(stub: Stub) -> None:
