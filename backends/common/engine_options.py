@@ -54,7 +54,7 @@ def parse_options(model: type[Model], options: Mapping[str, Any]) -> Model:
 def describe(error: ValidationError, known: Iterable[str]) -> str:
     """Return ``key: fault`` for the most helpful error of a pydantic validation, on one line.
 
-    ``known``: names of keys, from which the nearest to a misspelled key is suggested.
+    ``known``: the keys; the one that is nearest to a misspelled key is suggested.
     """
     errors = error.errors(include_url=False)
     first = errors[0]

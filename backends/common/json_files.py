@@ -72,6 +72,7 @@ def open_regular(file: Path) -> BufferedReader:
         raise InputError(f"{printable(file)}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise InputError(f"{printable(file)}: cannot be read: {reason(error)}") from None
+    # The open file is checked, not its path, which may lead to another file by now.
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         stream.close()
         raise InputError(f"{printable(file)}: cannot be read: it is a pipe or a device")
@@ -108,6 +109,7 @@ def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
                 f"{printable(file)}: too large: {bytes_in_words(size)}, and at most "
                 f"{bytes_in_words(largest)} are read of such a file"
             )
+        # The file may grow: at most the checked size is read.
         try:
             return stream.read(size)
         except OSError as error:

@@ -159,8 +159,9 @@ def installed_gpus() -> tuple[tuple[str, Gpu], ...]:
         if len(row) != 5:
             continue
         device, uuid, name, driver, memory = row
+        # "[N/A]" if the GPU shares its memory with the CPU.
         mib = 0.0
-        if memory.isdecimal():  # [N/A] if the memory is shared with the CPU
+        if memory.isdecimal():
             mib = float(memory)
         gpus_by_uuid.append((uuid, Gpu(device, name, driver, mib)))
     return tuple(gpus_by_uuid)
@@ -201,7 +202,8 @@ def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
         users.append(f"{name} (process {pid}{size})")
     if len(users) > ours:
         return ", ".join(users)
-    if ours:  # all the memory may be used by our processes
+    # All the memory may be used by our own processes.
+    if ours:
         return ""
     return f"other processes ({bytes_in_words(largest)})"
 
@@ -219,7 +221,8 @@ def gpus() -> tuple[Gpu, ...]:
     usable = []
     for entry in visible.split(","):
         device = entry.strip()
-        if device == "-1":  # CUDA ignores what follows an invalid index
+        # CUDA ignores what follows an invalid index.
+        if device == "-1":
             break
         if device:
             usable.append(gpu_of_device(device, installed))

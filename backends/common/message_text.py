@@ -136,6 +136,7 @@ def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> s
 
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that means the same or is close; None if there is none."""
+    # A key that means the same comes first: one that only looks similar may mean something else.
     for alias in ALIASES.get(name.lower(), ()):
         if alias in known:
             return alias

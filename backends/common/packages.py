@@ -99,7 +99,8 @@ PLUGINS = ("torch.backends",)
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Distribution name -> version, for the installed packages."""
-    from importlib import metadata  # imported late: takes 0.02 s, with email and zipfile
+    # Imported late: takes 0.02 s, with email and zipfile.
+    from importlib import metadata
 
     versions = {}
     for package in packages:
@@ -144,7 +145,7 @@ def origin(distribution: Distribution) -> str:
     editable checkout.
     """
     try:
-        # pip notes where it got a build from, unless that is an index.
+        # pip notes the origin of a build that is not from an index.
         source: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
         if source.get("dir_info", {}).get("editable"):
             return f" changed {last_change(Path(source['url'].removeprefix('file://')))}"

@@ -69,6 +69,7 @@ def time_limit(what: str, seconds: float) -> Iterator[None]:
     earlier_action = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
+        # During a step that does not end, Python calls no handler: then the worker ends.
         if in_worker():
             faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True)
         yield
@@ -123,8 +124,8 @@ def has_started_cuda() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    # Other libraries may have initialised CUDA; libcuda knows.  RTLD_NOLOAD: OSError if it is not
-    # loaded.
+    # Other libraries may have initialised CUDA, which libcuda reports.  With RTLD_NOLOAD, a libcuda
+    # that is not loaded is an OSError.
     with suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
@@ -218,7 +219,8 @@ def root_cause(log: str) -> str | None:
 
 def warnings_in(log: str) -> list[str]:
     """Return the distinct one-line warnings of a log, without vLLM's tracebacks and prefixes."""
-    warnings: dict[str, None] = {}  # a dict keeps the order of the log
+    # A dict, unlike a set, keeps the order of the log.
+    warnings: dict[str, None] = {}
     for line in log.splitlines():
         match = WARNING.search(line)
         if match and not TRACEBACK.match(match[1]):

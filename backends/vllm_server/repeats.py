@@ -80,7 +80,8 @@ class Repeats:
     """Chooses the windows that are requested again, and compares the answers."""
 
     def __init__(self) -> None:
-        self.random = random.Random(0)  # the order must be unrelated to a router's, not unknown
+        # The order must be unrelated to a router's, but need not be unknown.
+        self.random = random.Random(0)
         self.waiting: list[Beginning] = []  # windows that may be repeated
         self.first: list[Beginning] = []  # the first windows, with ``MORE_TOKENS`` more tokens each
         self.windows = 0  # that may be repeated

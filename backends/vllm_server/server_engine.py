@@ -418,6 +418,7 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
         at = scored.index(None, 1)
         raise ServerError(f"its answer does not score token {ids[at]} at position {at}")
     logprob = np.array([entry.logprob for entry in scored if entry is not None])
+    # Below the range of float32, the conversion would turn a value into minus infinity.
     if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
         raise ServerError(NO_LOGPROBS)
     logprob[logprob == CLAMPED] = -np.inf
@@ -509,6 +510,7 @@ class VllmServerEngine(Engine):
         queue = iter(windows)
         limit = self.options.concurrency
         connections = Connection(self.served.server, limit)
+        # A router may send each new connection to another deployment.
         new_connections = Connection(self.served.server, limit, keep=False)
         in_flight: set[asyncio.Task[TokenScores | None]] = set()
         with asyncio.Runner() as runner:

@@ -56,7 +56,7 @@ Workers = dict[int, Running]
 
 
 class Fork(NamedTuple):
-    """What a fork of the engine process needs to become a worker."""
+    """The inputs of a fork of the engine process that becomes a worker."""
 
     running: Running
     log: int  # descriptor of the worker's log
