@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compare_q.backends.base import Decode, EngineInfo, ModelFacts, ScoreRequest
+from compare_q.backends.base import Decode, ScoreRequest
 from compare_q.backends.common import storage
 from compare_q.backends.worker import protocol
 from tests.support import ROOT
@@ -29,7 +29,6 @@ REQUEST = planned(
     stamp='["stamp", 0.1]',
     log_file=Path("/log"),
     decode=Decode(2, 8),
-    info=EngineInfo(installed=("vllm", "0.26"), facts=ModelFacts(tokenizer={3: "\ud800"})),
 )
 SCORE = protocol.ScoreCommand(
     ScoreRequest(reference=Path("/store"), vocab_size=320),
