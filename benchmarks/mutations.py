@@ -141,7 +141,7 @@ def executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 def changes(root: Path) -> list[Change]:
     """Return every change of every file of ``FOLDERS``, in the order of files and lines."""
-    all_changes = []
+    all_changes: list[Change] = []
     for folder in FOLDERS:
         for file in sorted((root / folder).glob("*.py")):
             all_changes += changes_of(file, str(file.relative_to(root)))
