@@ -32,7 +32,7 @@ try:
     from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
     from compare_q.backends.common.errors import CompareQError, InputError, ModelError
     from compare_q.backends.common.process import captured
-    from compare_q.backends.vllm.hooks import TAG
+    from compare_q.backends.vllm.scoring_plan import TAG
     from compare_q.backends.vllm.vllm_engine import VllmEngine
 except ModuleNotFoundError as missing:
     sys.exit(

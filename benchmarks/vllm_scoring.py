@@ -32,8 +32,8 @@ from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: 
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
-from compare_q.backends.vllm.driver import ScoringPlan, VllmDriver, own_logprobs  # noqa: E402
-from compare_q.backends.vllm.hooks import TAG  # noqa: E402
+from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.scoring_plan import TAG, ScoringPlan  # noqa: E402
 from compare_q.backends.vllm.vllm_engine import VllmEngine  # noqa: E402
 
 VOCAB = 128_256

@@ -25,7 +25,7 @@ from ..common.errors import ModelError
 from ..layers.groups import KVCache, group_kv_caches, group_layers
 from ..reference.head import Contents, head_mismatch, spacing
 from ..scoring import decode_check, token_statistics
-from .hooks import TAG
+from .scoring_plan import TAG, ScoringPlan
 
 PROBE_WINDOWS = 2
 PROBE_BYTES = 256 << 20
@@ -65,24 +65,6 @@ class Beside(NamedTuple):
     difference: NDArray[np.float64]  # |ours - theirs| at all positions, in nats
     limit: NDArray[np.float64]  # the largest difference that rounding explains
     report: dict[str, Any]  # of the ranks
-
-
-@dataclass(frozen=True)
-class ScoringPlan:
-    """Options of one scoring run; JSON types, since they are sent to the workers."""
-
-    gathered: bool = False  # use the logits that vLLM gathers
-    vocab_size: int | None = None  # cut logits to this many entries; None: the model's own number
-    probe: bool = False  # compare gathered with local logits, and the head's product with both
-    reference: str | None = None  # folder of the store to compare with
-    record: str | None = None  # folder for this model's states or logits
-    record_key: str = ""  # key of the reference that is recorded
-    record_contents: Contents = "states"
-    record_reason: str = ""  # why logits
-    step: int | None = None  # tokens of a window in each decode step; None in prefill
-    windows: tuple[
-        tuple[int, str], ...
-    ] = ()  # (index, digest) of the windows, in the order of scoring
 
 
 @dataclass

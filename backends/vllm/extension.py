@@ -22,10 +22,10 @@ from ..common.message_text import dtype_name
 from ..layers import schemes
 from ..layers.noise import Noise, vllm_decoder_layers
 from . import loaded_layers as vllm_layers
-from .driver import ScoringPlan
 from .hooks import Graphs, Steps, attach, before_forwards, check_decodes
 from .logits import KeptLogits, LogitsSource
 from .scorer import Scorer
+from .scoring_plan import ScoringPlan
 
 
 class ScoringExtension:

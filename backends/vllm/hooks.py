@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 
 from ..reference.comparison import StoredRows
 from .compat import NEWEST, OLDEST
+from .scoring_plan import TAG
 
 if TYPE_CHECKING:
     import torch
 
-TAG = "compare_q"
 V1_STEP = ("hidden_states", "num_scheduled_tokens")
 V2_STEP = (
     "logits_fn",

@@ -29,9 +29,9 @@ from ..reference.recorder import Recorder
 from ..reference.store import open_reference
 from ..scoring import token_statistics
 from ..scoring.token_statistics import Column
-from .driver import ScoringPlan
 from .hooks import RequestRows, ScoredRows, Steps, Tokens, scored_rows, states_of
 from .logits import LogitsSource
+from .scoring_plan import ScoringPlan
 
 DEVICE_BYTES = 255 << 20
 """Largest total size of a chunk's logits, the reference's logits, states and results."""

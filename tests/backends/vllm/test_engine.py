@@ -21,6 +21,7 @@ from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import compat, driver
 from compare_q.backends.vllm import vllm_engine as vllm_score
+from compare_q.backends.vllm.scoring_plan import ScoringPlan
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded, window_of
 from tests.support.toy import (
@@ -280,7 +281,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
         for window in WINDOWS[-2:]:
             ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
             assert_exact(found[window.index], logits, window, EXACT, ref)
-        plan = driver.ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
+        plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
         list(backend.driver.score(WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):

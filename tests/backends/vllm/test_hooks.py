@@ -15,9 +15,10 @@ from torch import nn
 from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
 from compare_q.backends.vllm.extension import ScoringExtension
-from compare_q.backends.vllm.hooks import TAG, RequestRows, ScoredRows, attach, scored_rows
+from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
 from compare_q.backends.vllm.scorer import chunks_of
+from compare_q.backends.vllm.scoring_plan import TAG
 from tests.support.stores import numbers
 
 OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})

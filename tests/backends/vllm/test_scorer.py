@@ -20,9 +20,9 @@ from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import token_statistics
 from compare_q.backends.vllm import driver
-from compare_q.backends.vllm.driver import ScoringPlan
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
 from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
+from compare_q.backends.vllm.scoring_plan import ScoringPlan
 from tests.support.definitions import definitions, draw
 from tests.support.stores import IDENTITY, KEY, digest
 
