@@ -32,9 +32,10 @@ from compare_q.backends.base import PlannedModel, ScoreRequest, Window  # noqa: 
 from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
-from compare_q.backends.vllm.driver import VllmDriver, own_logprobs  # noqa: E402
+from compare_q.backends.vllm.driver import VllmDriver  # noqa: E402
 from compare_q.backends.vllm.scoring_plan import TAG, ScoringPlan  # noqa: E402
 from compare_q.backends.vllm.vllm_engine import VllmEngine  # noqa: E402
+from compare_q.backends.vllm.vllm_scores import own_logprobs, token_scores  # noqa: E402
 
 VOCAB = 128_256
 LLAMA_8B = {
@@ -109,10 +110,10 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
     run: VllmDriver = engine.driver
-    route = run.probe(windows)
+    route = engine.probe.result(windows)
     store = folder / "store"
     store.mkdir()
-    recording = seconds(lambda: list(run.score(windows, ScoringPlan(record=str(store)))))
+    recording = seconds(lambda: list(token_scores(run, windows, ScoringPlan(record=str(store)))))
     reference.seal(store, {}, [window.digest for window in windows])
     opened_store = reference.Reader(store)
     scorer: dict[str, Any] = {}
@@ -123,7 +124,7 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     run.end()
 
     def scored(plan: ScoringPlan, name: str) -> None:
-        list(run.score(windows, plan))
+        list(token_scores(run, windows, plan))
         scorer[name] = run.report
 
     paths = {
@@ -140,7 +141,9 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
             taken = seconds(path)
             if number:  # the first round warms up
                 times[name].append(taken)
-    against_itself = [scores.kld for scores in run.score(windows, plan) if scores.kld is not None]
+    against_itself = [
+        scores.kld for scores in token_scores(run, windows, plan) if scores.kld is not None
+    ]
     tokens = sum(len(window.token_ids) for window in windows)
     prefill = times["prefill"]
     digests = {window.index: window.digest for window in windows}

@@ -20,9 +20,12 @@ from tests.support.vllm_server import Stub, gold
 IMPORTED_BY_ENGINES = {
     "compare_q.backends.hf.transformers_layers",
     "compare_q.backends.scoring.triton_kernels",
+    "compare_q.backends.vllm.chunks",
     "compare_q.backends.vllm.extension",
     "compare_q.backends.vllm.logits",
+    "compare_q.backends.vllm.probe_scorer",
     "compare_q.backends.vllm.scorer",
+    "compare_q.backends.vllm.step_scorer",
 }
 """Modules that import torch at the top of the file."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from ..common import machine
 from ..common.message_text import dtype_name
 from ..layers import schemes
 from ..layers.noise import Noise, vllm_decoder_layers
-from . import loaded_layers as vllm_layers
-from .hooks import Graphs, Steps, attach, before_forwards, check_decodes
+from . import loaded_layers
+from .decode_steps import Graphs, Steps, check_no_state
+from .hooks import attach, before_forwards
 from .logits import KeptLogits, LogitsSource
+from .probe_scorer import ProbeScorer
 from .scorer import Scorer
-from .scoring_plan import ScoringPlan
+from .scoring_plan import ProbePlan, ScoringPlan
 
 
 class ScoringExtension:
@@ -38,7 +40,7 @@ class ScoringExtension:
     get_kv_cache_spec: Any
     _compare_q_source: LogitsSource
     _compare_q_graphs: Graphs
-    _compare_q_scorer: Scorer | None = None
+    _compare_q_scorer: Scorer | ProbeScorer | None = None
     _compare_q_kept: KeptLogits | None = None
     _compare_q_noise: Noise | None = None
 
@@ -48,9 +50,7 @@ class ScoringExtension:
         RuntimeError for an unknown vLLM, an unreadable cache, a model whose states do not predict
         the next token, or a model that vLLM would compute differently when it generates.
         """
-        generation = attach(
-            self.model_runner, lambda: self._compare_q_kept or self._compare_q_scorer
-        )
+        generation = attach(self.model_runner, self._compare_q_current)
         from vllm.config import set_current_vllm_config
         from vllm.v1.sample import sampler
 
@@ -59,62 +59,94 @@ class ScoringExtension:
         sampler.batched_count_greater_than = inspect.unwrap(sampler.batched_count_greater_than)
         model = self.model_runner.get_model()
         if decodes:
-            check_decodes(model)
+            check_no_state(model)
             self._compare_q_graphs = Graphs(self.model_runner)
-        vllm_layers.check_causal(model)
-        with set_current_vllm_config(self.vllm_config):  # FlashAttention reads its version from it
-            told, dtype = (
-                self.vllm_config.cache_config.cache_dtype,
-                self.vllm_config.model_config.dtype,
-            )
-            vllm_layers.check_caches(model, told, dtype_name(dtype))
+        loaded_layers.check_causal(model)
+        cache_dtype = self.vllm_config.cache_config.cache_dtype
+        dtype = dtype_name(self.vllm_config.model_config.dtype)
+        # FlashAttention reads its version from the current config.
+        with set_current_vllm_config(self.vllm_config):
+            loaded_layers.check_caches(model, cache_dtype, dtype)
         self._compare_q_source = LogitsSource(model)
         return generation
 
+    def _compare_q_current(self) -> KeptLogits | Scorer | ProbeScorer | None:
+        """Return the object that receives the steps, if any."""
+        if self._compare_q_kept is not None:
+            return self._compare_q_kept
+        return self._compare_q_scorer
+
     def compare_q_layers(self) -> str:
-        """Return how this rank's layers run, as JSON: the fields of each ``Layer`` and ``KVCache``."""
-        config, model = self.vllm_config, self.model_runner.get_model()
-        stated = CheckpointConfig(
-            config.model_config.hf_config.to_dict()
-        ).quantization  # with the spec's hf_overrides
-        checkpoint = CheckpointConfig.read(Path(config.model_config.model)).quantization | stated
+        """Return the fields of each ``Layer`` and ``KVCache`` of this rank, as JSON."""
+        config = self.vllm_config
+        model = self.model_runner.get_model()
+        # vLLM's config has the spec's hf_overrides.
+        overridden = CheckpointConfig(config.model_config.hf_config.to_dict()).quantization
+        stored = CheckpointConfig.read(Path(config.model_config.model)).quantization
+        quantization = stored | overridden
         dtype = dtype_name(config.model_config.dtype)
-        found = vllm_layers.layers(model, config.quant_config, checkpoint, dtype)
-        sizes = vllm_layers.kv_sizes(self.get_kv_cache_spec(), config)
-        caches = vllm_layers.kv_caches(model, schemes.kv_cache(checkpoint), dtype, sizes)
-        return json.dumps([[asdict(layer) for layer in found], [asdict(cache) for cache in caches]])
+        layers = loaded_layers.layers(model, config.quant_config, quantization, dtype)
+        sizes = loaded_layers.kv_sizes(self.get_kv_cache_spec(), config)
+        cache_format = schemes.kv_cache(quantization)
+        caches = loaded_layers.kv_caches(model, cache_format, dtype, sizes)
+        fields_of_layers = [asdict(layer) for layer in layers]
+        fields_of_caches = [asdict(cache) for cache in caches]
+        return json.dumps([fields_of_layers, fields_of_caches])
 
     def compare_q_begin(self, plan: dict[str, Any], noise_seed: int | None = None) -> None:
-        """Start a scoring run by the fields of ``ScoringPlan``; with a seed, its layers on this
-        rank get noise.
+        """Start a scoring run by the fields of ``ScoringPlan``.
+
+        With a seed, its layers on this rank get noise.
         """
         from vllm.distributed import get_pp_group, get_tp_group
 
-        self._compare_q_quiet()  # after an interrupted run
+        self._compare_q_end_noise()  # of an interrupted run
         if noise_seed is not None:
-            layers = vllm_decoder_layers(
-                self.model_runner.get_model(), self.model_config.get_total_num_hidden_layers()
-            )
-            self._compare_q_noise = noise = Noise(layers, noise_seed, pairs=True)
-            noise.handles.append(before_forwards(self.model_runner, noise.begin))
-        tp, last_stage = get_tp_group(), get_pp_group().is_last_rank
-        step = plan.get("step")
-        # States and gathered logits are the same on every tensor-parallel rank; the first rank
-        # keeps them.
+            self._compare_q_begin_noise(noise_seed)
+        is_last_stage = get_pp_group().is_last_rank
+        # An earlier stage of a pipeline has no states to score: it opens no store.
+        scoring_plan = ScoringPlan()
+        if is_last_stage:
+            scoring_plan = ScoringPlan(**plan)
+        ranks = get_tp_group()
         self._compare_q_scorer = Scorer(
             self._compare_q_source,
-            ScoringPlan(**plan) if last_stage else ScoringPlan(),
+            scoring_plan,
             self.device,
             self.model_config.get_vocab_size(),
-            tp.world_size,
-            keeps=tp.rank_in_group == 0,
-            reports=last_stage,
-            steps=None if step is None else Steps(step, self._compare_q_graphs),
+            ranks.world_size,
+            reports=is_last_stage,
+            steps=self._compare_q_steps(plan),
+            # States and gathered logits are the same on every tensor-parallel rank.
+            keeps_record=ranks.rank_in_group == 0,
         )
 
+    def compare_q_begin_probe(self, plan: dict[str, Any]) -> None:
+        """Start a run of the probe by the fields of ``ProbePlan``."""
+        from vllm.distributed import get_pp_group, get_tp_group
+
+        self._compare_q_end_noise()  # of an interrupted run
+        self._compare_q_scorer = ProbeScorer(
+            self._compare_q_source,
+            ProbePlan(**plan),
+            self.device,
+            self.model_config.get_vocab_size(),
+            get_tp_group().world_size,
+            reports=get_pp_group().is_last_rank,
+            steps=self._compare_q_steps(plan),
+        )
+
+    def _compare_q_steps(self, plan: Mapping[str, Any]) -> Steps | None:
+        """Return the counts of a run's decode steps; None in prefill."""
+        step = plan.get("step")
+        if step is None:
+            return None
+        return Steps(step, self._compare_q_graphs)
+
     def compare_q_collect(self, indices: Sequence[int]) -> tuple[str, bytes]:
-        """Return (header as JSON, partial statistics float32 of all positions, concatenated) of
-        finished windows.
+        """Return (header as JSON, partial statistics) of finished windows.
+
+        The statistics are float32, of all positions, concatenated.
         """
         assert self._compare_q_scorer is not None
         header, data = self._compare_q_scorer.collect(indices)
@@ -122,34 +154,50 @@ class ScoringExtension:
 
     def compare_q_end(self) -> str:
         """Finish the scoring run; return its report as JSON."""
-        scorer, self._compare_q_scorer = self._compare_q_scorer, None
+        scorer = self._compare_q_scorer
+        self._compare_q_scorer = None
         assert scorer is not None
-        scorer.error = scorer.error or self._compare_q_quiet()
+        if not scorer.error:
+            scorer.error = self._compare_q_end_noise()
         return json.dumps(scorer.end())
 
-    def _compare_q_quiet(self) -> str:
+    def _compare_q_begin_noise(self, seed: int) -> None:
+        """Add noise to the layers of this rank."""
+        n_layers = self.model_config.get_total_num_hidden_layers()
+        layers = vllm_decoder_layers(self.model_runner.get_model(), n_layers)
+        noise = Noise(layers, seed, pairs=True)
+        self._compare_q_noise = noise
+        noise.handles.append(before_forwards(self.model_runner, noise.begin))
+
+    def _compare_q_end_noise(self) -> str:
         """End the noise; return which layer ran without noise, if any."""
-        noise, self._compare_q_noise = self._compare_q_noise, None
-        return "" if noise is None else noise.remove()
+        noise = self._compare_q_noise
+        self._compare_q_noise = None
+        if noise is None:
+            return ""
+        return noise.remove()
 
     def compare_q_keep_logits(self, chunk_rows: int = 1024) -> None:
-        """Keep all logits of the next tagged request, computed by chunks (for
-        ``compare_q_vllm.py``).
+        """Keep all logits of the next tagged request, computed by chunks.
+
+        ``compare_q_vllm.py`` calls this.
         """
         self._compare_q_kept = KeptLogits(self._compare_q_source, chunk_rows)
 
     def compare_q_save_logits(self, path: str) -> int:
-        """Write the kept rows to a safetensors file on the first rank, and forget them; return
-        their number.
+        """Write the kept rows to a safetensors file on the first rank, and forget them.
+
+        Return their number.
         """
         import torch
         from safetensors.torch import save_file
         from vllm.distributed import get_tp_group
 
-        kept, self._compare_q_kept = self._compare_q_kept, None
-        if kept is None or not kept.kept or get_tp_group().rank_in_group != 0:
+        source = self._compare_q_kept
+        self._compare_q_kept = None
+        if source is None or not source.logits or get_tp_group().rank_in_group != 0:
             return 0
-        logits = torch.cat(kept.kept)
+        logits = torch.cat(source.logits)
         save_file({"logits": logits}, path)
         return int(logits.shape[0])
 

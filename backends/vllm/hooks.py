@@ -1,5 +1,4 @@
-"""Hooks in an unmodified vLLM: final hidden states of each step, and the window positions of their
-rows.
+"""Hooks in an unmodified vLLM: the final hidden states of each step, and the windows of their rows.
 
 Both generations of vLLM's model runner call one method on every step with the final hidden states
 of all scheduled tokens, whether or not a request wants prompt log-probabilities (read in 0.26, 0.32
@@ -12,16 +11,13 @@ and 0.33; run in 0.26 and 0.32):
 
 ``attach`` replaces these methods on the instance after checking their signatures; the replacements
 call the originals.  A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under
-``TAG``; its id cannot be used, because vLLM replaces the id of a queued request.  ``Steps`` counts
-the steps of decode.
+``TAG``; its id cannot be used, because vLLM replaces the id of a queued request.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -44,12 +40,12 @@ V2_STEP = (
     "prompt_lens",
 )
 V2_ADD = ("req_id", "req_idx", "sampling_params")
-UNKNOWN = "unknown"
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request in one step: ``hidden_states[begin : begin + n_rows]`` are positions
-    ``start``, ...
+    """The rows of one request in one step.
+
+    ``hidden_states[begin : begin + n_rows]`` are positions ``start``, ...
     """
 
     tag: Any  # of the request
@@ -89,19 +85,18 @@ requests; ``Tokens``."""
 
 def check_signature(method: Callable[..., Any], expected: tuple[str, ...]) -> None:
     """Raise RuntimeError unless the method's first parameters are the expected ones."""
-    named = tuple(inspect.signature(method).parameters)[: len(expected)]
-    if named != expected:
+    parameters = tuple(inspect.signature(method).parameters)[: len(expected)]
+    if parameters != expected:
         raise RuntimeError(
-            f"{method.__name__} takes {named}, not {expected}: this vLLM is not one of {OLDEST} to {NEWEST}, whose "
-            "hidden states and logits compare_q knows how to read"
+            f"{method.__name__} takes {parameters}, not {expected}: this vLLM is not one of "
+            f"{OLDEST} to {NEWEST}, whose hidden states and logits compare_q knows how to read"
         )
 
 
 def attach(runner: Any, current: Current) -> str:
-    """Call ``step`` of the ``current`` object in every step with tagged requests; return the
-    generation.
+    """Call ``step`` of the ``current`` object in every step with tagged requests.
 
-    RuntimeError for an unknown model runner.
+    Return the runner's generation.  RuntimeError for an unknown model runner.
     """
     if getattr(runner, "prompt_logprobs_worker", None) is not None:
         attach_v2(runner.prompt_logprobs_worker, current)
@@ -125,16 +120,17 @@ def attach_v1(runner: Any, current: Current) -> None:
         hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any
     ) -> Any:
         def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            found = [
-                np.asarray(part.prompt[part.token : part.token + part.n_rows], np.int64)
-                for part in parts
-            ]
-            return sent(np.concatenate(found), hidden_states.device)
+            ids = []
+            for part in parts:
+                end = part.token + part.n_rows
+                ids.append(np.asarray(part.prompt[part.token : end], np.int64))
+            return to_device(np.concatenate(ids), hidden_states.device)
 
-        if (scorer := current()) is not None and (
-            requests := requests_v1(runner, num_scheduled_tokens)
-        ):
-            scorer.step(hidden_states, requests, tokens)
+        scorer = current()
+        if scorer is not None:
+            requests = requests_v1(runner, num_scheduled_tokens)
+            if requests:
+                scorer.step(hidden_states, requests, tokens)
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
     runner._get_prompt_logprobs_dict = step
@@ -142,19 +138,22 @@ def attach_v1(runner: Any, current: Current) -> None:
 
 def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[RequestRows]:
     """Return the rows of tagged requests in a step of a V1 runner."""
-    found = []
-    for request_id, scheduled in num_scheduled_tokens.items():
+    requests = []
+    for request_id, n_scheduled in num_scheduled_tokens.items():
         request = runner.requests.get(request_id)
         tag = tag_of(getattr(request, "sampling_params", None))
-        if tag is not None and (prompt := request.prompt_token_ids) is not None:
-            begin = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[request_id]])
-            rows = min(
-                scheduled, len(prompt) - request.num_computed_tokens
-            )  # tokens after the prompt are not scored
-            found.append(
-                RequestRows(tag, request.num_computed_tokens, begin, rows, len(prompt), prompt)
-            )
-    return [request for request in found if request.n_rows > 0]
+        if tag is None:
+            continue
+        prompt = request.prompt_token_ids
+        if prompt is None:
+            continue
+        place = runner.input_batch.req_id_to_index[request_id]
+        begin = int(runner.query_start_loc.np[place])
+        start = request.num_computed_tokens
+        n_rows = min(n_scheduled, len(prompt) - start)  # tokens after the prompt are not scored
+        if n_rows > 0:
+            requests.append(RequestRows(tag, start, begin, n_rows, len(prompt), prompt))
+    return requests
 
 
 def attach_v2(worker: Any, current: Current) -> None:
@@ -162,7 +161,9 @@ def attach_v2(worker: Any, current: Current) -> None:
 
     Its prompts are rows of a table on the GPU.
     """
-    add, compute, remove = worker.add_request, worker.compute_prompt_logprobs, worker.remove_request
+    add = worker.add_request
+    compute = worker.compute_prompt_logprobs
+    remove = worker.remove_request
     check_signature(add, V2_ADD)
     check_signature(compute, V2_STEP)
     tags: dict[str, Any] = {}
@@ -190,19 +191,20 @@ def attach_v2(worker: Any, current: Current) -> None:
         **kwargs: Any,
     ) -> Any:
         def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            states, begins, counts = np.array(
-                [(part.prompt, part.token, part.n_rows) for part in parts], np.int64
-            ).T
-            index = sent(
-                np.stack([np.repeat(states, counts), ranges(begins, counts)]), all_token_ids.device
-            )
-            gathered: torch.Tensor = all_token_ids[index[0], index[1]].long()
-            return gathered
+            states = np.array([part.prompt for part in parts], np.int64)
+            begins = np.array([part.token for part in parts], np.int64)
+            counts = np.array([part.n_rows for part in parts], np.int64)
+            # One copy to the GPU has the rows of the table and the columns.
+            places = np.stack([np.repeat(states, counts), ranges(begins, counts)])
+            index = to_device(places, all_token_ids.device)
+            ids: torch.Tensor = all_token_ids[index[0], index[1]].long()
+            return ids
 
-        if (scorer := current()) is not None and (
-            requests := requests_v2(tags, input_batch, prompt_lens)
-        ):
-            scorer.step(hidden_states, requests, tokens)
+        scorer = current()
+        if scorer is not None:
+            requests = requests_v2(tags, input_batch, prompt_lens)
+            if requests:
+                scorer.step(hidden_states, requests, tokens)
         return compute(
             logits_fn,
             hidden_states,
@@ -214,53 +216,58 @@ def attach_v2(worker: Any, current: Current) -> None:
             **kwargs,
         )
 
-    worker.add_request, worker.remove_request, worker.compute_prompt_logprobs = (
-        add_request,
-        remove_request,
-        step,
-    )
+    worker.add_request = add_request
+    worker.remove_request = remove_request
+    worker.compute_prompt_logprobs = step
 
 
 def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[RequestRows]:
     """Return the rows of tagged requests in a step of a V2 runner."""
-    found = []
-    states, begins = batch.idx_mapping_np.tolist(), batch.query_start_loc_np.tolist()
+    states = batch.idx_mapping_np.tolist()
+    begins = batch.query_start_loc_np.tolist()
     starts = batch.num_computed_prefill_tokens_np.tolist()
+    requests = []
     for i, request_id in enumerate(batch.req_ids):
-        if request_id in tags:
-            length = int(prompt_lens[states[i]])
-            rows = min(begins[i + 1] - begins[i], length - starts[i])
-            found.append(
-                RequestRows(tags[request_id], starts[i], begins[i], rows, length, states[i])
+        if request_id not in tags:
+            continue
+        length = int(prompt_lens[states[i]])
+        n_rows = min(begins[i + 1] - begins[i], length - starts[i])
+        if n_rows > 0:
+            requests.append(
+                RequestRows(tags[request_id], starts[i], begins[i], n_rows, length, states[i])
             )
-    return [request for request in found if request.n_rows > 0]
+    return requests
 
 
 def tag_of(sampling_params: Any) -> Any:
     """Return the request's tag, or None."""
-    return (getattr(sampling_params, "extra_args", None) or {}).get(TAG)
+    extra_args = getattr(sampling_params, "extra_args", None)
+    if not extra_args:
+        return None
+    return extra_args.get(TAG)
 
 
 def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ``counts`` numbers from each begin on, concatenated."""
-    before = np.cumsum(counts) - counts
-    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - before, counts)
+    n_before = np.cumsum(counts) - counts
+    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(begins - n_before, counts)
     return numbers
 
 
 def before_forwards(runner: Any, begin: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
-    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model; return
-    the hook's handle.
+    """Call ``begin(token ids [n], positions [n])`` before every forward of a runner's model.
 
-    Tokens come from the runner, because models that take images and later stages of a pipeline do
-    not receive them.
+    Return the hook's handle.  Tokens come from the runner, because models that take images and
+    later stages of a pipeline do not receive them.
     """
-    buffers = runner.input_buffers if hasattr(runner, "input_buffers") else runner
+    buffers = runner
+    if hasattr(runner, "input_buffers"):  # V2
+        buffers = runner.input_buffers
 
-    def hook(_: Any, __: Any, given: dict[str, Any]) -> None:
-        positions = given["positions"].reshape(-1, given["positions"].shape[-1])[
-            0
-        ]  # M-RoPE has three rows
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        positions = kwargs["positions"]
+        # M-RoPE has three rows.
+        positions = positions.reshape(-1, positions.shape[-1])[0]
         ids = getattr(buffers.input_ids, "gpu", buffers.input_ids)
         begin(ids[: len(positions)], positions)
 
@@ -276,111 +283,39 @@ def scored_rows(requests: Sequence[RequestRows]) -> list[ScoredRows]:
     parts = []
     for request in requests:
         window, spans = request.tag
-        n_scored, before = sum(end - begin for begin, end in spans), 0
+        n_scored = sum(end - begin for begin, end in spans)
+        n_before = 0  # scored positions in earlier spans
         for first, last in spans:
             begin = max(request.start, first - 1)
             end = min(request.start + request.n_rows, last - 1)
             if begin < end:
-                rows = StoredRows(
-                    window, n_scored, before + begin - first + 1, before + end - first + 1
-                )
+                offset = n_before - (first - 1)
+                rows = StoredRows(window, n_scored, begin + offset, end + offset)
                 row = request.begin + begin - request.start
                 parts.append(ScoredRows(rows, row, end - begin, request.prompt, begin + 1))
-            before += last - first
+            n_before += last - first
     return sorted(parts, key=lambda part: part.row)
 
 
-def sent(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device, through pinned memory, because a pageable copy would wait for the
-    GPU.
+def to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """Copy an array to a device.
+
+    Through pinned memory, because a pageable copy would wait for the GPU.
     """
     import torch
 
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def states_of(hidden_states: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:
     """Return the hidden states [n, H] of parts: a view if they are neighbours, else one gather."""
-    first, last = parts[0].row, parts[-1].row + parts[-1].n_rows
+    first = parts[0].row
+    last = parts[-1].row + parts[-1].n_rows
     begins = np.array([part.row for part in parts], np.int64)
     counts = np.array([part.n_rows for part in parts], np.int64)
     if last - first == counts.sum():
         return hidden_states[first:last]
-    return hidden_states.index_select(0, sent(ranges(begins, counts), hidden_states.device))
-
-
-class Graphs:
-    """The kind of graph that a model runner chose last ("FULL", "PIECEWISE", "NONE", "unknown").
-
-    V1 asks its ``cudagraph_dispatcher``, which returns (mode, ...), V2 its ``cudagraph_manager``,
-    whose answer has ``cg_mode``.
-    """
-
-    def __init__(self, runner: Any) -> None:
-        self.last = UNKNOWN
-        chooser: Any = getattr(runner, "cudagraph_manager", None) or getattr(
-            runner, "cudagraph_dispatcher", None
-        )
-        dispatch: Any = getattr(chooser, "dispatch", None)
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            chosen = dispatch(*args, **kwargs)
-            mode = chosen[0] if isinstance(chosen, tuple) else getattr(chosen, "cg_mode", None)
-            self.last = str(getattr(mode, "name", UNKNOWN))
-            return chosen
-
-        if dispatch is not None:
-            chooser.dispatch = noted
-
-
-@dataclass
-class Steps:
-    """Counts of the decode steps of a scoring run; each step has the next ``step`` tokens, or the
-    last tokens.
-    """
-
-    step: int
-    graph: Graphs
-    sizes: Counter[int] = field(default_factory=Counter)  # tokens of a window in a step -> count
-    graphs: Counter[str] = field(default_factory=Counter)  # steps by graph
-    widest: int = 0  # most windows in a step
-
-    def count(self, requests: Sequence[RequestRows]) -> str:
-        """Count a step of these windows; return an error if a window has the wrong tokens, else an
-        empty string.
-        """
-        self.graphs[self.graph.last] += 1
-        self.widest = max(self.widest, len(requests))
-        wrong = ""
-        for request in requests:
-            self.sizes[request.n_rows] += 1
-            if request.start % self.step or request.n_rows != min(
-                self.step, request.length - request.start
-            ):
-                wrong = (
-                    f"vLLM computed {request.n_rows} tokens of window {request.tag[0]} at position {request.start} in "
-                    f"one step, and not {self.step}"
-                )
-        return wrong
-
-    def report(self) -> dict[str, Any]:
-        """Return the counts for results.json, with text as keys."""
-        sizes = {str(size): self.sizes[size] for size in sorted(self.sizes)}
-        return {
-            "tokens_a_step": sizes,
-            "windows_a_step": self.widest,
-            "graphs": dict(self.graphs.most_common()),
-        }
-
-
-def check_decodes(model: Any) -> None:
-    """Raise RuntimeError for layers that keep a state: 0.32 computes some of a prompt's steps by
-    kernels of prefill.
-    """
-    for name, module in model.named_modules():
-        if any(base.__name__ == "MambaBase" for base in type(module).__mro__):
-            raise RuntimeError(
-                f"phase: {name} ({type(module).__name__}) keeps a state, which vLLM may compute by its kernels of "
-                "prefill; score this model in prefill"
-            )
+    return hidden_states.index_select(0, to_device(ranges(begins, counts), hidden_states.device))

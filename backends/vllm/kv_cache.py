@@ -10,8 +10,10 @@ from typing import Any
 
 from ..base import PlannedModel
 from ..checkpoint.checkpoint_config import CheckpointConfig
+from . import decode
 
-BATCHED_TOKENS_CPU, BATCHED_TOKENS_GPU = 8192, 16384
+BATCHED_TOKENS_CPU = 8192
+BATCHED_TOKENS_GPU = 16384
 """Upper bounds of vLLM's own max_num_batched_tokens."""
 CHOOSES_CACHE = (
     "kv_cache_memory_bytes",
@@ -19,40 +21,36 @@ CHOOSES_CACHE = (
     "num_gpu_blocks_override",
     "long_prefill_token_threshold",
 )
-"""Options that set the size of the KV cache, or let a step hold all windows; without them, the
-windows set the size."""
+"""Options that set the size of the KV cache, or let a step hold all windows.
+
+Without them, the windows set the size.
+"""
 LEAST_FREE = 0.01
-BLOCK = 256
-"""Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
 ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
 """Values of ``kv_cache_dtype`` that store each number in 8 bits, and nothing else."""
 LEAST_BYTES = 256 << 20
 UNKNOWN_BYTES = 4 << 30
-"""Smallest KV cache on a CPU if the bytes of a token are unknown, or if only a lower bound is
-known."""
+"""Smallest KV cache on a CPU if the bytes of a token are not known, or only a lower bound."""
 
 
 def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """Return the size of the KV cache for the windows of two steps, or of a decode batch; empty if
-    the spec decides it.
+    """Return the arguments of ``LLM(...)`` for the windows of two steps, or of a decode batch.
 
-    On a GPU, the size is also left to vLLM if the bytes of a token are unknown.
-    ``gpu_memory_utilization`` is otherwise only the memory that must be free when vLLM starts.
+    They are empty if the spec decides the size and, on a GPU, if the bytes of a token are unknown.
     """
-    stated = CheckpointConfig(config)
-    numbers = numbers_per_token(stated)
+    checkpoint_config = CheckpointConfig(config)
+    numbers = numbers_per_token(checkpoint_config)
     if cpu:
-        return {"kv_cache_memory_bytes": cpu_bytes(model, stated, numbers)}
+        return {"kv_cache_memory_bytes": cpu_bytes(model, checkpoint_config, numbers)}
     if numbers is None or any(name in model.options for name in CHOOSES_CACHE):
         return {}
     size = cache_bytes(model, numbers, BATCHED_TOKENS_GPU)
+    # With a size, the utilization is only the memory that must be free when vLLM starts.
     return {"kv_cache_memory_bytes": size, "gpu_memory_utilization": LEAST_FREE}
 
 
 def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None) -> int:
-    """Return the size of the KV cache on a CPU, with ``numbers`` per token, if their number is
-    known.
-    """
+    """Return the size of the KV cache on a CPU; ``numbers`` per token, None if unknown."""
     if numbers is not None:
         return cache_bytes(model, numbers, BATCHED_TOKENS_CPU)
     latent = latent_numbers_per_token(config)
@@ -60,69 +58,72 @@ def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None
 
 
 def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
-    """Return the bytes of a KV cache with ``numbers`` per token; a step has at most
-    ``most_batched`` tokens.
+    """Return the bytes of a KV cache with ``numbers`` per token.
 
-    A window that is longer than a step takes several steps, and only the next window may begin in
-    the last step.  Therefore one window and two steps are enough.
+    A step has at most ``most_batched`` tokens.
     """
     longest = model.max_tokens + 1
     batched: int = model.options.get("max_num_batched_tokens", most_batched)
+    # A window that is longer than a step takes several steps, and only the next window may begin in
+    # the last step.  Therefore one window and two steps are enough.
     tokens = max(2 * batched, min(4 * longest, longest + 2 * batched))
     if model.decode is not None:
-        tokens = max(tokens, model.decode.batch * (longest + BLOCK))
+        tokens = max(tokens, decode.cached_tokens(model.decode, longest))
     return max(number_bytes(model.options) * numbers * tokens, LEAST_BYTES)
 
 
 def number_bytes(options: Mapping[str, Any]) -> int:
-    """Return the bytes of one number in the KV cache, or an upper bound for formats with scales or
-    fewer than 8 bits.
+    """Return the bytes of one number in the KV cache.
 
-    Without ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint
-    requires fewer.  vLLM runs a model in float32 only if the spec requests float32.
+    For formats with scales or fewer than 8 bits, return an upper bound.  Without
+    ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint requires
+    fewer.
     """
-    dtype = options.get("kv_cache_dtype") or "auto"
-    model_bytes = 4 if options.get("dtype") in ("float", "float32") else 2
-    if dtype == "auto" or options.get(
-        "kv_cache_dtype_skip_layers"
-    ):  # the skipped layers have the model's dtype
-        return model_bytes
-    return 1 if dtype in ONE_BYTE else 2
+    cache_dtype = options.get("kv_cache_dtype") or "auto"
+    # The skipped layers have the model's dtype.
+    skips_layers = bool(options.get("kv_cache_dtype_skip_layers"))
+    if cache_dtype == "auto" or skips_layers:
+        # vLLM runs a model in float32 only if the spec requests float32.
+        if options.get("dtype") in ("float", "float32"):
+            return 4
+        return 2
+    if cache_dtype in ONE_BYTE:
+        return 1
+    return 2
 
 
 def numbers_per_token(config: CheckpointConfig) -> int | None:
-    """Return an upper bound of the numbers that the KV cache holds per token; None if unknown.
-
-    In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers
-    count as the larger.
-    """
+    """Return an upper bound of the numbers that the KV cache holds per token; None if unknown."""
     numbers = config.kv_numbers
     if numbers is None:
         return None
-    heads = (
-        size_of(config, "num_global_key_value_heads")
-        or size_of(config, "num_key_value_heads")
-        or size_of(config, "num_attention_heads")
-    )
-    return max(
-        numbers,
-        2 * size_of(config, "num_hidden_layers") * heads * size_of(config, "global_head_dim"),
-    )
+    heads = 0
+    for key in ("num_global_key_value_heads", "num_key_value_heads", "num_attention_heads"):
+        heads = size_of(config, key)
+        if heads > 0:
+            break
+    # In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers
+    # count as the larger.
+    n_layers = size_of(config, "num_hidden_layers")
+    return max(numbers, 2 * n_layers * heads * size_of(config, "global_head_dim"))
 
 
 def latent_numbers_per_token(config: CheckpointConfig) -> int:
-    """Return the size of latent attention's vector and its rotary part, for all layers; 0 without
-    these.
+    """Return the size of latent attention's vector and its rotary part, for all layers.
 
-    This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).  For others, vLLM
-    caches keys and values instead of the vector (MiniCPM3).
+    0 without these.  This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).
+    For others, vLLM caches keys and values instead of the vector (MiniCPM3).
     """
     rank = size_of(config, "kv_lora_rank")
-    rotary = size_of(config, "qk_rope_head_dim") if rank else 0
+    rotary = 0
+    if rank > 0:
+        rotary = size_of(config, "qk_rope_head_dim")
     return size_of(config, "num_hidden_layers") * (rank + rotary)
 
 
 def size_of(config: CheckpointConfig, key: str) -> int:
     """Return a size that the language model's config states; 0 if it states none."""
     value = config.text.get(key)
-    return value if type(value) is int and value > 0 else 0
+    if type(value) is int and value > 0:
+        return value
+    return 0

@@ -227,7 +227,7 @@ def backend_name(module: Any) -> str:
     return str(get_name()) if callable(get_name) else ""
 
 
-def named(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:
+def mark_chosen_formats(groups: Sequence[KVCache], told: str | None) -> tuple[KVCache, ...]:
     """Return the caches, marked if the spec's ``kv_cache_dtype`` (``told``) names their format."""
     return tuple(
         replace(group, named=group.stored == cache_format(told or "auto")) for group in groups

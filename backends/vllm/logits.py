@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,14 @@ CALL = ("lm_head", "hidden_states", "embedding_bias")
 GATHER = ("logits",)
 """The first parameters of a LogitsProcessor, and of its method that collects the logits of all
 ranks."""
+
+
+class ProbedLogits(NamedTuple):
+    """Logits of some rows, and how they differ from those that vLLM serves."""
+
+    logits: Any  # [n, V'] of this rank; None if vLLM gives them to another rank
+    local_difference: float  # the largest one from gathered logits; infinite if unknown
+    head: float | str  # the largest difference from the head's product, or why there is none
 
 
 class LogitsSource:
@@ -48,27 +56,29 @@ class LogitsSource:
         self.states: Any = None
         self.bias: Any = None
         self.reference_head: LoadedHead | None = None
-        self.beside: Any = None
+        self.reference_states: Any = None  # enter the head with the model's own, if set
         for processor in self.processors:
             check_signature(processor.forward, CALL)
             check_signature(processor._gather_logits, GATHER)
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Keep the arguments of the LogitsProcessor; if other states are set, append them to its
-        states.
-        """
-        given = dict(zip(CALL, args, strict=False)) | kwargs
-        self.processor, self.lm_head = processor, given["lm_head"]
-        self.states, self.bias = given["hidden_states"], given.get("embedding_bias")
-        if self.beside is None:
+        """Keep the arguments of the LogitsProcessor; append the reference's states, if any."""
+        arguments = dict(zip(CALL, args, strict=False)) | kwargs
+        self.processor = processor
+        self.lm_head = arguments["lm_head"]
+        self.states = arguments["hidden_states"]
+        self.bias = arguments.get("embedding_bias")
+        if self.reference_states is None:
             return None
-        return (), given | {"hidden_states": torch.cat([self.states, self.beside])}
+        both = torch.cat([self.states, self.reference_states])
+        return (), arguments | {"hidden_states": both}
 
     @property
     def shard(self) -> tuple[int, int] | None:
-        """Vocabulary entries [first, last) of this rank's logits; None before the first call, or if
-        unknown.
+        """Vocabulary entries [first, last) of this rank's logits.
+
+        None before the first call, or if unknown.
         """
         indices = getattr(self.lm_head, "shard_indices", None)
         if indices is None or self.processor is None or self.processor.logits_as_input:
@@ -77,108 +87,127 @@ class LogitsSource:
         return min(indices.org_vocab_start_index, last), last
 
     def gathered(self, hidden_states: Any) -> Any:
-        """Return logits [n, V]; None on ranks that do not receive them from vLLM.  Every rank must
-        call this method.
+        """Return logits [n, V]; None on ranks that do not receive them from vLLM.
+
+        Every rank must call this method.
         """
         return self.model.compute_logits(hidden_states)
 
     def local(self, hidden_states: Any) -> Any:
-        """Return logits [n, last - first] of this rank's ``shard``; wrong for a model that edits
-        gathered logits.
+        """Return logits [n, last - first] of this rank's ``shard``.
+
+        They are wrong for a model that edits gathered logits.
         """
         with ungathered(self.processors):
             return self._unpadded(self.model.compute_logits(hidden_states))
 
-    def local_beside(self, hidden_states: Any, beside: Any) -> tuple[Any, Any]:
-        """Return ``local`` of hidden states [n, H], and the logits of states [n, H] that enter the
-        same head.
+    def logits_of_both(self, hidden_states: Any, reference_states: Any) -> tuple[Any, Any]:
+        """Return ``local`` of hidden states [n, H], and a reference's logits by the same head.
 
-        One product of 2 n rows took 3 % less than two of n = 512 (H200, V = 128,256, H = 4,096).
+        Reference states [n, H] enter the head as they are.  One product of 2 n rows took 3 % less
+        than two of n = 512 (H200, V = 128,256, H = 4,096).
         """
-        self.beside = beside
+        self.reference_states = reference_states
         try:
             logits = self.local(hidden_states)
         finally:
-            self.beside = None
-        return logits[: len(hidden_states)], logits[len(hidden_states) :]
+            self.reference_states = None
+        n_rows = len(hidden_states)
+        return logits[:n_rows], logits[n_rows:]
 
-    def probed(self, hidden_states: Any) -> tuple[Any, float, float | str]:
-        """Return (``local``, its difference from gathered logits, its difference from the head's
-        product or a reason).
+    def probed(self, hidden_states: Any) -> ProbedLogits:
+        """Return ``local`` logits, compared with gathered ones and with the head's product.
 
-        The model's own edits of logits are left out: on one rank's share of the vocabulary, an edit
-        by token id would change another token, or fail.
+        Every rank must call this method.  The model's own edits of logits are left out: on one
+        rank's share of the vocabulary, an edit by token id would change another token, or fail.
         """
-        whole = self.gathered(hidden_states)
+        gathered = self.gathered(hidden_states)
         if self.shard is None:
-            return whole, math.inf, 0.0
+            return ProbedLogits(gathered, math.inf, 0.0)
         with ungathered(self.processors):
             local = self._unpadded(self.processor(self.lm_head, self.states, self.bias))
-        apart = 0.0 if whole is None else largest_difference(whole[:, slice(*self.shard)], local)
-        return local, apart, head_difference(self.head(""), self.states, local)
+        local_difference = 0.0
+        if gathered is not None:
+            local_difference = largest_difference(gathered[:, slice(*self.shard)], local)
+        return ProbedLogits(
+            local, local_difference, head_difference(self.head(""), self.states, local)
+        )
 
     def _unpadded(self, logits: Any) -> Any:
-        first, last = self.shard or (0, logits.shape[-1])
+        if self.shard is None:
+            return logits
+        first, last = self.shard
         return logits[..., : last - first]
 
     def weight(self) -> tuple[Any, Any] | str:
-        """Return (weight [n, H], bias [n] or None) of this rank's entries, or why the head is not a
-        plain product.
+        """Return (weight [n, H], bias [n] or None) of this rank's entries.
+
+        If the head is not a plain product, return why instead.
         """
         if self.shard is None:
             return "its logits do not come from a head that compare_q knows"
         first, last = self.shard
+        n_entries = last - first
         weight: Any = getattr(self.lm_head, "weight", None)
         method = type(self.lm_head.quant_method).__name__
-        fits = (
+        is_plain = (
             weight is not None
             and method.startswith("Unquantized")
             and weight.dtype == self.states.dtype
             and weight.ndim == 2
-            and len(weight) >= last - first
+            and len(weight) >= n_entries
             and weight.shape[1] == self.states.shape[-1]
         )
-        if not fits:
-            return f"its head is quantized, packed for a CPU's kernels, or of another dtype than its states ({method})"
-        return weight[: last - first], None if self.bias is None else self.bias[: last - first]
+        if not is_plain:
+            return (
+                "its head is quantized, packed for a CPU's kernels, or of another dtype than its "
+                f"states ({method})"
+            )
+        if self.bias is None:
+            return weight[:n_entries], None
+        return weight[:n_entries], self.bias[:n_entries]
 
     def head(self, dtype: str) -> RecomputableHead | str:
-        """Return this rank's part of the head, whose logits have this dtype, or why it is not a
-        plain product.
+        """Return this rank's part of the head, whose logits have this dtype.
+
+        If the head is not a plain product, return why instead.
         """
         weight_and_bias = self.weight()
         if isinstance(weight_and_bias, str):
             return weight_and_bias
+        weight, bias = weight_and_bias
         processor = self.processor
-        return *weight_and_bias, Head(
-            int(processor.org_vocab_size), dtype, processor.soft_cap, float(processor.scale)
-        )
+        entries = int(processor.org_vocab_size)
+        return weight, bias, Head(entries, dtype, processor.soft_cap, float(processor.scale))
 
 
 class KeptLogits:
-    """Keeps the logits of all rows of the next tagged request, computed by chunks (for
-    ``compare_q_vllm.py``).
+    """Keeps the logits of all rows of the next tagged request, computed by chunks.
+
+    ``compare_q_vllm.py`` returns them.
     """
 
     def __init__(self, source: LogitsSource, chunk_rows: int) -> None:
-        self.source, self.chunk_rows = source, chunk_rows
-        self.kept: list[torch.Tensor] = []
+        self.source = source
+        self.chunk_rows = chunk_rows
+        self.logits: list[torch.Tensor] = []
 
     @torch.inference_mode()
     def step(
         self, hidden_states: torch.Tensor, requests: Sequence[RequestRows], tokens: Tokens
     ) -> None:
-        """Keep the logits of a step; rows without states are left out, so that the count of rows
-        shows them.
+        """Keep the logits of a step.
+
+        Rows without states are left out, so that the count of rows shows them.
         """
         for request in requests:
-            for states in torch.split(
-                hidden_states[request.begin :][: request.n_rows], self.chunk_rows
-            ):
+            rows = hidden_states[request.begin :][: request.n_rows]
+            for states in torch.split(rows, self.chunk_rows):
                 # Under tensor parallelism every rank must take part, and all ranks except the first
                 # may receive None.
-                if (logits := self.source.gathered(states)) is not None:
-                    self.kept.append(logits[states.any(1)].cpu())
+                logits = self.source.gathered(states)
+                if logits is not None:
+                    self.logits.append(logits[states.any(1)].cpu())
 
 
 @contextmanager

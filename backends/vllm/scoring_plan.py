@@ -15,11 +15,10 @@ TAG = "compare_q"
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """Options of one scoring run."""
+    """Options of a run that scores, compares and records windows."""
 
     gathered: bool = False  # use the logits that vLLM gathers
     vocab_size: int | None = None  # cut logits to this many entries; None: the model's own number
-    probe: bool = False  # compare gathered with local logits, and the head's product with both
     reference: str | None = None  # folder of the store to compare with
     record: str | None = None  # folder for this model's states or logits
     record_key: str = ""  # key of the reference that is recorded
@@ -28,3 +27,11 @@ class ScoringPlan:
     step: int | None = None  # tokens of a window in each decode step; None in prefill
     # (index, digest) of the windows, in the order of scoring
     windows: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """Options of a run of the probe: the windows get no noise, and nothing is recorded."""
+
+    gathered: bool = False  # use the logits that vLLM gathers; otherwise compare both, and the head
+    step: int | None = None  # tokens of a window in each decode step; None in prefill

@@ -1,7 +1,8 @@
 """vLLM, unmodified: the kernels, activation quantization and KV cache that serve the checkpoint.
 
 Every position is scored inside vLLM's workers, next to the lm_head (``extension.py``), from the
-logits that vLLM computes; the part in this process is ``driver.py``.
+logits that vLLM computes; the part in this process is ``driver.py``.  ``probe.py`` checks a loaded
+model once, before its first window.
 
 Options that the spec's ``engine`` object does not set have vLLM's defaults, except:
 
@@ -12,7 +13,7 @@ Options that the spec's ``engine`` object does not set have vLLM's defaults, exc
   the model has another kind of cache; vLLM would claim 90 % of the memory;
 - ``enforce_eager``: prefill gains nothing from compiled graphs, which take most of a start;
 - ``swa_bounded_replay`` is off, where it exists: it leaves out states that are scored;
-- ``enable_chunked_prefill`` is off in prefill with caches of ``options.LOSES_CHUNKS``.
+- ``enable_chunked_prefill`` is off in prefill with caches of ``llm_arguments.LOSES_CHUNKS``.
 
 One option belongs to compare_q: ``"noise": "bf16"`` makes the model the noise floor
 (``backends/layers/noise.py``), which needs an eager model, as graphs run no hooks.
@@ -54,7 +55,9 @@ from ..common.packages import computing
 from ..common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
 from ..hub import local_folder
 from ..layers import groups, noise
+from ..layers.groups import KVCache
 from . import compat, loaded_layers
+from .decode import PrefillCheck
 from .driver import VllmDriver, has_own_process
 from .fused_blocks import WRONG_ROWS, misplaced_scales
 from .llm_arguments import (
@@ -66,18 +69,22 @@ from .llm_arguments import (
     quantized_on_load,
     ranks,
 )
+from .probe import Probe, ProbeResult, plan_of
+from .vllm_scores import checked_tokens, token_scores
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
 """Class whose methods vLLM adds to its workers."""
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """Groups of entry points whose code vLLM runs before it loads a model."""
 HARMLESS = re.compile(
-    "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|WORKER_MULTIPROC_METHOD|"
-    "ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|API_KEY)"
+    "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|"
+    "WORKER_MULTIPROC_METHOD|ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|"
+    "API_KEY)"
 )
 """Beginnings of names of variables that change no score."""
 DECODE_UNCHECKED = "decode was not compared with prefill: this vLLM feeds every window in steps"
-RESERVED, METHOD = "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_WORKER_MULTIPROC_METHOD"
+RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm",
     "vllm.v1.engine.core",
@@ -91,8 +98,12 @@ IMPORTED_ON_LOAD = (
     "vllm.plugins.lora_resolvers.filesystem_resolver",
     "vllm.distributed.elastic_ep.elastic_execute",
 )
-"""Modules that ``LLM(...)`` imports with 700 others; imported ahead, a toy loads in 2.2 s instead
-of 5.1 s."""
+"""Modules that ``LLM(...)`` imports with 700 others.
+
+Imported ahead, a toy loads in 2.2 s instead of 5.1 s.
+"""
+SCORER_FACTS = ("chunk_rows", "recomputed_positions", "reference_head", "logits_dtype", "steps")
+"""Entries of the ranks' report that are in the results."""
 
 
 class VllmFolder(HuggingFaceFolder):
@@ -100,20 +111,23 @@ class VllmFolder(HuggingFaceFolder):
 
     @property
     def other_config(self) -> str:
-        return (
-            "engine.hf_overrides changes the config"
-            if "hf_overrides" in self.planned.options
-            else ""
-        )
+        if "hf_overrides" in self.planned.options:
+            return "engine.hf_overrides changes the config"
+        return ""
 
     def facts(self) -> ModelFacts:
-        found = super().facts()
-        return replace(found, context=None) if self.other_config else found
+        facts = super().facts()
+        if self.other_config:
+            return replace(facts, context=None)
+        return facts
 
     def storage(self) -> Storage:
-        if how := quantized_on_load(self.planned.options, quantized=bool(self.config.quantization)):
+        is_quantized = bool(self.config.quantization)
+        option = quantized_on_load(self.planned.options, quantized=is_quantized)
+        if option:
             return Storage(
-                note=f"quantized while loading ({how}); the checkpoint does not state the resulting size"
+                note=f"quantized while loading ({option}); the checkpoint does not state the "
+                "resulting size"
             )
         return super().storage()
 
@@ -136,12 +150,17 @@ class VllmEngine(Engine):
         | dict.fromkeys(("dtype", "attention_backend", "linear_backend", "moe_backend")),
     )
     files = VllmFolder
+    # Set by ``load``.
     driver: VllmDriver
+    probe: Probe
+    prefill_check: PrefillCheck | None
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
         self.llm: Any = None
         self.arguments: dict[str, Any] = {}
+        # How the model is scored.  The probe is run once, with the first windows.
+        self.route: ProbeResult | None = None
         self.log_start = 0
         self.phase_start = 0
 
@@ -179,16 +198,17 @@ class VllmEngine(Engine):
 
     @classmethod
     def misreads(cls, model: PlannedModel) -> str:
-        files, ranks = VllmFolder(model), model.options.get("tensor_parallel_size")
-        if (
-            files.is_remote
-            or files.other_config
-            or model.options.get("model_impl") == "transformers"
-        ):
+        files = VllmFolder(model)
+        runs_transformers = model.options.get("model_impl") == "transformers"
+        if files.is_remote or files.other_config or runs_transformers:
             return ""
-        ranks = ranks if type(ranks) is int and ranks > 0 else 1
-        found = list(misplaced_scales(files.headers, ranks))
-        return f"{files.folder}: {found[0]}{and_more(found)}; {WRONG_ROWS}" if found else ""
+        n_ranks = model.options.get("tensor_parallel_size")
+        if type(n_ranks) is not int or n_ranks <= 0:
+            n_ranks = 1
+        clauses = list(misplaced_scales(files.headers, n_ranks))
+        if not clauses:
+            return ""
+        return f"{files.folder}: {clauses[0]}{and_more(clauses)}; {WRONG_ROWS}"
 
     @classmethod
     def missing_kernel(cls, quantization: Mapping[str, Any], options: Mapping[str, Any]) -> str:
@@ -196,47 +216,50 @@ class VllmEngine(Engine):
 
     @classmethod
     def gpus(cls, model: PlannedModel) -> int:
-        return 0 if cls.spread_by(model) else ranks(model.options)
+        if cls.spread_by(model):
+            return 0
+        return ranks(model.options)
 
     @classmethod
     def spread_by(cls, model: PlannedModel) -> str:
-        return (
-            "distributed_executor_backend"
-            if model.options.get("distributed_executor_backend") == "ray"
-            else ""
-        )
+        if model.options.get("distributed_executor_backend") == "ray":
+            return "distributed_executor_backend"
+        return ""
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        """Packages, and the VLLM_* variables that may choose kernels or precision
-        (VLLM_CPU_INT4_W4A8, ...).
+        """Packages, and the VLLM_* variables that may choose kernels or precision.
+
+        For example VLLM_CPU_INT4_W4A8.
         """
-        threads = {RESERVED: "0"} if compat.is_cpu_build() else {}
-        variables = machine.variables(("VLLM_",), HARMLESS)
-        return computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS) | threads | variables
+        defaults = {}
+        if compat.is_cpu_build():
+            defaults[RESERVED] = "0"  # as ``set_environment`` sets it, unless the user does
+        packages = computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS)
+        return packages | defaults | machine.variables(("VLLM_",), HARMLESS)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         set_environment(verbose=verbose)
-        worker = f"vllm.v1.worker.{'cpu' if compat.is_cpu_build() else 'gpu'}_worker"
+        worker = "vllm.v1.worker.gpu_worker"
+        if compat.is_cpu_build():
+            worker = "vllm.v1.worker.cpu_worker"
         for module in ("vllm", *IMPORTED_ON_LOAD, worker, EXTENSION.rpartition(".")[0]):
-            with suppress(
-                ImportError
-            ):  # not in this version of vLLM; loading reports what is wrong with it
+            # Not in this version of vLLM; loading reports what is wrong with it.
+            with suppress(ImportError):
                 importlib.import_module(module)
 
     def load(self) -> None:
-        folder, decode, cpu = (
-            local_folder(self.planned.model_dir),
-            self.planned.decode,
-            compat.is_cpu_build(),
-        )
+        folder = local_folder(self.planned.model_dir)
+        is_cpu = compat.is_cpu_build()
+        decode = self.planned.decode
         config = CheckpointConfig.read(folder)
-        self.arguments = engine_arguments(self.planned, config.raw, cpu=cpu)
+        self.arguments = engine_arguments(self.planned, config.raw, cpu=is_cpu)
         set_environment(verbose=self.planned.log_file is None)
         register_architectures(config.raw, self.planned.options)
         set_ranks(ranks(self.planned.options))
-        self.log_start = self.phase_start = self._log_bytes()
+        self.log_start = self._log_bytes()
+        self.phase_start = self.log_start
         try:
             allow_whole_context(self.planned, config)
             from vllm import LLM
@@ -248,22 +271,30 @@ class VllmEngine(Engine):
                 **self.arguments,
             )
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
-        except (
-            Exception
-        ) as error:  # for example a config error, a refused checkpoint, a dead worker
+        except Exception as error:
+            # For example a config error, a refused checkpoint, a dead worker.
             raise ModelError(f"vLLM refused {folder}: {self.reason_of(error)}") from error
-        step, seed = None if decode is None else decode.step, noise.seed_of(self.planned.options)
-        self.driver = VllmDriver(
-            self.llm, runner, seed, on_cpu=cpu, step=step, compares=self.planned.check_decode
-        )
+        self.driver = VllmDriver(self.llm, runner, on_cpu=is_cpu)
+        self.prefill_check = None
+        if decode is not None:
+            self.driver.step = decode.step
+            if self.planned.check_decode:
+                self.prefill_check = PrefillCheck(decode.step, on_cpu=is_cpu)
+        tokens = checked_tokens(self.driver)
+        self.probe = Probe(self.driver, tokens=tokens, decode=self.prefill_check)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
-        """Return the scores in the order in which windows finish; all are queued at once, so that
-        batches are full.
+        """Return the scores in the order in which windows finish.
+
+        All windows are queued at once, so that batches are full.
         """
+        # Before the probe, whose errors are in the log too.
         self.phase_start = self._log_bytes()
-        self.driver.route = route = self.driver.probe(windows)
-        return self.driver.score(windows, self.driver.plan(request, route), self.driver.noise_seed)
+        if self.route is None:
+            self.route = self.probe.result(windows)
+        parallel = self.llm.llm_engine.vllm_config.parallel_config
+        plan = plan_of(request, self.route, parallel.tensor_parallel_size)
+        return token_scores(self.driver, windows, plan, noise.seed_of(self.planned.options))
 
     def reason_of(self, error: Exception) -> str:
         """Return the most informative line of an exception.
@@ -281,187 +312,231 @@ class VllmEngine(Engine):
 
     def provenance(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        decode, caches = self.planned.decode, self.driver.what_ran()[1]
-        caches = loaded_layers.named(caches, self.arguments.get("kv_cache_dtype"))
-        if decode is not None:  # earlier tokens are always read from the cache
-            caches = tuple(replace(cache, prefill="") for cache in caches)
-        attention, dtype = (
-            list(dict.fromkeys(c.backend for c in caches)),
-            dtype_name(config.model_config.dtype),
-        )
-        asked = str(self.arguments.get("attention_backend") or "auto").upper()
-        # vLLM for CPUs ignores names of other backends.  A name may have a suffix:
-        # TRITON_ATTN_DIFFKV.
-        others = [
-            name for name in attention if name and asked != "AUTO" and not name.startswith(asked)
-        ]
-        stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
-        cast = "dtype" not in self.arguments and stored not in (None, dtype)
-        unchecked = (
-            decode is not None and self.driver.compares and self.driver.decode_difference is None
-        )
+        model_config = config.model_config
+        decode = self.planned.decode
+        caches = self.caches()
+        dtype = dtype_name(model_config.dtype)
+        attention = list(dict.fromkeys(cache.backend for cache in caches))
+        requested_attention = self.arguments.get("attention_backend")
+        others = other_backends(attention, str(requested_attention or "auto").upper())
+        attention_backend = ""
+        if not others:
+            attention_backend = requested_attention or ", ".join(attention)
+        batch = "all windows queued at once"
+        if decode is not None:
+            batch = f"{decode.batch} windows at a time"
         floor = noise.provenance_of(noise.seed_of(self.planned.options))
+        notes = [
+            *self.notes(dtype),
+            *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
+            *floor.get("notes", ()),
+        ]
+        hf_config = CheckpointConfig(model_config.hf_config.to_dict())
         return {
-            "model_class": ", ".join(config.model_config.architectures),
-            ROPE: rope(
-                CheckpointConfig(config.model_config.hf_config.to_dict()),
-                config.model_config.max_model_len,
-            ),
+            "model_class": ", ".join(model_config.architectures),
+            ROPE: rope(hf_config, model_config.max_model_len),
             "dtype": dtype,
             "attention": ", ".join(attention),
-            "attention_backend": ""
-            if others
-            else self.arguments.get("attention_backend") or ", ".join(attention),
+            "attention_backend": attention_backend,
             "deviations": [
-                f"the spec selects attention by {asked}, but {name} ran" for name in others
+                f"the spec selects attention by {str(requested_attention).upper()}, but {name} ran"
+                for name in others
             ],
-            "quantization": config.model_config.quantization,
+            "quantization": model_config.quantization,
             "kv_cache_dtype": config.cache_config.cache_dtype,
             "kv_cache": groups.kv_formats(caches),
-            "kv_cache_layers": [asdict(group) for group in caches],
+            "kv_cache_layers": [asdict(cache) for cache in caches],
             "device": str(config.device_config.device_type),
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-            "enforce_eager": config.model_config.enforce_eager,
+            "enforce_eager": model_config.enforce_eager,
             "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "batch": "all windows queued at once"
-            if decode is None
-            else f"{decode.batch} windows at a time",
-            "scorer": self.driver.provenance(),
+            "batch": batch,
+            "scorer": self.scorer_provenance(),
             "warnings": warnings_in(self._log(self.log_start)),
             "options": json.loads(json.dumps(self.arguments, default=repr)),
             **floor,
-            "notes": [
-                *filter(None, [compat.untested()]),
-                *([DECODE_UNCHECKED] if unchecked else []),
-                *([f"stored in {stored}, and ran in {dtype}, as vLLM chose"] if cast else []),
-                *groups.kv_notes(caches, str(config.cache_config.cache_dtype)),
-                *floor.get("notes", ()),
-            ],
+            "notes": notes,
         }
 
-    def close(self) -> None:
-        """Stop the engine and its processes.
+    def caches(self) -> tuple[KVCache, ...]:
+        """Return the KV caches that ran."""
+        _, caches = self.driver.what_ran()
+        cache_dtype = self.arguments.get("kv_cache_dtype")
+        caches = loaded_layers.mark_chosen_formats(caches, cache_dtype)
+        if self.planned.decode is None:
+            return caches
+        # Earlier tokens are always read from the cache.
+        return tuple(replace(cache, prefill="") for cache in caches)
 
-        A worker without further processes is about to end, and skips vLLM's 1.5 s of garbage
-        collection.
-        """
+    def scorer_provenance(self) -> dict[str, Any]:
+        """Return how the windows of the last run were scored."""
+        decodes = self.planned.decode is not None
+        facts: dict[str, Any] = {"model_runner": self.driver.runner}
+        if self.route is not None:
+            facts |= asdict(self.route)
+        for name in SCORER_FACTS:
+            if name in self.driver.report and (decodes or name != "steps"):
+                facts[name] = self.driver.report[name]
+        if decodes:
+            facts["decode_difference"] = None
+            if self.prefill_check is not None:
+                facts["decode_difference"] = self.prefill_check.mean_difference
+        return facts
+
+    def notes(self, dtype: str) -> list[str]:
+        """Return notes on the version, the check of decode, and the model's ``dtype``."""
+        notes = []
+        untested = compat.untested()
+        if untested:
+            notes.append(untested)
+        if self.prefill_check is not None and self.prefill_check.mean_difference is None:
+            notes.append(DECODE_UNCHECKED)
+        stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
+        if "dtype" not in self.arguments and stored not in (None, dtype):
+            notes.append(f"stored in {stored}, and ran in {dtype}, as vLLM chose")
+        return notes
+
+    def close(self) -> None:
+        """Stop the engine and its processes."""
         if self.llm is None:
             return
         core = self.llm.llm_engine.engine_core
-        if not in_worker() or ranks(self.planned.options) > 1 or has_own_process(core):
-            core.shutdown()
-            self.llm = None
-            vars(self).pop("driver", None)  # missing if loading failed
-            gc.collect()
+        has_processes = ranks(self.planned.options) > 1 or has_own_process(core)
+        # A worker without further processes is about to end, and skips vLLM's 1.5 s of garbage
+        # collection.
+        if in_worker() and not has_processes:
+            return
+        core.shutdown()
+        self.llm = None
+        # Both hold the LLM; they are missing if loading failed.
+        vars(self).pop("driver", None)
+        vars(self).pop("probe", None)
+        gc.collect()
 
     def _log_bytes(self) -> int:
         """Return the size of the log; 0 if vLLM's output goes to the terminal."""
         log = self.planned.log_file
-        return log.stat().st_size if log is not None and log.exists() else 0
+        if log is None or not log.exists():
+            return 0
+        return log.stat().st_size
 
     def _log(self, start: int) -> str:
         """Return vLLM's output from a position in the log on; empty if it goes to the terminal."""
         log = self.planned.log_file
-        return (
-            log.read_bytes()[start:].decode(errors="replace")
-            if log is not None and log.exists()
-            else ""
-        )
+        if log is None or not log.exists():
+            return ""
+        return log.read_bytes()[start:].decode(errors="replace")
+
+
+def other_backends(attention: Sequence[str], requested: str) -> list[str]:
+    """Return the names of attention that ran although the spec selects another one.
+
+    vLLM for CPUs ignores names of other backends.  A name may have a suffix: TRITON_ATTN_DIFFKV.
+    """
+    if requested == "AUTO":
+        return []
+    return [name for name in attention if name and not name.startswith(requested)]
 
 
 def reason_of(error: BaseException) -> str:
-    """Return one line: an exception's message, or the first one of a failed validation of vLLM's
-    configs.
+    """Return the message of an exception in one line.
+
+    Of a failed validation of vLLM's configs, return the first message.
     """
     if isinstance(error, ValidationError):
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = "".join(f"{step}: " for step in found["loc"])
-        return place + " ".join(found["msg"].removeprefix("Value error, ").split())
-    if isinstance(
-        error, (LookupError, AttributeError, TypeError)
-    ):  # their texts say little: 'model.norm.weight'
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = "".join(f"{step}: " for step in first["loc"])
+        return place + " ".join(first["msg"].removeprefix("Value error, ").split())
+    # Their texts say little: 'model.norm.weight'.
+    if isinstance(error, (LookupError, AttributeError, TypeError)):
         return with_class(error)
     return one_line(error)
 
 
 def allow_whole_context(model: PlannedModel, config: CheckpointConfig) -> None:
-    """Let vLLM accept windows as long as the model's context, which need one token more; before
-    vLLM is imported.
+    """Let vLLM accept windows as long as the model's context, which need one token more.
 
-    The token that vLLM must generate is sampled from the window's last position and never fed back,
-    so that no position beyond the context is computed.
+    This is called before vLLM is imported.  The token that vLLM must generate is sampled from the
+    window's last position and never fed back, so that no position beyond the context is computed.
     """
     if model.max_tokens == config.stated_context:
         os.environ.setdefault("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
 
 
 def set_environment(*, verbose: bool) -> None:
-    """Set options that vLLM reads only from the environment, before vLLM is imported; the user's
-    variables stay.
+    """Set options that vLLM reads only from the environment, before vLLM is imported.
+
+    The user's variables stay.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
+    level = "WARNING"
+    if verbose:
+        level = "INFO"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if compat.is_cpu_build():
         # vLLM keeps one core for its front end, which idles here: two windows of 2048 took 20 s on
-        # 1 of 2 cores, 6.5 s
-        # on both.
+        # 1 of 2 cores, 6.5 s on both.
         os.environ.setdefault(RESERVED, "0")
         # vLLM's cache of compiled models does not distinguish instruction sets either
         # (``machine``).
-        kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        os.environ.setdefault(
-            "VLLM_CACHE_ROOT", str(Path(kept) / "vllm" / machine.instruction_sets())
-        )
+        user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        cache_root = Path(user_cache) / "vllm" / machine.instruction_sets()
+        os.environ.setdefault("VLLM_CACHE_ROOT", str(cache_root))
 
 
 def set_ranks(count: int) -> None:
-    """Set how vLLM starts ``count`` ranks: a single rank in this process, several as forks if
-    nothing prevents forks.
+    """Set how vLLM starts ``count`` ranks; the user's variables stay.
 
-    A fork reuses the imports of this process; a fresh process takes 10 to 20 s to import vLLM.
-    vLLM itself notices only the use of CUDA through torch.  The user's variables stay.
+    A single rank runs in this process, several as forks if nothing prevents forks.  A fork reuses
+    the imports of this process; a fresh process takes 10 to 20 s to import vLLM.
     """
+    is_cpu = compat.is_cpu_build()
     if in_worker() and count == 1:
         # The engine core in this process: a table of two small models took 24 s on two cores, 63 s
         # with one more.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    elif (
-        METHOD not in os.environ and not compat.is_cpu_build()
-    ):  # on CPUs vLLM itself requires fresh processes
+    elif METHOD not in os.environ and not is_cpu:  # on CPUs vLLM itself requires fresh processes
+        # vLLM itself notices only the use of CUDA through torch.
         blockers = fork_blockers()
-        os.environ[METHOD] = "spawn" if blockers else "fork"
         if blockers:
-            print(
-                f"vLLM's processes are not forked: {'; '.join(blockers)}",
-                file=sys.stderr,
-                flush=True,
-            )
-    if compat.is_cpu_build() and count > 1:  # by default vLLM expects one NUMA node per rank
-        cores = sorted(os.sched_getaffinity(0))
-        size = max(len(cores) // count, 1)
-        parts = [cores[rank * size : (rank + 1) * size] or cores[-1:] for rank in range(count)]
-        os.environ.setdefault(
-            "VLLM_CPU_OMP_THREADS_BIND", "|".join(",".join(map(str, part)) for part in parts)
-        )
+            os.environ[METHOD] = "spawn"
+            reasons = "; ".join(blockers)
+            print(f"vLLM's processes are not forked: {reasons}", file=sys.stderr, flush=True)
+        else:
+            os.environ[METHOD] = "fork"
+    if is_cpu and count > 1:  # by default vLLM expects one NUMA node per rank
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores_of_ranks(count))
+
+
+def cores_of_ranks(count: int) -> str:
+    """Return this process's cores, divided among ``count`` ranks, as vLLM reads them: 0,1|2,3."""
+    cores = sorted(os.sched_getaffinity(0))
+    n_cores = max(len(cores) // count, 1)
+    shares = []
+    for rank in range(count):
+        # If there are fewer cores than ranks, the last ranks share a core.
+        share = cores[rank * n_cores : (rank + 1) * n_cores] or cores[-1:]
+        shares.append(",".join(str(core) for core in share))
+    return "|".join(shares)
 
 
 def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> None:
-    """Register the classes of a model's architectures with vLLM, which otherwise starts a Python to
-    inspect each.
+    """Register the classes of a model's architectures with vLLM, in this process.
 
-    That takes 14 to 20 s per architecture that is not in the cache below VLLM_CACHE_ROOT.  Only
-    architectures that the registry would import later are registered; without these names in vLLM,
-    nothing changes.
+    Otherwise vLLM starts a Python to inspect each, which takes 14 to 20 s per architecture that is
+    not in the cache below VLLM_CACHE_ROOT.  Only architectures that the registry would import later
+    are registered; without these names in vLLM, nothing changes.
     """
     overrides = options.get("hf_overrides")
-    named = {**config, **(overrides if isinstance(overrides, dict) else {})}.get(
-        "architectures"
-    ) or ()
+    complete = dict(config)
+    if isinstance(overrides, dict):
+        complete |= overrides
+    architectures = complete.get("architectures") or ()
     with suppress(Exception):  # vLLM reports import errors more clearly
         from vllm import ModelRegistry
 
-        for name in named:
-            held = ModelRegistry.models.get(name)
-            if type(held).__name__ == "_LazyRegisteredModel":
-                ModelRegistry.register_model(name, held.load_model_cls())
+        for name in architectures:
+            registered = ModelRegistry.models.get(name)
+            if type(registered).__name__ == "_LazyRegisteredModel":
+                ModelRegistry.register_model(name, registered.load_model_cls())

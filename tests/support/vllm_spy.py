@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from compare_q.backends.vllm.chunks import Chunk
 from compare_q.backends.vllm.extension import ScoringExtension
-from compare_q.backends.vllm.scorer import Chunk, Scorer
+from compare_q.backends.vllm.scorer import Scorer
+from compare_q.backends.vllm.step_scorer import StepScorer
 
 
 class SpyExtension(ScoringExtension):
@@ -28,14 +30,15 @@ class SpyExtension(ScoringExtension):
             self._spy["inside"] += logits.shape[0] * self._spy["inside_now"]
             return gather(processor, logits)
 
-        step = Scorer.step
+        step = StepScorer.step
 
-        def watched(*given: Any) -> None:
+        def watched(*args: Any) -> None:
             self._spy["inside_now"] = True
-            step(*given)
+            step(*args)
             self._spy["inside_now"] = False
 
-        LogitsProcessor._gather_logits, Scorer.step = counted, watched  # type: ignore[method-assign]
+        LogitsProcessor._gather_logits = counted
+        StepScorer.step = watched  # type: ignore[method-assign]
         return super().compare_q_install(decodes)
 
     def compare_q_spied(self) -> str:
@@ -76,28 +79,35 @@ class KeepingExtension(ScoringExtension):
     another shape.
     """
 
-    _compare_q_kept: dict[int, list[torch.Tensor]] | None = None
+    _compare_q_logits: dict[int, list[torch.Tensor]] | None = None
 
     def compare_q_install(self, decodes: bool = False) -> str:
-        both_logits = Scorer.both_logits
+        logits_of_both = Scorer.logits_of_both
 
-        def kept(scorer: Scorer, hidden: Any, chunk: Chunk) -> Any:
-            logits, reference = both_logits(scorer, hidden, chunk)
-            begin = 0
-            compares = scorer.plan.reference is not None  # not in a pass of the probe
-            for part in chunk.parts if self._compare_q_kept is not None and compares else ():
-                kept = self._compare_q_kept.setdefault(part.rows.window, [])
-                assert part.rows.begin == sum(map(len, kept))
-                kept.append(logits[begin : begin + part.n_rows].clone())
-                begin += part.n_rows
+        def noted(scorer: Scorer, states: torch.Tensor, chunk: Chunk) -> Any:
+            logits, reference = logits_of_both(scorer, states, chunk)
+            # Not in a run of the probe, which compares with no reference.
+            if self._compare_q_logits is not None and scorer.plan.reference is not None:
+                self._compare_q_note(logits, chunk)
             return logits, reference
 
-        Scorer.both_logits = kept  # type: ignore[method-assign]
+        Scorer.logits_of_both = noted  # type: ignore[method-assign]
         return super().compare_q_install(decodes)
+
+    def _compare_q_note(self, logits: torch.Tensor, chunk: Chunk) -> None:
+        """Append a chunk's logits to those of their windows, whose rows arrive in order."""
+        assert self._compare_q_logits is not None
+        begin = 0
+        for part in chunk.parts:
+            end = begin + part.n_rows
+            earlier = self._compare_q_logits.setdefault(part.rows.window, [])
+            assert part.rows.begin == sum(len(rows) for rows in earlier)
+            earlier.append(logits[begin:end].clone())
+            begin = end
 
     def compare_q_keep(self) -> None:
         """Keep the logits of the next run."""
-        self._compare_q_kept = {}
+        self._compare_q_logits = {}
 
     def compare_q_save(self, folder: str) -> None:
         """Write the kept logits to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of
@@ -105,6 +115,7 @@ class KeepingExtension(ScoringExtension):
         """
         from safetensors.torch import save_file
 
-        for window, parts in (self._compare_q_kept or {}).items():
+        assert self._compare_q_logits is not None
+        for window, parts in self._compare_q_logits.items():
             save_file({"logits": torch.cat(parts)}, Path(folder) / f"{window}.safetensors")
-        self._compare_q_kept = None
+        self._compare_q_logits = None

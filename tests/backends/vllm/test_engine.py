@@ -19,8 +19,9 @@ from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import compat, driver
+from compare_q.backends.vllm import compat, vllm_scores
 from compare_q.backends.vllm import vllm_engine as vllm_score
+from compare_q.backends.vllm.probe import plan_of
 from compare_q.backends.vllm.scoring_plan import ScoringPlan
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded, window_of
@@ -73,6 +74,7 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     """A second run has bit-identical scores, because the scheduler is paused while windows are
     queued.
     """
+    toy_engine.route = None  # probe it with these windows
     found = scores_of(toy_engine, WINDOWS)
     assert sorted(found) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
@@ -219,11 +221,11 @@ def test_an_interrupted_run_leaves_no_threads(
     with pytest.raises(ModelError) as damaged:
         scores_of(toy_engine, WINDOWS, against(broken))
     assert threading.active_count() <= before
-    plan = toy_engine.driver.plan(request, toy_engine.driver.probe(WINDOWS))
+    plan = plan_of(request, toy_engine.probe.result(WINDOWS), 1)
     with monkeypatch.context() as patch:
         patch.setattr("compare_q.backends.scoring.token_statistics.scores", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as failed:
-            list(toy_engine.driver.score(WINDOWS, plan))
+            list(vllm_scores.token_scores(toy_engine.driver, WINDOWS, plan))
     assert threading.active_count() <= before, (damaged, failed)  # held, with their frames
     assert_same(scores_of(toy_engine, WINDOWS, against(toy_store)), gold, atol=0.0)
 
@@ -283,7 +285,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
             assert_exact(found[window.index], logits, window, EXACT, ref)
         plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
-        list(backend.driver.score(WINDOWS, plan))
+        list(vllm_scores.token_scores(backend.driver, WINDOWS, plan))
         for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
             assert spied["inside"] == 0
             assert 0 < spied["all"] <= len(WINDOWS)
@@ -324,11 +326,15 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
 def test_scores_that_are_not_vllms_own_stop_the_run(
     toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, shift: str
 ) -> None:
-    own = driver.own_logprobs
-    changed = (
-        (lambda *a: np.roll(own(*a), 1)) if shift == "by one token" else (lambda *a: own(*a) - 0.5)
-    )
-    monkeypatch.setattr(driver, "own_logprobs", changed)
+    own_logprobs = vllm_scores.own_logprobs
+
+    def shifted(*args: Any) -> Any:
+        if shift == "by one token":
+            return np.roll(own_logprobs(*args), 1)
+        return own_logprobs(*args) - 0.5
+
+    monkeypatch.setattr(vllm_scores, "own_logprobs", shifted)
+    monkeypatch.setattr(toy_engine, "route", None)  # probe it again
     with pytest.raises(
         ModelError, match=r"scores differ from vLLM's own prompt_logprobs by .* \(rounding explains"
     ):
@@ -354,13 +360,13 @@ def test_a_text_that_repeats_one_word_is_scored(
     word = Window.scored_from(0, np.tile(np.array([5, 6, 7], np.int32), 30))
     other = Window.scored_from(1, np.arange(60, dtype=np.int32))
     doubted: list[int] = []
-    check = driver.VllmDriver.check_repetition
+    check = vllm_scores.check_repetition
 
     def noted(*args: Any, **keys: Any) -> None:
         doubted.append(args[1].index)
         check(*args, **keys)
 
-    monkeypatch.setattr(driver.VllmDriver, "check_repetition", noted)
+    monkeypatch.setattr(vllm_scores, "check_repetition", noted)
     with engine(tmp_path / "alike", logs / "alike.log", 100) as backend:
         found = scores_of(backend, [word, other])
         assert {0, 1} <= set(doubted)
@@ -430,6 +436,7 @@ def test_the_probe_runs_what_scoring_runs(
     toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, message: str
 ) -> None:
     spoil(toy_engine, monkeypatch, changed)
+    monkeypatch.setattr(toy_engine, "route", None)  # probe it again
     with pytest.raises(ModelError, match=message):
         scores_of(toy_engine, toy_windows(2, 100))
 
@@ -441,8 +448,7 @@ def test_windows_without_states_are_never_scored(
     """Compared with a reference whose states are also zero, such windows would have a KL divergence
     of 0.
     """
-    route = toy_engine.driver.probe(WINDOWS)
-    monkeypatch.setattr(toy_engine.driver, "probe", lambda windows: route)
+    monkeypatch.setattr(toy_engine, "route", toy_engine.probe.result(WINDOWS))
     spoil(toy_engine, monkeypatch, trimmed)
     with pytest.raises(ModelError, match=NO_STATES):
         next(iter(toy_engine.score(WINDOWS, against(toy_store))))
@@ -458,7 +464,7 @@ def test_kernels_that_add_in_another_order_every_time(
     drawn = torch.Generator().manual_seed(0)
     shaken = lambda states: states * (1 + 0.01 * torch.randn(states.shape, generator=drawn))  # noqa: E731
     spoil(toy_engine, monkeypatch, shaken, always=True)
-    assert toy_engine.driver.probe(toy_windows(2, 100)).states
+    assert toy_engine.probe.result(toy_windows(2, 100)).states
 
 
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:

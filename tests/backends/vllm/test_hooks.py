@@ -14,10 +14,10 @@ from torch import nn
 
 from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.vllm import hooks
+from compare_q.backends.vllm.chunks import chunks_of
 from compare_q.backends.vllm.extension import ScoringExtension
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
-from compare_q.backends.vllm.scorer import chunks_of
 from compare_q.backends.vllm.scoring_plan import TAG
 from tests.support.stores import numbers
 
@@ -262,7 +262,7 @@ def test_states_beside_enter_the_head_as_they_are(by_name: bool) -> None:
     """
     source = LogitsSource(model_of(by_name=by_name))
     hidden, beside = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
-    own, reference = source.local_beside(hidden, beside)
+    own, reference = source.logits_of_both(hidden, beside)
     torch.testing.assert_close(own, hidden / 2 @ WEIGHT.T)
     torch.testing.assert_close(reference, beside @ WEIGHT.T)
     assert torch.equal(source.states, hidden / 2)  # recorded by a reference

@@ -19,10 +19,13 @@ from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import token_statistics
-from compare_q.backends.vllm import driver
+from compare_q.backends.vllm import vllm_scores
+from compare_q.backends.vllm.chunks import CPU_ROWS
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows
-from compare_q.backends.vllm.scorer import CPU_ROWS, Scorer
-from compare_q.backends.vllm.scoring_plan import ScoringPlan
+from compare_q.backends.vllm.logits import ProbedLogits
+from compare_q.backends.vllm.probe_scorer import ProbeScorer
+from compare_q.backends.vllm.scorer import Scorer
+from compare_q.backends.vllm.scoring_plan import ProbePlan, ScoringPlan
 from tests.support.definitions import definitions, draw
 from tests.support.stores import IDENTITY, KEY, digest
 
@@ -63,7 +66,7 @@ def test_a_chunk_stays_under_256_mib(
     """
     under_test = scorer(vocab_size)
     under_test.comparison = comparison
-    rows = under_test.chunk_rows(hidden_size, 2)
+    rows = under_test.rows_per_chunk(hidden_size, 2)
     needed = rows * (
         2 * vocab_size * (1 + (comparison is not None)) + 2 * hidden_size * states + 48
     )
@@ -77,16 +80,16 @@ def test_chunks_by_hand() -> None:
     """255 MiB / 264,752 bytes per row = 1,009; with a reference, / 529,456 = 505; with one head, /
     554,032 = 482.
     """
-    assert scorer(128_256).chunk_rows(4096, 2) == 768
+    assert scorer(128_256).rows_per_chunk(4096, 2) == 768
     against = scorer(128_256)
     for against.comparison in (OTHER_HEAD, OWN_HEAD):
-        assert against.chunk_rows(4096, 2) == 384
-    assert scorer(128_256, tp_size=2).chunk_rows(4096, 2) == 1536
-    assert scorer(128_256, tp_size=2, gathered=True).chunk_rows(4096, 2) == 768
+        assert against.rows_per_chunk(4096, 2) == 384
+    assert scorer(128_256, tp_size=2).rows_per_chunk(4096, 2) == 1536
+    assert scorer(128_256, tp_size=2, gathered=True).rows_per_chunk(4096, 2) == 768
     assert (
-        scorer(128_256, soft_cap=30.0).chunk_rows(4096, 2) == 256
+        scorer(128_256, soft_cap=30.0).rows_per_chunk(4096, 2) == 256
     )  # two more copies: 343, rounded down
-    assert scorer(49_152, device="cpu").chunk_rows(576, 2) == CPU_ROWS
+    assert scorer(49_152, device="cpu").rows_per_chunk(576, 2) == CPU_ROWS
 
 
 @pytest.mark.parametrize("keys", [{}, {"device": "cpu"}, {"gathered": True}, {"soft_cap": 30.0}])
@@ -94,7 +97,7 @@ def test_when_one_product_gives_both_logits(keys: dict[str, Any]) -> None:
     """One product computes both on a GPU, if the reference's head is the model's own."""
     under_test = scorer(320, **keys)
     for under_test.comparison in (None, OWN_HEAD, OTHER_HEAD):
-        assert under_test.has_head_beside == (not keys and under_test.comparison is OWN_HEAD)
+        assert under_test.shares_reference_head == (not keys and under_test.comparison is OWN_HEAD)
 
 
 STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
@@ -167,14 +170,14 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
     one.step(STATES[200:300], [REQUEST._replace(start=200, n_rows=100)], tokens)
     one.buffers.land()
-    whole = one.buffers.finished(7)
+    whole = one.buffers.take(7)
     gold = stepped(Small(1000)).buffers.windows[7].statistics
     np.testing.assert_array_equal(np.delete(whole.statistics, 299, 0), np.delete(gold, 299, 0))
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
     missing = "window 7: vLLM computed no hidden states for 100 of its positions: .* scaled wrongly"
     with pytest.raises(ModelError, match=missing):
-        one.buffers.finished(7)
+        one.buffers.take(7)
 
 
 def reference_of(first: int, last: int) -> Any:
@@ -257,6 +260,40 @@ def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exceptio
     assert ranks.gathered == [[256, 256, 256, 230]] * 2
 
 
+class Probed:
+    """A model whose logits are its states; its second chunk fails."""
+
+    processors: tuple[Any, ...] = ()
+    processor = shard = None
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.chunks: list[int] = []
+
+    def probed(self, states: torch.Tensor) -> ProbedLogits:
+        self.chunks.append(len(states))
+        if len(self.chunks) == 2:
+            raise self.error
+        return ProbedLogits(states, 0.0, "no head")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str
+)
+def test_a_probe_computes_every_chunk_after_an_error(error: Exception) -> None:
+    """All ranks compute each chunk together: another rank would wait for ever."""
+    source: Any = Probed(error)
+    probe = ProbeScorer(source, ProbePlan(), torch.device("cpu"), 40, 2)
+    probe.step(STATES, [REQUEST], tokens)
+    assert source.chunks == [256, 256, 256, 230]
+    assert str(error).removesuffix(".") in probe.error
+    assert probe.collect([7]) == (
+        {"error": probe.error, "shard": (0, 40), "entries": 40, "counts": []},
+        b"",
+    )
+    assert probe.end()["head_reason"] == "no head"
+
+
 def test_what_is_collected() -> None:
     """Complete windows are collected; a window with a gap gives the reason; a rank without logits
     returns nothing.
@@ -334,7 +371,7 @@ class Flat(list[int]):
 )
 def test_a_missing_score_is_an_error(flat: Flat | None, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        driver.own_logprobs(Window.scored_from(3, np.array([5, 6, 7], np.int32)), flat)
+        vllm_scores.own_logprobs(Window.scored_from(3, np.array([5, 6, 7], np.int32)), flat)
 
 
 TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], np.int32))
@@ -360,5 +397,6 @@ def test_logits_that_do_not_change_with_the_token(alike: range, window: Window, 
     shard = np.random.default_rng(0).normal(size=(len(window.targets), 5)).astype(np.float32)
     same = shard.copy()
     same[alike, :3] = same[alike.start, :3]
-    assert driver.repetition(window, [same]) == driver.repetition(window, [same, same]) == end
-    assert not driver.repetition(window, [same, shard])
+    assert vllm_scores.repetition(window, [same]) == end
+    assert vllm_scores.repetition(window, [same, same]) == end
+    assert vllm_scores.repetition(window, [same, shard]) == 0

@@ -15,7 +15,8 @@ import pytest
 
 from compare_q.backends.base import Decode
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm.hooks import RequestRows, Steps
+from compare_q.backends.vllm.decode_steps import Steps
+from compare_q.backends.vllm.hooks import RequestRows
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.toy import ATOL_LOGPROB, toy_windows
 from tests.support.vllm_engine import WINDOWS, against, assert_exact, engine, scores_of
@@ -95,8 +96,7 @@ def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
 def test_steps_of_another_size_stop_the_model(
     decoding: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    route = decoding.driver.probe(WINDOWS)
-    monkeypatch.setattr(decoding.driver, "probe", lambda windows: route)
+    monkeypatch.setattr(decoding, "route", decoding.probe.result(WINDOWS))
     monkeypatch.setattr(decoding.driver, "step", 2)
     with pytest.raises(
         ModelError,
@@ -107,7 +107,10 @@ def test_steps_of_another_size_stop_the_model(
 
 @pytest.mark.engine
 def test_a_bug_of_decode_is_refused_in_decode_alone(
-    decoding: VllmEngine, toy_engine: VllmEngine, toy_store: Path
+    decoding: VllmEngine,
+    toy_engine: VllmEngine,
+    toy_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue
     99).
@@ -126,6 +129,8 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
         hooks += [
             layer.self_attn.attn.register_forward_pre_hook(halved) for layer in model.model.layers
         ]
+    for backend in (toy_engine, decoding):
+        monkeypatch.setattr(backend, "route", None)  # probe them again
     found = scores_of(toy_engine, windows, against(toy_store)).values()
     assert max(scores.kld.max() for scores in found if scores.kld is not None) < 1e-5
     with pytest.raises(ModelError, match="decode"):
