@@ -25,6 +25,7 @@ from . import loaded_layers
 from .decode_steps import Graphs, Steps, check_no_state
 from .hooks import attach, before_forwards
 from .logits import KeptLogits, LogitsSource
+from .private_names import RANK_NAMES, check_attributes, check_names
 from .probe_scorer import ProbeScorer
 from .scorer import Scorer
 from .scoring_plan import ProbePlan, ScoringPlan
@@ -51,6 +52,8 @@ class ScoringExtension:
         the next token, or a model that vLLM would compute differently when it generates.
         """
         generation = attach(self.model_runner, self._compare_q_current)
+        check_names(RANK_NAMES)
+        check_attributes(self, ("get_kv_cache_spec",), "sizes of KV caches")
         from vllm.config import set_current_vllm_config
         from vllm.v1.sample import sampler
 

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.comparison import StoredRows
-from .compat import NEWEST, OLDEST
+from .installed_vllm import NEWEST, OLDEST
+from .private_names import check_attributes
 from .scoring_plan import TAG
 
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ def attach_v1(runner: Any, current: Current) -> None:
     """Hook the first generation of model runners, whose prompts are lists on the host."""
     original = runner._get_prompt_logprobs_dict
     check_signature(original, V1_STEP)
+    # In a hook, an AttributeError would kill the engine.
+    rows_of_step = "whose rows a step has (V1 runner)"
+    check_attributes(runner, ("requests", "query_start_loc", "input_batch"), rows_of_step)
+    check_attributes(runner.input_batch, ("req_id_to_index",), rows_of_step)
 
     def step(
         hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any
@@ -161,6 +166,8 @@ def attach_v2(worker: Any, current: Current) -> None:
 
     Its prompts are rows of a table on the GPU.
     """
+    tags_of_requests = "tags of requests (V2 runner)"
+    check_attributes(worker, ("add_request", "remove_request"), tags_of_requests)
     add = worker.add_request
     compute = worker.compute_prompt_logprobs
     remove = worker.remove_request

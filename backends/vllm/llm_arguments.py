@@ -1,6 +1,6 @@
 """The ``engine`` object of a ``vllm_score`` spec: its checks, and the arguments of ``LLM(...)``.
 
-vLLM is not imported here: the names of its arguments come from ``compat.py``.
+vLLM is not imported here: the names of its arguments come from ``installed_vllm.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..common.errors import InputError
 from ..common.message_text import nearest, printable
 from ..layers import noise
 from ..layers.schemes import ROUTED, declared, number_format
-from . import compat, decode
+from . import decode, installed_vllm
 from .kv_cache import BATCHED_TOKENS_GPU, cache_arguments
 
 SET_BY_COMPARE_Q = (
@@ -82,12 +82,12 @@ def check_options(model: PlannedModel) -> None:
                 f"engine.{name}: set by compare_q; use model_dir and revision of the spec"
             )
     for name in ("quantization", "load_format"):
-        compat.check_plugin(f"engine.{name}", str(options.get(name)))
+        installed_vllm.check_plugin(f"engine.{name}", str(options.get(name)))
     if options.get("load_format") in PICKLED:
         raise InputError(
             f"engine.load_format: {options['load_format']} loads pickled weights; leave it out"
         )
-    check_names(options, compat.arguments() | OWN_OPTIONS, "the installed vLLM")
+    check_names(options, installed_vllm.arguments() | OWN_OPTIONS, "the installed vLLM")
     check_values(options)
     for name, reason in BREAKS_STATES.items():
         if options.get(name):
@@ -113,9 +113,9 @@ def check_options(model: PlannedModel) -> None:
 
 def check_values(options: Mapping[str, Any]) -> None:
     """Raise InputError for the first value that the installed vLLM does not list."""
-    for name in compat.ALLOWED:
+    for name in installed_vllm.ALLOWED:
         value = options.get(name)
-        allowed = compat.allowed_values(name)
+        allowed = installed_vllm.allowed_values(name)
         if not allowed or not isinstance(value, str) or value.lower() == "auto":
             continue
         spelling = value
@@ -147,7 +147,7 @@ def check_checkpoint(model: PlannedModel, folder: Path) -> None:
         raise InputError(
             "engine.quantization_config: vLLM ignores it without engine.quantization; give both"
         )
-    compat.check_plugin("model_dir", str(config.quantization.get("quant_method")))
+    installed_vllm.check_plugin("model_dir", str(config.quantization.get("quant_method")))
     nvfp4_layers = nvfp4_scales.nvfp4_layers(folder)
     nvfp4_scales.check_scales(folder, nvfp4_layers)
     check_kernels(folder, config.quantization, options, nvfp4_layers)
@@ -172,7 +172,7 @@ def check_kernels(
     vLLM itself may fail only in its first step.  ``nvfp4``: names of the checkpoint's NVFP4 layers.
     """
     experts = [name for name in nvfp4 if ROUTED.match(name)]
-    if experts and compat.computes_on_cpu():
+    if experts and installed_vllm.computes_on_cpu():
         raise InputError(
             f"model_dir: {experts[0]}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a "
             "GPU"
@@ -190,7 +190,7 @@ def missing_kernel(quantization: Mapping[str, Any], options: Mapping[str, Any]) 
 
     "" if vLLM has all kernels.
     """
-    if not compat.computes_on_cpu():
+    if not installed_vllm.computes_on_cpu():
         return ""
     formats: set[str] = set()
     for scheme in declared(quantization).schemes():
@@ -249,7 +249,7 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
         "trust_remote_code": False,
         "enforce_eager": True,
     }
-    if TRIMS in compat.arguments():
+    if TRIMS in installed_vllm.arguments():
         arguments[TRIMS] = False
     if model.decode is not None:
         arguments |= decode.llm_arguments(model.decode, model.options, cpu=cpu)

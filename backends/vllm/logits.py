@@ -18,6 +18,7 @@ import torch
 from ..reference.comparison import LoadedHead
 from ..reference.head import Head, head_difference, largest_difference
 from .hooks import RequestRows, Tokens, check_signature
+from .private_names import check_attributes
 
 if TYPE_CHECKING:
     from ..reference.head import RecomputableHead
@@ -27,6 +28,8 @@ CALL = ("lm_head", "hidden_states", "embedding_bias")
 GATHER = ("logits",)
 """The first parameters of a LogitsProcessor, and of its method that collects the logits of all
 ranks."""
+PROCESSOR = ("org_vocab_size", "logits_as_input", "soft_cap", "scale")
+"""Attributes of a LogitsProcessor that are read."""
 
 
 class ProbedLogits(NamedTuple):
@@ -60,6 +63,9 @@ class LogitsSource:
         for processor in self.processors:
             check_signature(processor.forward, CALL)
             check_signature(processor._gather_logits, GATHER)
+            check_attributes(
+                processor, PROCESSOR, "logits of one rank, and the head of a reference"
+            )
             processor.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     def _capture(self, processor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

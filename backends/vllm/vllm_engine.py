@@ -56,7 +56,7 @@ from ..common.process import fork_blockers, in_worker, is_generic, root_cause, w
 from ..hub import local_folder
 from ..layers import groups, noise
 from ..layers.groups import KVCache
-from . import compat, loaded_layers
+from . import installed_vllm, loaded_layers
 from .decode import PrefillCheck
 from .driver import VllmDriver, has_own_process
 from .fused_blocks import WRONG_ROWS, misplaced_scales
@@ -69,6 +69,7 @@ from .llm_arguments import (
     quantized_on_load,
     ranks,
 )
+from .private_names import WORKER_NAMES, check_names
 from .probe import Probe, ProbeResult, plan_of
 from .vllm_scores import checked_tokens, token_scores
 
@@ -138,8 +139,8 @@ class VllmEngine(Engine):
     capabilities = Capabilities(
         load_fns=("vllm_score",),
         fwd_fn="vllm_score",
-        packages=compat.PACKAGES,
-        install=compat.INSTALL,
+        packages=installed_vllm.PACKAGES,
+        install=installed_vllm.INSTALL,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
         decodes=512,
@@ -167,13 +168,13 @@ class VllmEngine(Engine):
     @classmethod
     def option_names(cls) -> Collection[str] | None:
         try:
-            return compat.arguments() | OWN_OPTIONS
+            return installed_vllm.arguments() | OWN_OPTIONS
         except InputError:  # vLLM is not installed in this Python
             return None
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
-        compat.check_version()
+        installed_vllm.check_version()
         check_options(model)
         folder = Path(model.model_dir)
         if folder.is_dir():
@@ -188,7 +189,8 @@ class VllmEngine(Engine):
         from vllm import EngineArgs
 
         try:
-            arguments = engine_arguments(model, config.raw, cpu=compat.is_cpu_build())
+            check_names(WORKER_NAMES)
+            arguments = engine_arguments(model, config.raw, cpu=installed_vllm.is_cpu_build())
             EngineArgs(
                 model.model_dir, skip_tokenizer_init=True, **arguments
             ).create_engine_config()
@@ -233,25 +235,26 @@ class VllmEngine(Engine):
         For example VLLM_CPU_INT4_W4A8.
         """
         defaults = {}
-        if compat.is_cpu_build():
+        if installed_vllm.is_cpu_build():
             defaults[RESERVED] = "0"  # as ``set_environment`` sets it, unless the user does
-        packages = computing(*compat.PACKAGES, plugins=PLUGIN_GROUPS)
+        packages = computing(*installed_vllm.PACKAGES, plugins=PLUGIN_GROUPS)
         return packages | defaults | machine.variables(("VLLM_",), HARMLESS)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         set_environment(verbose=verbose)
         worker = "vllm.v1.worker.gpu_worker"
-        if compat.is_cpu_build():
+        if installed_vllm.is_cpu_build():
             worker = "vllm.v1.worker.cpu_worker"
         for module in ("vllm", *IMPORTED_ON_LOAD, worker, EXTENSION.rpartition(".")[0]):
-            # Not in this version of vLLM; loading reports what is wrong with it.
-            with suppress(ImportError):
+            # Not in this version of vLLM; loading reports what is wrong with it.  The extension uses
+            # private names when it is imported.
+            with suppress(ImportError, AttributeError):
                 importlib.import_module(module)
 
     def load(self) -> None:
         folder = local_folder(self.planned.model_dir)
-        is_cpu = compat.is_cpu_build()
+        is_cpu = installed_vllm.is_cpu_build()
         decode = self.planned.decode
         config = CheckpointConfig.read(folder)
         self.arguments = engine_arguments(self.planned, config.raw, cpu=is_cpu)
@@ -262,6 +265,7 @@ class VllmEngine(Engine):
         self.phase_start = self.log_start
         try:
             allow_whole_context(self.planned, config)
+            check_names(WORKER_NAMES)
             from vllm import LLM
 
             self.llm = LLM(
@@ -387,7 +391,7 @@ class VllmEngine(Engine):
     def notes(self, dtype: str) -> list[str]:
         """Return notes on the version, the check of decode, and the model's ``dtype``."""
         notes = []
-        untested = compat.untested()
+        untested = installed_vllm.untested()
         if untested:
             notes.append(untested)
         if self.prefill_check is not None and self.prefill_check.mean_difference is None:
@@ -474,7 +478,7 @@ def set_environment(*, verbose: bool) -> None:
         level = "INFO"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", level)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if compat.is_cpu_build():
+    if installed_vllm.is_cpu_build():
         # vLLM keeps one core for its front end, which idles here: two windows of 2048 took 20 s on
         # 1 of 2 cores, 6.5 s on both.
         os.environ.setdefault(RESERVED, "0")
@@ -491,7 +495,7 @@ def set_ranks(count: int) -> None:
     A single rank runs in this process, several as forks if nothing prevents forks.  A fork reuses
     the imports of this process; a fresh process takes 10 to 20 s to import vLLM.
     """
-    is_cpu = compat.is_cpu_build()
+    is_cpu = installed_vllm.is_cpu_build()
     if in_worker() and count == 1:
         # The engine core in this process: a table of two small models took 24 s on two cores, 63 s
         # with one more.

@@ -15,7 +15,7 @@ import torch
 from packaging.version import Version
 
 from compare_q.backends.base import Window
-from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import installed_vllm
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.stores import recorded
 from tests.support.vllm_engine import ARGUMENTS, WINDOWS, WORDS, engine
@@ -80,6 +80,6 @@ def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     unchecked = replace(VllmEngine.capabilities, packages=())
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
-    monkeypatch.setattr(compat, "installed", lambda: ("vllm", Version("0.32.0")))
-    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS)
-    monkeypatch.setattr(compat, "allowed_values", WORDS.get)
+    monkeypatch.setattr(installed_vllm, "installed", lambda: ("vllm", Version("0.32.0")))
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS)
+    monkeypatch.setattr(installed_vllm, "allowed_values", WORDS.get)

@@ -19,7 +19,7 @@ from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import compat, vllm_scores
+from compare_q.backends.vllm import installed_vllm, vllm_scores
 from compare_q.backends.vllm import vllm_engine as vllm_score
 from compare_q.backends.vllm.probe import plan_of
 from compare_q.backends.vllm.scoring_plan import ScoringPlan
@@ -90,7 +90,7 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     assert said["model_class"] == "LlamaForCausalLM"
     longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
     assert longest == [100, 150]
-    assert said["scorer"]["checked"] == (2 * 63 if compat.is_cpu_build() else 99 + 149)
+    assert said["scorer"]["checked"] == (2 * 63 if installed_vllm.is_cpu_build() else 99 + 149)
     assert said["scorer"]["largest"] < ATOL_BATCH
     assert said["scorer"]["gathered"] is False
 

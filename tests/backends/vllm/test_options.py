@@ -14,7 +14,7 @@ from compare_q.backends.base import Decode, PlannedModel, ScoreRequest
 from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import installed_vllm
 from compare_q.backends.vllm.llm_arguments import check_checkpoint, engine_arguments
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.checkpoints import ENDS, write_checkpoint
@@ -70,8 +70,8 @@ def test_windows_that_the_spec_has_split(
     toy_model: Path, cache: str, chunked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spec that splits windows is refused only if vLLM would forget their first part."""
-    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
-    monkeypatch.setattr(compat, "allowed_values", lambda _: None)
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
+    monkeypatch.setattr(installed_vllm, "allowed_values", lambda _: None)
     given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
     assert refusal(VllmEngine.check, request_for(toy_model, **given)) == (
         f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
@@ -179,7 +179,7 @@ SET = 'set by compare_q with "phase": "decode";'
 def test_options_with_which_steps_would_be_others(
     toy_model: Path, name: str, given: object, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {name})
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {name})
     said = refusal(VllmEngine.check, decoding(toy_model, 2, 32, **{name: given}))
     assert said == f"engine.{name}: {reason}"
 
@@ -246,7 +246,7 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An option of newer versions is set to false if it exists; options that are off are accepted."""
-    monkeypatch.setattr(compat, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
     said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
     assert said.startswith(
@@ -380,7 +380,7 @@ def test_formats_without_a_kernel_on_a_cpu(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(machine, "has_avx512", lambda: avx512)
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: True)
     assert VllmEngine.missing_kernel(quantization, options) == kernel
     folder = write_checkpoint(
         tmp_path, {"a.weight": ("BF16", 1)}, {"quantization_config": quantization}
@@ -391,7 +391,7 @@ def test_formats_without_a_kernel_on_a_cpu(
         assert refusal(check_checkpoint, request, folder) == said
     else:
         check_checkpoint(request, folder)
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: False)
     assert VllmEngine.missing_kernel(quantization, options) == ""
     check_checkpoint(request, folder)
 
@@ -405,13 +405,13 @@ def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     }
     entries = {f"{name}.{part}": entry for part, entry in parts.items()}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": config_of(NVFP4, NVFP4)})
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: True)
     said = refusal(check_checkpoint, request_for(folder), folder)
     assert (
         said
         == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
     )
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: False)
     check_checkpoint(request_for(folder), folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
-from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import installed_vllm
 from compare_q.eval.cli.flag_table import flags_of
 from tests.support.toy import (
     FAKE,
@@ -23,7 +23,7 @@ from tests.support.toy import (
     needs_accelerate,
 )
 
-needs_vllm = pytest.mark.skipif(compat.installed() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(installed_vllm.installed() is None, reason="vLLM is not installed")
 
 
 RUN = "-d {data} -m {models}"

@@ -16,7 +16,7 @@ from compare_q import backends
 from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
 from compare_q.backends.common import machine
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import installed_vllm
 from compare_q.eval.cli import shorthand
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs import spec_files
@@ -78,7 +78,7 @@ def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
         return named.spec.load_fn, named.reason
 
     monkeypatch.setattr(backends.base.Capabilities, "installed", lambda self: ("x", "1"))
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: True)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: True)
     why = "compressed-tensors weights; vllm_score has no kernel for"
     assert chosen() == ("transformers_auto_bf16", f"{why} NVFP4 W4A16 on CPUs")
     weights |= {"type": "int", "strategy": "group", "group_size": 32}
@@ -86,7 +86,7 @@ def test_formats_for_which_vllm_has_no_kernel_go_to_transformers(
         monkeypatch.setattr(machine, "has_avx512", lambda avx512=avx512: avx512)
         assert chosen()[0] == load_fn
     assert chosen()[1] == f"{why} W4A16 on CPUs without AVX-512"
-    monkeypatch.setattr(compat, "computes_on_cpu", lambda: False)
+    monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: False)
     assert chosen()[0] == "vllm_score"
 
 

