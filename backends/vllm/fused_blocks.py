@@ -22,55 +22,85 @@ from ..layers.module_names import FUSED_AS, fused_layers, is_outside
 from ..layers.schemes import ROUTED, declared
 
 WRONG_ROWS = (
-    "the scales of the other parts fall on wrong rows; quantize per channel, or in blocks whose rows divide each part, "
-    "and its share on each GPU"
+    "the scales of the other parts fall on wrong rows; quantize per channel, or in blocks whose "
+    "rows divide each part, and its share on each GPU"
 )
 WHOLE_ON_EACH_RANK = {"q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv"}
 """Parts of latent attention, which each rank computes whole."""
 KEYS_AND_VALUES = {"k_proj", "v_proj", "wk", "wv", "key", "value"}
-"""Parts that are divided by heads; if there are fewer heads than ranks, several ranks have the same
-head."""
+"""Parts that are divided by heads.
+
+If there are fewer heads than ranks, several ranks have the same head.
+"""
 
 
 def misplaced_scales(checkpoint: Checkpoint, ranks: int) -> Iterator[str]:
-    """Yield a clause per fused group whose scales vLLM would put on wrong rows; ``ranks``: tensor
-    parallel size.
+    """Yield a clause per fused group whose scales vLLM would put on wrong rows.
+
+    ``ranks``: tensor parallel size.
     """
     heights = block_heights(checkpoint)
     for group in fused_groups(heights):
-        parts = [(path, rows) for path in group for rows in parts_of(path, checkpoint)]
-        for number, (path, rows) in enumerate(parts):
-            shares = divided_by(path, checkpoint.config, ranks)
-            is_last = number == len(parts) - 1 and shares == 1
-            own, height = rows // shares, heights[path]
-            if own % height and not is_last:
-                names = ", ".join(name.rpartition(".")[2] for name in group)
-                place = path if len(parts) == len(group) else f"a part of {path}"
-                each = f" ({own:,} on each of {ranks} GPUs)" if shares > 1 else ""
-                yield f"{place} has {rows:,} rows{each}, no multiple of the {height} in a block, and vLLM fuses {names}"
-                break
+        clause = misplaced_part(group, heights, checkpoint, ranks)
+        if clause:
+            yield clause
+
+
+def misplaced_part(
+    group: tuple[str, ...], heights: dict[str, int], checkpoint: Checkpoint, ranks: int
+) -> str:
+    """Return a clause on the first part of a fused group that ends inside a block; "" if none."""
+    parts = []
+    for path in group:
+        for rows in parts_of(path, checkpoint):
+            parts.append((path, rows))
+    for number, (path, rows) in enumerate(parts):
+        shares = divided_by(path, checkpoint.config, ranks)
+        rows_of_rank = rows // shares
+        height = heights[path]
+        # Nothing follows the last part, unless ranks divide it.
+        is_last = number == len(parts) - 1 and shares == 1
+        if rows_of_rank % height == 0 or is_last:
+            continue
+        names = ", ".join(name.rpartition(".")[2] for name in group)
+        place = path
+        if len(parts) != len(group):
+            place = f"a part of {path}"
+        share = ""
+        if shares > 1:
+            share = f" ({rows_of_rank:,} on each of {ranks} GPUs)"
+        return (
+            f"{place} has {rows:,} rows{share}, no multiple of the {height} in a block, and vLLM "
+            f"fuses {names}"
+        )
+    return ""
 
 
 def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
-    """Module -> rows of an FP8 block, for modules of the text model that have blocks and are not
-    routed experts.
+    """Return module -> rows of an FP8 block.
+
+    These are the modules of the text model that have blocks and are not routed experts.
     """
-    stated, heights = declared(checkpoint.config.quantization), dict[str, int]()
+    schemes = declared(checkpoint.config.quantization)
+    heights: dict[str, int] = {}
     for module, parts in checkpoint.quantized.items():
         if ROUTED.match(module) or is_outside(module) or not checkpoint.role(module):
             continue
         if not parts[main_part(parts) or ""].dtype.startswith("F8_E"):
             continue
-        scheme = stated.of(module)
-        block = re.fullmatch(r"fp8 block (\d{1,9})x\d{1,9}", scheme.weights if scheme else "")
-        if block and int(block[1]):
+        scheme = schemes.of(module)
+        if scheme is None:
+            continue
+        block = re.fullmatch(r"fp8 block (\d{1,9})x\d{1,9}", scheme.weights)
+        if block is not None and int(block[1]) > 0:
             heights[module] = int(block[1])
     return heights
 
 
 def fused_groups(modules: dict[str, int]) -> Iterator[tuple[str, ...]]:
-    """Yield groups of modules that vLLM fuses, also DeepSeek-V4's wq_a and wkv, in the order of the
-    fused matrix.
+    """Yield groups of modules that vLLM fuses, in the order of the fused matrix.
+
+    DeepSeek-V4's wq_a and wkv are such a group, too.
     """
     yield from fused_layers(modules)
     first, second = FUSED_AS["fused_wqa_wkv"]
@@ -81,16 +111,19 @@ def fused_groups(modules: dict[str, int]) -> Iterator[tuple[str, ...]]:
 
 
 def parts_of(path: str, checkpoint: Checkpoint) -> list[int]:
-    """Return the rows of each part of a stored matrix: one part, or q, k and v of a delta net's
-    ``in_proj_qkv``.
+    """Return the rows of each part of a stored matrix.
+
+    It has one part, or q, k and v in a delta net's ``in_proj_qkv``.
     """
     parts = checkpoint.quantized[path]
     rows = parts[main_part(parts) or ""].shape[-2]
-    if path.rpartition(".")[2] == "in_proj_qkv":
-        text = checkpoint.config.text
-        heads, size = text.get("linear_num_key_heads"), text.get("linear_key_head_dim")
-        if type(heads) is int and type(size) is int and 0 < 2 * heads * size < rows:
-            return [heads * size, heads * size, rows - 2 * heads * size]
+    if path.rpartition(".")[2] != "in_proj_qkv":
+        return [rows]
+    text = checkpoint.config.text
+    heads = text.get("linear_num_key_heads")
+    size = text.get("linear_key_head_dim")
+    if type(heads) is int and type(size) is int and 0 < 2 * heads * size < rows:
+        return [heads * size, heads * size, rows - 2 * heads * size]
     return [rows]
 
 

@@ -247,8 +247,8 @@ class VllmEngine(Engine):
         if installed_vllm.is_cpu_build():
             worker = "vllm.v1.worker.cpu_worker"
         for module in ("vllm", *IMPORTED_ON_LOAD, worker, EXTENSION.rpartition(".")[0]):
-            # Not in this version of vLLM; loading reports what is wrong with it.  The extension uses
-            # private names when it is imported.
+            # Not in this version of vLLM; loading reports what is wrong with it.  The extension
+            # uses private names when it is imported.
             with suppress(ImportError, AttributeError):
                 importlib.import_module(module)
 
