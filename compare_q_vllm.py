@@ -36,7 +36,8 @@ try:
     from compare_q.backends.vllm.vllm_engine import VllmEngine
 except ModuleNotFoundError as missing:
     sys.exit(
-        f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: pip install -e COMPARE_Q"
+        f"compare_q_vllm.py: {missing}; link the file to its compare_q checkout, or: "
+        "pip install -e COMPARE_Q"
     )
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ if TYPE_CHECKING:
 def load_vllm_score(
     model_dir: str | list[Any], size: int = 2048 + 512
 ) -> tuple[VllmEngine, Any, Any, Any]:
-    """Load a model for windows of at most ``size`` tokens, as upstream's compare_q calls a
-    ``load_fn``.
+    """Load a model for windows of at most ``size`` tokens: upstream's compare_q's ``load_fn``.
 
     Returns (model, bits per weight of the layers, of the head, bits of both together).
     ``model_dir`` is a folder, a hub id, or ``[folder or hub id, options of LLM()]``.  Raises
     CompareQError with the reason, also if the stored size is unknown: upstream's table cannot show
     "unknown".
     """
-    name, options = model_dir if isinstance(model_dir, list) else (model_dir, {})
+    name = model_dir
+    options: dict[str, Any] = {}
+    if isinstance(model_dir, list):
+        name, options = model_dir
     if options.get("noise") is not None:
         raise InputError("engine.noise: not supported for these logits; leave it out")
     folder = hub.resolve(name, None)
@@ -78,8 +81,9 @@ def load_vllm_score(
 
 
 def new_log() -> Path:
-    """Create an empty log that only this user can read, under a new name; it is deleted when the
-    program ends.
+    """Create an empty log that only this user can read, under a new name.
+
+    It is deleted when the program ends.
     """
     descriptor, name = tempfile.mkstemp(prefix="compare_q_vllm.", suffix=".log")
     os.close(descriptor)
@@ -91,11 +95,10 @@ def new_log() -> Path:
 def fwd_vllm_score(
     model: VllmEngine, input_ids: torch.Tensor, chunk_rows: int = 1024
 ) -> torch.Tensor:
-    """Logits [1, L, V] of ``input_ids`` [1, L], as upstream's compare_q calls a ``fwd_fn``;
-    ModelError.
+    """Return the logits [1, L, V] of ``input_ids`` [1, L]: upstream's compare_q's ``fwd_fn``.
 
     They are on the CPU, in the model's dtype.  The head's product runs over ``chunk_rows``
-    positions at a time.
+    positions at a time.  ModelError for another shape, or if vLLM leaves out positions.
     """
     from safetensors.torch import load_file
     from vllm import SamplingParams
@@ -113,7 +116,8 @@ def fwd_vllm_score(
         computed = max(model.llm.collective_rpc("compare_q_save_logits", args=(file,)))
         if computed != input_ids.shape[1]:
             raise ModelError(
-                f"vLLM computed {computed} rows of logits for a window of {input_ids.shape[1]} tokens"
+                f"vLLM computed {computed} rows of logits for a window of {input_ids.shape[1]} "
+                "tokens"
             )
         logits: torch.Tensor = load_file(file)["logits"]
     return logits.unsqueeze(0)
@@ -180,10 +184,9 @@ def specs_of(args: argparse.Namespace) -> tuple[Any, Any]:
         "model_dir": args.model,
         "engine": {name: value for name, value in engine.items() if value is not None},
     }
-    given = {name: value for name, value in data.items() if value is not None}
-    return parse_data_spec(given, Path("command line")), parse_model_spec(
-        model, Path("command line")
-    )
+    data_fields = {name: value for name, value in data.items() if value is not None}
+    source = Path("command line")
+    return parse_data_spec(data_fields, source), parse_model_spec(model, source)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,13 +209,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    perplexity = "n/a" if result.ppl is None else f"{result.ppl:.4f}"
+    perplexity = "n/a"
+    if result.ppl is not None:
+        perplexity = f"{result.ppl:.4f}"
     print(f"Perplexity: {perplexity}\nTokens: {result.tokens}\nWindows: {result.windows}")
     if result.non_finite:
         print(f"Positions without a finite log-probability, left out: {result.non_finite}")
-    print(
-        f"Seconds: {result.score_seconds:.2f}{' (measured earlier, from the cache)' if result.from_cache else ''}"
-    )
+    origin = ""
+    if result.from_cache:
+        origin = " (measured earlier, from the cache)"
+    print(f"Seconds: {result.score_seconds:.2f}{origin}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A real vLLM in float32 for tests: its start, the windows that it scores, and the correct scores."""
+"""A real vLLM in float32 for tests: its start, its windows, and the correct scores."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.toy import (
     with_gaps,
 )
 
-EAGER = {
-    "enforce_eager": True,
-    "dtype": "float32",
-    **({"gpu_memory_utilization": 0.05} if GPU else {}),
-}
-EXACT = 1e-3 if GPU else 1e-5  # products of other shapes differ by up to 3e-4 in TF32
+EAGER: dict[str, Any] = {"enforce_eager": True, "dtype": "float32"}
+EXACT = 1e-5
+if GPU:
+    EAGER["gpu_memory_utilization"] = 0.05
+    # Products of other shapes differ by up to 3e-4 in TF32.
+    EXACT = 1e-3
 FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
 WINDOWS = [
     *toy_windows(4, 100),
@@ -88,30 +88,32 @@ def engine(
     alone: bool = False,
     **options: Any,
 ) -> Iterator[VllmEngine]:
-    """Yield a vLLM whose variables are in this process's environment only while it starts: it may
-    outlive the test.
+    """Yield a vLLM; its variables are in this process's environment only while it starts.
 
     On a CPU it runs in this process, as in a compare_q worker: two processes that import vLLM take
     35 s, this takes 1.  ``alone``: run it in a separate process, as a mixture needs, because
     experts have their own process group.
     """
     engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
-    beside = (
-        nullcontext if alone or GPU or options.get("tensor_parallel_size", 1) > 1 else beside_others
-    )
+    has_processes = alone or GPU or options.get("tensor_parallel_size", 1) > 1
+    sharing: Any = in_this_process
+    if has_processes:
+        sharing = nullcontext
+    # The engine may outlive the test.
     try:
-        with as_before(), beside(), captured(log):
+        with as_before(), sharing(), captured(log):
             engine.load()
         yield engine
     finally:
-        with as_before(), beside():
+        with as_before(), sharing():
             engine.close()
 
 
 @contextmanager
-def beside_others() -> Iterator[None]:
-    """Let engines share this process: each reads the environment again, and the process group is
-    kept for all.
+def in_this_process() -> Iterator[None]:
+    """Let engines share this process.
+
+    Each reads the environment again, and the process group is kept for all.
     """
     from vllm import envs
     from vllm.v1.engine import core
@@ -147,7 +149,7 @@ def against(store: Path, vocab_size: int = TOY_VOCAB) -> ScoreRequest:
 
 
 def assert_exact(
-    found: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None
+    scores: TokenScores, logits: torch.Tensor, window: Window, atol: float, ref: Any = None
 ) -> None:
     """Compare every score with float64 results from whole logits [L, V]."""
     scored = torch.from_numpy(window.positions - 1).long()
@@ -165,7 +167,7 @@ def assert_exact(
             "ref_logprob": np.array(brute_force(ref, window)),
             "ref_top1_logprob": p.max(-1).values.numpy(),
         }
-        np.testing.assert_array_equal(found.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
-    np.testing.assert_array_equal(found.top1, (q.argmax(-1) == targets).numpy())
+        np.testing.assert_array_equal(scores.same_top, (p.argmax(-1) == q.argmax(-1)).numpy())
+    np.testing.assert_array_equal(scores.top1, (q.argmax(-1) == targets).numpy())
     for field, value in gold.items():
-        np.testing.assert_allclose(getattr(found, field), value, atol=atol, rtol=0)
+        np.testing.assert_allclose(getattr(scores, field), value, atol=atol, rtol=0)

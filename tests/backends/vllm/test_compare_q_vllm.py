@@ -33,8 +33,9 @@ it."""
 
 @pytest.mark.engine
 def test_logits_are_the_models_own(toy_model: Path) -> None:
-    """Logits [1, L, V] for every position including the last, also if the window is prefilled in
-    chunks of 64.
+    """Logits [1, L, V] for every position including the last.
+
+    The windows are prefilled in chunks of 64.
     """
     from transformers import AutoModelForCausalLM
 
@@ -43,14 +44,12 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
     )
     try:
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
-        assert (
-            model.planned.max_tokens == 256
-        )  # upstream requests length + 512; the toy's context is 256
+        # Upstream requests length + 512; the toy's context is 256.
+        assert model.planned.max_tokens == 256
         reference = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.float32)
-        for window in [
-            *toy_windows(2, 150),
-            toy_windows(1, 150)[0],
-        ]:  # the first one again: without prefix cache
+        windows = toy_windows(2, 150)
+        # The first one again: no position comes from the cache of prefixes.
+        for window in [*windows, windows[0]]:
             ids = torch.from_numpy(window.token_ids).long()[None]
             logits = compare_q_vllm.fwd_vllm_score(model, ids)
             assert logits.shape == (1, 150, TOY_VOCAB)
@@ -113,11 +112,13 @@ def run(script: str, *words: object) -> str:
 
 
 def test_the_log_has_a_new_name_and_is_deleted_at_the_end(tmp_path: Path) -> None:
-    """The folder of temporary files may be shared: a name that can be guessed could be another
-    user's link.
-    """
-    code = "import compare_q_vllm, os; logs = [compare_q_vllm.new_log() for _ in range(2)]; print(*logs)\n"
-    code += "print(*(oct(os.stat(log).st_mode & 0o777) for log in logs))"
+    """In a shared folder, a name that can be guessed could be another user's link."""
+    code = """
+import compare_q_vllm, os
+logs = [compare_q_vllm.new_log() for _ in range(2)]
+print(*logs)
+print(*(oct(os.stat(log).st_mode & 0o777) for log in logs))
+"""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -127,7 +128,7 @@ def test_the_log_has_a_new_name_and_is_deleted_at_the_end(tmp_path: Path) -> Non
         check=True,
         env=environment,
     )
-    logs, modes = map(str.split, done.stdout.splitlines())
+    logs, modes = [line.split() for line in done.stdout.splitlines()]
     assert len(set(logs)) == 2
     assert {Path(log).parent for log in logs} == {tmp_path}
     assert modes == ["0o600"] * 2

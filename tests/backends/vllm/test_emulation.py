@@ -1,4 +1,4 @@
-"""NVFP4 W4A4 on a CPU, which vLLM's own emulation computes, compared with the format's definition."""
+"""NVFP4 W4A4 on a CPU, in vLLM's own emulation, compared with the format's definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVEN_FIRST = np.array([*E2M1[::2], *E2M1[1::2]])
 
 
 def unpacked(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor) -> torch.Tensor:
-    """Unpack weights uint8 [out, in / 2], low four bits first (sign, E2M1), into float64 [out, in]."""
+    """Unpack weights uint8 [out, in / 2], low four bits (sign, E2M1) first: float64 [out, in]."""
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
     values = torch.tensor(E2M1, dtype=torch.float64)[codes & 7] * (1 - 2 * (codes >> 3))
     groups = values.unflatten(1, (-1, 16)) * scale.double()[:, :, None] / global_scale.double()
@@ -27,8 +27,9 @@ def unpacked(packed: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tens
 
 
 def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
-    """Activations [n, in] rounded to NVFP4: FP8 scales of groups of 16 under the global one, then
-    the nearest E2M1.
+    """Return activations [n, in], rounded to NVFP4.
+
+    Groups of 16 have FP8 scales under the global one; then the nearest E2M1 is taken.
     """
     groups = x.double().unflatten(-1, (-1, 16))
     scale = groups.abs().amax(-1, keepdim=True) / 6 * global_scale
@@ -46,8 +47,10 @@ WINDOWS = toy_windows(3, 100)
 
 
 def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
-    """Log-probabilities of WINDOWS by the toy model in float32, with the checkpoint's dequantized
-    weights, and with rounded activations if the checkpoint has scales for them.
+    """Log-probabilities of WINDOWS by the toy model in float32.
+
+    It has the checkpoint's dequantized weights, and rounds activations if the checkpoint has scales
+    for them.
     """
     from transformers import AutoModelForCausalLM
 
@@ -70,16 +73,19 @@ def reference(toy_model: Path, quantized: Path) -> list[list[float]]:
         logits = [
             model(torch.from_numpy(window.token_ids).long()[None]).logits[0] for window in WINDOWS
         ]
-    return [brute_force(own, window) for own, window in zip(logits, WINDOWS, strict=True)]
+    logprobs = []
+    for window, logits_of_window in zip(WINDOWS, logits, strict=True):
+        logprobs.append(brute_force(logits_of_window, window))
+    return logprobs
 
 
 def test_w4a4_against_the_definition(toy_model: Path, quantized: Any, tmp_path: Path) -> None:
     gold = np.array(reference(toy_model, quantized("NVFP4")))
     without = np.array(reference(toy_model, quantized("NVFP4A16")))
     with engine(quantized("NVFP4"), tmp_path / "log") as backend:
-        found = scores_of(backend, WINDOWS)
+        scores = scores_of(backend, WINDOWS)
         kernels = {group.kernel for group in backend.layers()}
-    logprobs = np.array([found[window.index].logprob for window in WINDOWS])
+    logprobs = np.array([scores[window.index].logprob for window in WINDOWS])
     np.testing.assert_allclose(logprobs, gold, atol=ATOL_LOGPROB)
     assert np.abs(logprobs - without).mean() > 0.1
     assert kernels == {"EmulationNvFp4LinearKernel", "UnquantizedEmbeddingMethod"}

@@ -1,4 +1,4 @@
-"""vllm_score in a real vLLM: scores compared with brute force, ranks, the probe, refusals, noise."""
+"""vllm_score in a real vLLM: scores against brute force, ranks, the probe, refusals, noise."""
 
 from __future__ import annotations
 
@@ -58,41 +58,41 @@ def own_logits(engine: VllmEngine, window: Window) -> torch.Tensor:
 
 
 def assert_same(
-    found: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH
+    scores: dict[int, TokenScores], gold: dict[int, TokenScores], atol: float = ATOL_BATCH
 ) -> None:
     """Assert that every score of every window is the same."""
-    assert found.keys() == gold.keys()
+    assert scores.keys() == gold.keys()
     for index in gold:
         for field in FIELDS:
-            a, b = getattr(found[index], field), getattr(gold[index], field)
-            assert (a is None) is (b is None)
-            if a is not None:
-                np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+            values = getattr(scores[index], field)
+            gold_values = getattr(gold[index], field)
+            assert (values is None) is (gold_values is None)
+            if values is not None:
+                np.testing.assert_allclose(values, gold_values, atol=atol, rtol=0)
 
 
 def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None:
-    """A second run has bit-identical scores, because the scheduler is paused while windows are
-    queued.
-    """
+    """A second run has bit-identical scores: the scheduler is paused while windows are queued."""
     toy_engine.route = None  # probe it with these windows
-    found = scores_of(toy_engine, WINDOWS)
-    assert sorted(found) == [0, 1, 2, 3, 4, 5]
+    scores = scores_of(toy_engine, WINDOWS)
+    assert sorted(scores) == [0, 1, 2, 3, 4, 5]
     for window in WINDOWS:
-        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
-    assert_same(scores_of(toy_engine, WINDOWS), found, atol=0.0)
-    said = toy_engine.provenance()
-    json.dumps(said)
-    assert (said["dtype"], said["enforce_eager"], said["max_num_batched_tokens"]) == (
-        "float32",
-        True,
-        64,
-    )
-    assert said["model_class"] == "LlamaForCausalLM"
+        assert_exact(scores[window.index], toy_logits(window), window, ATOL_LOGPROB)
+    assert_same(scores_of(toy_engine, WINDOWS), scores, atol=0.0)
+    provenance = toy_engine.provenance()
+    json.dumps(provenance)
+    assert provenance["dtype"] == "float32"
+    assert provenance["enforce_eager"] is True
+    assert provenance["max_num_batched_tokens"] == 64
+    assert provenance["model_class"] == "LlamaForCausalLM"
     longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
     assert longest == [100, 150]
-    assert said["scorer"]["checked"] == (2 * 63 if installed_vllm.is_cpu_build() else 99 + 149)
-    assert said["scorer"]["largest"] < ATOL_BATCH
-    assert said["scorer"]["gathered"] is False
+    checked = 99 + 149
+    if installed_vllm.is_cpu_build():
+        checked = 2 * 63
+    assert provenance["scorer"]["checked"] == checked
+    assert provenance["scorer"]["largest"] < ATOL_BATCH
+    assert provenance["scorer"]["gathered"] is False
 
 
 def test_repeated_and_shared_beginnings_are_scored_in_full(
@@ -103,17 +103,18 @@ def test_repeated_and_shared_beginnings_are_scored_in_full(
     again = [window, replace(window, index=1), Window.scored_from(2, window.token_ids[:120])]
     for backend in (toy_engine, noisy_engine):
         assert backend.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching is True
-        found = scores_of(backend, again)
-        assert [len(found[index].logprob) for index in range(3)] == [199, 199, 119]
-        np.testing.assert_allclose(found[1].logprob, found[0].logprob, atol=ATOL_BATCH)
-        np.testing.assert_allclose(found[2].logprob, found[0].logprob[:119], atol=ATOL_BATCH)
+        scores = scores_of(backend, again)
+        assert [len(scores[index].logprob) for index in range(3)] == [199, 199, 119]
+        np.testing.assert_allclose(scores[1].logprob, scores[0].logprob, atol=ATOL_BATCH)
+        np.testing.assert_allclose(scores[2].logprob, scores[0].logprob[:119], atol=ATOL_BATCH)
 
 
 def test_preempted_windows_are_scored_all_the_same(
     toy_engine: VllmEngine, noisy_model: Path, noisy_engine: VllmEngine, logs: Path, tmp_path: Path
 ) -> None:
-    """The KV cache has four blocks of 128 tokens.  Four windows of 200 tokens start, each growing
-    by 40 tokens per step; when they need a second block, they preempt each other.
+    """The KV cache has four blocks of 128 tokens; four windows of 200 tokens start.
+
+    Each grows by 40 tokens per step.  When they need a second block, they preempt each other.
     """
     windows = toy_windows(6, 200)
     store = recorded(toy_engine, windows, tmp_path)
@@ -122,9 +123,9 @@ def test_preempted_windows_are_scored_all_the_same(
     with engine(
         noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options
     ) as backend:
-        found = scores_of(backend, windows, against(store))
+        scores = scores_of(backend, windows, against(store))
         assert backend.provenance()["scorer"]["recomputed_positions"] > 0
-    assert_same(found, gold)
+    assert_same(scores, gold)
 
 
 def test_divergence_against_float64(
@@ -132,27 +133,28 @@ def test_divergence_against_float64(
 ) -> None:
     store = reference.Reader(toy_store)
     store.verify()
-    assert (store.contents, store.head.vocab_size, store.head.dtype) == (
-        "states",
-        TOY_VOCAB,
-        "float32",
-    )
-    found = scores_of(noisy_engine, WINDOWS, against(toy_store))
-    assert 0.01 < np.mean([scores.kld.mean() for scores in found.values()]) < 10
+    assert store.contents == "states"
+    assert store.head.vocab_size == TOY_VOCAB
+    assert store.head.dtype == "float32"
+    scores_by_window = scores_of(noisy_engine, WINDOWS, against(toy_store))
+    mean_kld = np.mean([scores.kld.mean() for scores in scores_by_window.values()])
+    assert 0.01 < mean_kld < 10
     assert noisy_engine.provenance()["scorer"]["reference_head"].startswith("a copy, ")
     for window in WINDOWS[-2:]:
         ref = own_logits(toy_engine, window)
-        assert_exact(found[window.index], own_logits(noisy_engine, window), window, EXACT, ref)
+        assert_exact(
+            scores_by_window[window.index], own_logits(noisy_engine, window), window, EXACT, ref
+        )
 
 
 def test_a_model_against_itself_is_zero_and_its_head_is_shared(
     toy_engine: VllmEngine, toy_store: Path
 ) -> None:
-    found = scores_of(toy_engine, WINDOWS, against(toy_store))
-    assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-6
-    assert all(scores.same_top.all() for scores in found.values())
+    scores_by_window = scores_of(toy_engine, WINDOWS, against(toy_store))
+    assert max(np.abs(scores.kld).max() for scores in scores_by_window.values()) < 1e-6
+    assert all(scores.same_top.all() for scores in scores_by_window.values())
     assert toy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
-    for scores in found.values():
+    for scores in scores_by_window.values():
         np.testing.assert_allclose(scores.ref_logprob, scores.logprob, atol=ATOL_BATCH)
 
 
@@ -165,8 +167,8 @@ def test_a_reference_from_transformers_gives_the_same(
     backend.load()
     store = recorded(backend, WINDOWS, tmp_path)
     backend.close()
-    found = scores_of(noisy_engine, WINDOWS, against(store))
-    assert_same(found, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
+    scores = scores_of(noisy_engine, WINDOWS, against(store))
+    assert_same(scores, scores_of(noisy_engine, WINDOWS, against(toy_store)), ATOL_LOGPROB)
 
 
 def test_a_target_outside_the_shared_vocabulary_is_refused_as_by_engines_of_logits(
@@ -202,8 +204,9 @@ def test_an_error_in_the_worker_names_the_file_and_leaves_the_engine_alive(
 def test_an_interrupted_run_leaves_no_threads(
     toy_engine: VllmEngine, toy_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A caller that stops, a damaged store, and statistics that fail; each run reads ahead and
-    writes in threads.
+    """A caller that stops, a damaged store, and statistics that fail.
+
+    Each run reads ahead and writes in threads.
     """
     (tmp_path / "record").mkdir()
     request = against(toy_store).model_copy(
@@ -254,11 +257,11 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
     with engine(tmp_path / "gemma", logs / "gemma.log") as backend:
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
         assert (store.contents, store.head.soft_cap) == ("states", 3.0)
-        found = scores_of(backend, WINDOWS, against(store.path))
+        scores = scores_of(backend, WINDOWS, against(store.path))
         window = WINDOWS[-1]
         logits = own_logits(backend, window)
         assert 2.0 < float(logits.abs().max()) <= 3.0
-        assert_exact(found[window.index], logits, window, EXACT, logits)
+        assert_exact(scores[window.index], logits, window, EXACT, logits)
 
 
 @TWO_DEVICES
@@ -272,17 +275,18 @@ def test_two_ranks_equal_one_and_gather_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Scores and the store of a TP=2 run; only one row per request is gathered, for vLLM's own
-    token.
+    """Scores and the store of a TP=2 run.
+
+    Only one row per request is gathered, for vLLM's own token.
     """
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
     gold = scores_of(noisy_engine, WINDOWS, against(toy_store))
     with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
-        found = scores_of(backend, WINDOWS, against(toy_store))
-        assert_same(found, gold, 10 * ATOL_BATCH)
+        scores_by_window = scores_of(backend, WINDOWS, against(toy_store))
+        assert_same(scores_by_window, gold, 10 * ATOL_BATCH)
         for window in WINDOWS[-2:]:
             ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
-            assert_exact(found[window.index], logits, window, EXACT, ref)
+            assert_exact(scores_by_window[window.index], logits, window, EXACT, ref)
         plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
         list(vllm_scores.token_scores(backend.driver, WINDOWS, plan))
@@ -292,8 +296,8 @@ def test_two_ranks_equal_one_and_gather_nothing(
         assert backend.provenance()["scorer"]["gathered"] is False
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
     assert list(store.manifest.heads) == [0, 160]
-    found = scores_of(noisy_engine, WINDOWS, against(store.path))
-    assert max(np.abs(scores.kld).max() for scores in found.values()) < 1e-5
+    scores_by_window = scores_of(noisy_engine, WINDOWS, against(store.path))
+    assert max(np.abs(scores.kld).max() for scores in scores_by_window.values()) < 1e-5
     assert noisy_engine.provenance()["scorer"]["reference_head"] == "the model's own, bit for bit"
 
 
@@ -305,17 +309,18 @@ def test_logits_that_are_edited_after_the_gather_are_gathered(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The head alone does not compute the served logits: a reference keeps logits, and returns them
-    exactly.
+    """The head alone does not compute the served logits: a reference keeps logits instead.
+
+    It returns them exactly.
     """
     monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")
     with engine(toy_model, logs / "edited.log", tensor_parallel_size=2) as backend:
-        found = scores_of(backend, WINDOWS)
+        edited = scores_of(backend, WINDOWS)
         assert backend.provenance()["scorer"]["gathered"] is True
         for window in WINDOWS[-2:]:
             logits = own_logits(toy_engine, window)
             logits[:, EDITED] += BY
-            assert_exact(found[window.index], logits, window, ATOL_LOGPROB)
+            assert_exact(edited[window.index], logits, window, ATOL_LOGPROB)
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
         assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
         itself = scores_of(backend, WINDOWS, against(store.path))
@@ -344,9 +349,7 @@ def test_scores_that_are_not_vllms_own_stop_the_run(
 def test_a_text_that_repeats_one_word_is_scored(
     toy_model: Path, logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the model's embeddings of the word's tokens are equal, its logits repeat bit for bit at
-    different tokens.
-    """
+    """The model's embeddings of the word's tokens are equal, so that its logits repeat."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(toy_model, tmp_path / "alike")
@@ -368,17 +371,15 @@ def test_a_text_that_repeats_one_word_is_scored(
 
     monkeypatch.setattr(vllm_scores, "check_repetition", noted)
     with engine(tmp_path / "alike", logs / "alike.log", 100) as backend:
-        found = scores_of(backend, [word, other])
+        scores = scores_of(backend, [word, other])
         assert {0, 1} <= set(doubted)
-        assert sorted(found) == [0, 1]
+        assert sorted(scores) == [0, 1]
         logits = own_logits(backend, word)
-        assert_exact(found[0], logits, word, EXACT)
+        assert_exact(scores[0], logits, word, EXACT)
 
 
 def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:
-    """vLLM starts no other Python; an unknown architecture, or a vLLM without these names, changes
-    nothing.
-    """
+    """vLLM starts no other Python; an unknown architecture changes nothing."""
     from vllm import ModelRegistry
 
     assert type(ModelRegistry.models["LlamaForCausalLM"]).__name__ == "_RegisteredModel"
@@ -394,14 +395,17 @@ Spoil = Callable[[torch.Tensor], torch.Tensor]
 def spoil(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, changed: Spoil, *, always: bool = False
 ) -> None:
-    """Make vLLM's model runner change states: in steps without a request for ``prompt_logprobs``,
-    or ``always``.
+    """Make vLLM's model runner change states.
+
+    In steps without a request for ``prompt_logprobs``, or ``always``.
     """
     (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
     step = runner._get_prompt_logprobs_dict
 
-    def spoiled(states: torch.Tensor, *rest: Any) -> Any:
-        return step(changed(states) if always or not runner.num_prompt_logprobs else states, *rest)
+    def spoiled(states: torch.Tensor, *arguments: Any) -> Any:
+        if always or not runner.num_prompt_logprobs:
+            states = changed(states)
+        return step(states, *arguments)
 
     monkeypatch.setattr(runner, "_get_prompt_logprobs_dict", spoiled)
 
@@ -445,9 +449,7 @@ def test_the_probe_runs_what_scoring_runs(
 def test_windows_without_states_are_never_scored(
     toy_engine: VllmEngine, toy_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compared with a reference whose states are also zero, such windows would have a KL divergence
-    of 0.
-    """
+    """With a reference whose states are also zero, such windows would have a KLD of 0."""
     monkeypatch.setattr(toy_engine, "route", toy_engine.probe.result(WINDOWS))
     spoil(toy_engine, monkeypatch, trimmed)
     with pytest.raises(ModelError, match=NO_STATES):
@@ -458,19 +460,18 @@ def test_windows_without_states_are_never_scored(
 def test_kernels_that_add_in_another_order_every_time(
     toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe measures how much scores differ between runs, and allows this difference without
-    prompt_logprobs.
-    """
-    drawn = torch.Generator().manual_seed(0)
-    shaken = lambda states: states * (1 + 0.01 * torch.randn(states.shape, generator=drawn))  # noqa: E731
+    """The probe measures how much scores differ between runs, and allows this difference."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shaken(states: torch.Tensor) -> torch.Tensor:
+        return states * (1 + 0.01 * torch.randn(states.shape, generator=generator))
+
     spoil(toy_engine, monkeypatch, shaken, always=True)
     assert toy_engine.probe.result(toy_windows(2, 100)).states
 
 
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
-    """The config requires one layer more than the file has: the worker detects this, and one line
-    reports it.
-    """
+    """The config states another size than the file has: one line reports it."""
     broken = tmp_path / "broken"
     shutil.copytree(toy_model, broken)
     config = json.loads((broken / "config.json").read_text())
@@ -486,20 +487,20 @@ def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) ->
 def test_noise_is_that_of_transformers(
     toy_model: Path, toy_engine: VllmEngine, floor_engine: VllmEngine
 ) -> None:
-    """In both engines, a layer's noise is the same for the same elements, in any steps and order."""
+    """A layer's noise is the same for the same elements, in any engine, steps and order."""
     from compare_q.backends.hf.transformers_engine import TransformersEngine
 
     windows = toy_windows(3, 100)
     options = {"dtype": "float32", "noise": "bf16", "noise_seed": 3}
     backend = TransformersEngine(planned("hf", "transformers", str(toy_model), 100, options))
     backend.load()
-    gold = {
-        window.index: np.array(brute_force(backend.logits(window), window))
-        for window in reversed(windows)
-    }
-    found, plain = (scores_of(each, windows) for each in (floor_engine, toy_engine))
+    gold = {}
+    for window in reversed(windows):
+        gold[window.index] = np.array(brute_force(backend.logits(window), window))
+    noisy = scores_of(floor_engine, windows)
+    plain = scores_of(toy_engine, windows)
     for index in gold:
-        np.testing.assert_allclose(found[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
+        np.testing.assert_allclose(noisy[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
         assert np.abs(plain[index].logprob - gold[index]).mean() > 20 * ATOL_LOGPROB
 
 
@@ -517,6 +518,7 @@ def test_what_vllm_refuses_by_its_config(
     toy_model: Path, tmp_path: Path, quantization: dict[str, Any], reason: str
 ) -> None:
     """The refusal is one line with vLLM's reason, without pydantic's text; no weights are read.
+
     The window is as long as the context.
     """
     config = json.loads((toy_model / "config.json").read_text())
@@ -527,10 +529,10 @@ def test_what_vllm_refuses_by_its_config(
         **quantization,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = VllmEngine.refusal(
+    refusal = VllmEngine.refusal(
         planned("toy", "vllm_score", str(tmp_path), config["max_position_embeddings"])
     )
-    assert reason in found
-    assert bool(found) == bool(reason)
-    assert len(found.splitlines()) <= 1
-    assert not any(word in found for word in ("input_value", "validation error", "Value error"))
+    assert reason in refusal
+    assert bool(refusal) == bool(reason)
+    assert len(refusal.splitlines()) <= 1
+    assert not any(word in refusal for word in ("input_value", "validation error", "Value error"))

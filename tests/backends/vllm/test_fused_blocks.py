@@ -137,9 +137,9 @@ def test_blocks_that_end_inside_a_fused_matrix(
         "quantization_config": quantization,
     }
     write_checkpoint(tmp_path, {**ENDS, **blocked(rows)}, config)
-    found = VllmEngine.misreads(planned("m", "vllm_score", str(tmp_path), 100, options))
-    assert (found == "") == (named == "")
-    assert named in found
+    clauses = VllmEngine.misreads(planned("m", "vllm_score", str(tmp_path), 100, options))
+    assert (clauses == "") == (named == "")
+    assert named in clauses
 
 
 def test_other_engines_read_the_blocks(tmp_path: Path) -> None:

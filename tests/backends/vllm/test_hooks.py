@@ -69,17 +69,17 @@ def test_v1_rows() -> None:
     """In the batch, request b, which is not a window, precedes a, which is half computed; c is only
     generating.
     """
-    runner, seen, idle = RunnerV1(), Seen(), [False]
-    assert attach(runner, lambda: None if idle[0] else seen) == "V1"
+    runner, steps, idle = RunnerV1(), Seen(), [False]
+    assert attach(runner, lambda: None if idle[0] else steps) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
     assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
     idle[0] = True
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    ((requests, tokens),) = seen  # only the first step has rows of windows
+    ((requests, tokens),) = steps  # only the first step has rows of windows
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
-    found = tokens([of(requests[0].prompt, 5, 8), of(requests[0].prompt, 0, 2)])
-    assert (found.tolist(), found.dtype) == ([5, 6, 7, 0, 1], torch.int64)
+    ids = tokens([of(requests[0].prompt, 5, 8), of(requests[0].prompt, 0, 2)])
+    assert (ids.tolist(), ids.dtype) == ([5, 6, 7, 0, 1], torch.int64)
 
 
 class WorkerV2:
@@ -107,8 +107,8 @@ def test_v2_rows() -> None:
     """Batch: b (not a window), a (state 2, from token 4), c (prompt finished); a removed request is
     forgotten.
     """
-    worker, seen = WorkerV2(), Seen()
-    attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: seen)
+    worker, steps = WorkerV2(), Seen()
+    attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: steps)
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
     worker.add_request("c", 1, OURS)
@@ -121,15 +121,15 @@ def test_v2_rows() -> None:
     tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
-    ((requests, given),) = seen
+    ((requests, tokens_of),) = steps
     assert taken(requests) == [
         ([7, [[1, 10]]], 4, 3, 5, 9)
     ]  # six rows scheduled, five of them prompt
-    found = given([of(requests[0].prompt, 5, 8), of(0, 3, 4)])
-    assert (found.tolist(), found.dtype) == ([25, 26, 27, 3], torch.int64)
+    ids = tokens_of([of(requests[0].prompt, 5, 8), of(0, 3, 4)])
+    assert (ids.tolist(), ids.dtype) == ([25, 26, 27, 3], torch.int64)
     assert worker.remove_request("a") == "removed a"
     worker.compute_prompt_logprobs(*arguments)
-    assert len(seen) == 1
+    assert len(steps) == 1
 
 
 def test_an_unknown_vllm_is_refused() -> None:
@@ -173,18 +173,18 @@ def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
     """The tokens are in a buffer of the runner that is longer than a step; M-RoPE's positions have
     three equal rows.
     """
-    model, ids, found = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
+    model, ids, calls = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
     buffers = {"input_ids": SimpleNamespace(gpu=ids)}
     if generation == 2:
         buffers = {"input_buffers": SimpleNamespace(input_ids=ids)}
     runner = SimpleNamespace(get_model=lambda: model, **buffers)
     handle = hooks.before_forwards(
-        runner, lambda *given: found.append([each.tolist() for each in given])
+        runner, lambda *arguments: calls.append([argument.tolist() for argument in arguments])
     )
     model(input_ids=None, positions=torch.tensor(positions))
     handle.remove()
     model(input_ids=None, positions=torch.tensor(positions))
-    assert found == [[[5, 6, 7], [0, 1, 4]]]
+    assert calls == [[[5, 6, 7], [0, 1, 4]]]
 
 
 STEP = [
@@ -261,9 +261,9 @@ def test_states_beside_enter_the_head_as_they_are(by_name: bool) -> None:
     not apply to them.
     """
     source = LogitsSource(model_of(by_name=by_name))
-    hidden, beside = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
-    own, reference = source.logits_of_both(hidden, beside)
-    torch.testing.assert_close(own, hidden / 2 @ WEIGHT.T)
-    torch.testing.assert_close(reference, beside @ WEIGHT.T)
+    hidden, stored = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
+    logits, reference = source.logits_of_both(hidden, stored)
+    torch.testing.assert_close(logits, hidden / 2 @ WEIGHT.T)
+    torch.testing.assert_close(reference, stored @ WEIGHT.T)
     assert torch.equal(source.states, hidden / 2)  # recorded by a reference
-    torch.testing.assert_close(source.local(hidden), own)  # without the reference's states
+    torch.testing.assert_close(source.local(hidden), logits)  # without the reference's states

@@ -1,4 +1,4 @@
-"""Supported versions of vLLM, the arguments of the installed version, and the start of its ranks."""
+"""Supported versions of vLLM, the installed one's arguments, and the start of its ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_values_are_those_of_the_installed_vllm() -> None:
 def test_supported_versions(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str, message: str, note: str
 ) -> None:
-    """Old versions are refused; a version that compare_q does not know runs, and its rows say so."""
+    """Old versions are refused; a version that compare_q does not know runs with a note."""
     installed = None
     if package:
         installed = (package, Version(version))

@@ -64,7 +64,7 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "scheme", "module", "activations", "asked"),
+    ("kernel", "scheme", "module", "activations", "expected"),
     [
         # Marlin is weight-only, even if the checkpoint requests quantized activations, or its FP8
         # config names them.
@@ -164,9 +164,9 @@ NO_KEY = SimpleNamespace(activation_quant_key=None)
     ],
 )
 def test_activations(
-    kernel: Any, scheme: Scheme | None, module: dict[str, Any], activations: str, asked: str
+    kernel: Any, scheme: Scheme | None, module: dict[str, Any], activations: str, expected: str
 ) -> None:
-    assert ran(kernel, scheme, **module) == (activations, type(kernel).__name__, asked)
+    assert ran(kernel, scheme, **module) == (activations, type(kernel).__name__, expected)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(
 
 
 @pytest.mark.parametrize(
-    ("told", "scales", "asked", "found"),
+    ("cache_dtype", "scales", "expected", "gold"),
     [
         ("auto", (1.0, 1.0), "", (BF16, "", "")),
         ("auto", (1.0, 1.0), "fp8 tensor", (BF16, "", "fp8")),
@@ -212,22 +212,23 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(
     ],
 )
 def test_kv_caches(
-    told: str, scales: tuple[float, float], asked: str, found: tuple[str, str, str]
+    cache_dtype: str, scales: tuple[float, float], expected: str, gold: tuple[str, str, str]
 ) -> None:
     """Only attention layers count: other modules may have a ``kv_cache_dtype`` that they only pass
     on.
     """
     k_scale, v_scale = map(torch.tensor, scales)
     attention = SimpleNamespace(
-        kv_cache_dtype=told, impl=object(), _k_scale=k_scale, _v_scale=v_scale
+        kv_cache_dtype=cache_dtype, impl=object(), _k_scale=k_scale, _v_scale=v_scale
     )
     modules = [
         ("attn", attention),
-        ("model", SimpleNamespace(kv_cache_dtype=told)),
+        ("model", SimpleNamespace(kv_cache_dtype=cache_dtype)),
         ("norm", SimpleNamespace()),
     ]
-    (cache,) = loaded_layers.kv_caches(SimpleNamespace(named_modules=lambda: modules), asked, BF16)
-    assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *found)
+    model = SimpleNamespace(named_modules=lambda: modules)
+    (cache,) = loaded_layers.kv_caches(model, expected, BF16)
+    assert (cache.layers, cache.stored, cache.scales, cache.asked) == ("attn", *gold)
 
 
 PARALLEL = {"tensor_parallel_size": 1, "decode_context_parallel_size": 1}
@@ -271,7 +272,7 @@ def test_sizes_of_caches_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "said"),
+    ("words", "cache_dtype", "message"),
     [
         (("fp8", "fp8"), "fp8", ""),
         (("auto", "fp8"), "fp8", ""),  # vLLM does not quantize the first layer's cache
@@ -284,7 +285,8 @@ def test_sizes_of_caches_by_hand() -> None:
         (
             ("auto", "auto"),
             "turboquant_k8v4",
-            "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 unquantized$",
+            "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 "
+            "unquantized$",
         ),
         (("bfloat16", "bfloat16"), "bfloat16", ""),  # the same as "auto"
         (
@@ -295,7 +297,7 @@ def test_sizes_of_caches_by_hand() -> None:
         ((), "fp8", ""),  # no layer has a cache
     ],
 )
-def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str) -> None:
+def test_caches_that_would_be_misread(words: Sequence[str], cache_dtype: str, message: str) -> None:
     backend = SimpleNamespace(supports_kv_cache_dtype=lambda word: word in ("auto", "fp8"))
     attention = {"impl": named("CPUAttentionBackendImpl"), "attn_backend": backend}
     modules = [
@@ -303,8 +305,8 @@ def test_caches_that_would_be_misread(words: Sequence[str], told: str, said: str
         for number, word in enumerate(words)
     ]
     model = SimpleNamespace(named_modules=lambda: modules)
-    with pytest.raises(RuntimeError, match=said) if said else nullcontext():
-        loaded_layers.check_caches(model, told, "bfloat16")
+    with pytest.raises(RuntimeError, match=message) if message else nullcontext():
+        loaded_layers.check_caches(model, cache_dtype, "bfloat16")
 
 
 BACKENDS = "vllm.v1.attention.backends"
@@ -321,7 +323,7 @@ def impl(module: str, *classes: str, **attributes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("attention", "told", "found"),
+    ("attention", "cache_dtype", "gold"),
     [
         (impl(f"{BACKENDS}.flash_attn", "FlashAttentionImpl", dcp_world_size=1), "fp8", ""),
         (impl(f"{BACKENDS}.cpu_attn", "CPUAttentionBackendImpl"), "fp8", ""),
@@ -346,5 +348,7 @@ def impl(module: str, *classes: str, **attributes: Any) -> Any:
         (impl(f"{BACKENDS}.rocm_attn", "RocmAttentionImpl"), "fp8", "unknown"),
     ],
 )
-def test_which_attention_reads_the_cache_in_prefill(attention: Any, told: str, found: str) -> None:
-    assert loaded_layers.prefill(attention, told) == found
+def test_which_attention_reads_the_cache_in_prefill(
+    attention: Any, cache_dtype: str, gold: str
+) -> None:
+    assert loaded_layers.prefill(attention, cache_dtype) == gold

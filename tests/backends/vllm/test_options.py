@@ -38,29 +38,28 @@ def arguments(folder: Path, *, cpu: bool = False, **options: Any) -> dict[str, A
 
 
 def test_defaults_and_options(toy_model: Path) -> None:
-    """The toy's KV cache takes 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes per token, so that the
-    minimum of 256 MiB is enough.
+    """The minimum of 256 MiB is enough for the toy's KV cache.
+
+    A token takes 2 layers x 2 heads x 16 x 2 (k, v) x 2 bytes.
     """
     sized = {"kv_cache_memory_bytes": 256 << 20}
     assert arguments(toy_model, cpu=True) == OURS | sized
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
-    given = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
-    assert arguments(toy_model, cpu=True, **given) == OURS | given | sized
+    options = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
+    assert arguments(toy_model, cpu=True, **options) == OURS | options | sized
     assert arguments(toy_model, noise="bf16", noise_seed=1, cpu=True) == OURS | sized
 
 
 def test_windows_that_are_not_split(toy_model: Path) -> None:
-    """With TurboQuant, a split window would lose its earlier tokens; therefore a step holds the
-    longest window.
-    """
+    """With TurboQuant, a step holds the longest window: a split one would lose earlier tokens."""
     sized = {"kv_cache_memory_bytes": 256 << 20, "gpu_memory_utilization": 0.01}
-    given = {"kv_cache_dtype": "turboquant_k8v4"}
+    options = {"kv_cache_dtype": "turboquant_k8v4"}
     unsplit = {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
-    assert arguments(toy_model, **given) == OURS | sized | given | unsplit
-    assert arguments(toy_model, **given, max_model_len=20_000)["max_num_batched_tokens"] == 20_000
+    assert arguments(toy_model, **options) == OURS | sized | options | unsplit
+    assert arguments(toy_model, **options, max_model_len=20_000)["max_num_batched_tokens"] == 20_000
     config = CheckpointConfig.read(toy_model).raw
     assert "enable_chunked_prefill" not in engine_arguments(
-        decoding(toy_model, **given), config, cpu=False
+        decoding(toy_model, **options), config, cpu=False
     )
 
 
@@ -72,13 +71,13 @@ def test_windows_that_the_spec_has_split(
     """A spec that splits windows is refused only if vLLM would forget their first part."""
     monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"enable_chunked_prefill"})
     monkeypatch.setattr(installed_vllm, "allowed_values", lambda _: None)
-    given = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
-    assert refusal(VllmEngine.check, request_for(toy_model, **given)) == (
-        f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a window that it "
-        "splits over two steps of prefill; compare_q sets it to false; leave it out"
+    options = {"kv_cache_dtype": cache, "enable_chunked_prefill": chunked}
+    assert refusal(VllmEngine.check, request_for(toy_model, **options)) == (
+        f"engine.enable_chunked_prefill: with a cache in {cache} vLLM forgets the first part of a "
+        "window that it splits over two steps of prefill; compare_q sets it to false; leave it out"
     )
     for other in ({"kv_cache_dtype": "fp8"}, {"enable_chunked_prefill": False}):
-        VllmEngine.check(request_for(toy_model, **given | other))
+        VllmEngine.check(request_for(toy_model, **options | other))
 
 
 def decoding(
@@ -88,11 +87,12 @@ def decoding(
 
 
 def test_steps_of_decode(toy_model: Path) -> None:
-    """On a GPU decode is compiled, as in serving, but noise needs hooks.  The cache fits all
-    windows.
+    """On a GPU decode is compiled, as in serving, but noise needs hooks.
+
+    The cache fits all windows.
     """
     config = CheckpointConfig.read(toy_model).raw
-    told = OURS | {
+    expected = OURS | {
         "long_prefill_token_threshold": 4,
         "max_num_seqs": 8,
         "enable_prefix_caching": False,
@@ -102,15 +102,15 @@ def test_steps_of_decode(toy_model: Path) -> None:
         ({}, False, False),
         ({"noise": "bf16"}, False, True),
     ):
-        found = engine_arguments(decoding(toy_model, 4, 8, **options), config, cpu=cpu)
-        sized = {"kv_cache_memory_bytes": 256 << 20} | (
-            {} if cpu else {"gpu_memory_utilization": 0.01}
-        )
-        assert found == told | sized | {"enforce_eager": eager}
-    whole = engine_arguments(decoding(toy_model, 1, 32, 100_000), config, cpu=False)
-    assert (
-        whole["kv_cache_memory_bytes"] == 32 * (100_000 + 1 + 256) * (2 * 2 * 2 * 32) * 2
-    )  # 2 layers, heads, k and v
+        decode_arguments = engine_arguments(decoding(toy_model, 4, 8, **options), config, cpu=cpu)
+        sized: dict[str, Any] = {"kv_cache_memory_bytes": 256 << 20}
+        if not cpu:
+            sized["gpu_memory_utilization"] = 0.01
+        assert decode_arguments == expected | sized | {"enforce_eager": eager}
+    of_long_windows = engine_arguments(decoding(toy_model, 1, 32, 100_000), config, cpu=False)
+    numbers_of_token = 2 * 2 * 2 * 32  # 2 layers, heads, k and v
+    gold = 32 * (100_000 + 1 + 256) * numbers_of_token * 2
+    assert of_long_windows["kv_cache_memory_bytes"] == gold
 
 
 LLAMA_8B = {
@@ -151,9 +151,7 @@ ROOM = 65_537 + 2 * 8192
     ],
 )
 def test_bytes_of_long_windows(config: dict[str, Any], options: dict[str, Any], gold: int) -> None:
-    """vLLM refuses to start if a window does not fit; a cache that is too small halves the width of
-    decode.
-    """
+    """vLLM refuses to start if a window does not fit."""
     request = planned("x", "vllm_score", "x", 65_536, options)
     assert engine_arguments(request, config, cpu=True)["kv_cache_memory_bytes"] == gold
 
@@ -168,7 +166,7 @@ SET = 'set by compare_q with "phase": "decode";'
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "reason"),
+    ("name", "value", "reason"),
     [
         ("long_prefill_token_threshold", 1, f'{SET} give "step" beside "phase" in its place'),
         ("max_num_seqs", 8, f'{SET} give "batch" beside "phase" in its place'),
@@ -177,11 +175,11 @@ SET = 'set by compare_q with "phase": "decode";'
     ],
 )
 def test_options_with_which_steps_would_be_others(
-    toy_model: Path, name: str, given: object, reason: str, monkeypatch: pytest.MonkeyPatch
+    toy_model: Path, name: str, value: object, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {name})
-    said = refusal(VllmEngine.check, decoding(toy_model, 2, 32, **{name: given}))
-    assert said == f"engine.{name}: {reason}"
+    message = refusal(VllmEngine.check, decoding(toy_model, 2, 32, **{name: value}))
+    assert message == f"engine.{name}: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -245,11 +243,11 @@ def test_bad_options(toy_model: Path, options: dict[str, Any], message: str) -> 
 
 
 def test_states_that_vllm_would_leave_out(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option of newer versions is set to false if it exists; options that are off are accepted."""
+    """An option of newer versions is set to false; options that are off are accepted."""
     monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"swa_bounded_replay"})
     assert arguments(toy_model)["swa_bounded_replay"] is False
-    said = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
-    assert said.startswith(
+    message = refusal(VllmEngine.check, request_for(toy_model, swa_bounded_replay=True))
+    assert message.startswith(
         "engine.swa_bounded_replay: vLLM then leaves out states of prompt tokens; compare_q sets it"
     )
     off = {
@@ -280,8 +278,9 @@ ROPE = {
 def test_longrope_needs_to_know_how_it_is_served(
     toy_model: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    """vLLM chooses the short or long factors by max_model_len, so that compare_q must not set it by
-    the windows.
+    """vLLM chooses the short or long factors by max_model_len.
+
+    compare_q must not set it by the windows.
     """
     long = tmp_path / "long"
     shutil.copytree(toy_model, long)
@@ -289,8 +288,8 @@ def test_longrope_needs_to_know_how_it_is_served(
         json.dumps(json.loads((long / "config.json").read_text()) | keys)
     )
     for folder, options in ((long, {}), (toy_model, {"hf_overrides": keys})):
-        said = refusal(check_checkpoint, request_for(folder, **options), folder)
-        assert said.startswith(
+        message = refusal(check_checkpoint, request_for(folder, **options), folder)
+        assert message.startswith(
             "engine.max_model_len: missing; this model's longrope factors depend on it"
         )
         check_checkpoint(request_for(folder, **options, max_model_len=128), folder)
@@ -325,12 +324,15 @@ def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
     entries = {f"{name}.weight_packed": ("U8", 1, 1) for name in names}
     entries |= {f"{name}.weight_global_scale": ("F32", 1) for name in names}
     values = {
-        f"{name}.weight_global_scale": struct.pack("<f", at) for at, name in enumerate(names, 1)
+        "mlp.gate_proj.weight_global_scale": struct.pack("<f", 1),
+        "mlp.up_proj.weight_global_scale": struct.pack("<f", 2),
     }
     config = {"quantization_config": {"quant_method": "compressed-tensors"}}
     folder = write_checkpoint(tmp_path / "x", entries, config, values)
-    said = refusal(VllmEngine.check, request_for(folder))
-    assert "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in said
+    message = refusal(VllmEngine.check, request_for(folder))
+    assert (
+        "model_dir: mlp: gate_proj and up_proj have unequal weight_global_scale (1, 2)" in message
+    )
 
 
 def config_of(weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
@@ -387,8 +389,11 @@ def test_formats_without_a_kernel_on_a_cpu(
     )
     request = request_for(folder).updated(options=options)
     if kernel:
-        said = f'model_dir: {folder}: vLLM has no kernel for {kernel}; use "load_fn": "transformers_auto_bf16"'
-        assert refusal(check_checkpoint, request, folder) == said
+        message = (
+            f"model_dir: {folder}: vLLM has no kernel for {kernel}; use "
+            '"load_fn": "transformers_auto_bf16"'
+        )
+        assert refusal(check_checkpoint, request, folder) == message
     else:
         check_checkpoint(request, folder)
     monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: False)
@@ -406,9 +411,9 @@ def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     entries = {f"{name}.{part}": entry for part, entry in parts.items()}
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": config_of(NVFP4, NVFP4)})
     monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: True)
-    said = refusal(check_checkpoint, request_for(folder), folder)
+    message = refusal(check_checkpoint, request_for(folder), folder)
     assert (
-        said
+        message
         == f"model_dir: {name}: vLLM has no kernel for NVFP4 experts on CPUs; score it on a GPU"
     )
     monkeypatch.setattr(installed_vllm, "computes_on_cpu", lambda: False)
@@ -430,8 +435,9 @@ DEAD = RuntimeError("EngineCore encountered an issue. See stack trace (above) fo
 def test_an_error_while_scoring_is_not_one_that_loading_caught(
     toy_model: Path, tmp_path: Path, error: Exception, gold: str
 ) -> None:
-    """The exception explains itself, unless it refers to another process, which has logged its
-    error since.
+    """The exception explains itself, unless it refers to another process.
+
+    That process has logged its error since.
     """
     log = tmp_path / "log"
     log.write_text("ERROR ImportError: an optional kernel, an hour ago\n")

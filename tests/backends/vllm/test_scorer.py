@@ -137,7 +137,7 @@ def stepped(source: Any, **plan: Any) -> Scorer:
 
 
 @pytest.mark.parametrize(
-    ("fits", "asked"),
+    ("fits", "rows_of_chunks"),
     [
         (1000, [256, 256, 256, 230]),
         (255, [256, *[128] * 7, 102]),
@@ -145,16 +145,16 @@ def stepped(source: Any, **plan: Any) -> Scorer:
         (1, [256, 128, 64, 32, 16, 8, 4, 2, *[1] * 998]),
     ],
 )
-def test_chunks_that_do_not_fit_are_halved(fits: int, asked: list[int]) -> None:
+def test_chunks_that_do_not_fit_are_halved(fits: int, rows_of_chunks: list[int]) -> None:
     """Later chunks keep the halved size; the scores are bit-identical."""
     source = Small(fits)
-    one, whole = stepped(source), stepped(Small(1000))
-    assert (one.error, source.asked) == ("", asked)
-    assert one.largest_chunk == max(each for each in asked if each <= fits)
+    one, at_once = stepped(source), stepped(Small(1000))
+    assert (one.error, source.asked) == ("", rows_of_chunks)
+    assert one.largest_chunk == max(rows for rows in rows_of_chunks if rows <= fits)
     assert one.buffers.windows[7].landed == 998
     assert one.buffers.windows[7].written.all()
     np.testing.assert_array_equal(
-        one.buffers.windows[7].statistics, whole.buffers.windows[7].statistics
+        one.buffers.windows[7].statistics, at_once.buffers.windows[7].statistics
     )
 
 
@@ -170,9 +170,9 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
     one.step(STATES[200:300], [REQUEST._replace(start=200, n_rows=100)], tokens)
     one.buffers.land()
-    whole = one.buffers.take(7)
+    buffer = one.buffers.take(7)
     gold = stepped(Small(1000)).buffers.windows[7].statistics
-    np.testing.assert_array_equal(np.delete(whole.statistics, 299, 0), np.delete(gold, 299, 0))
+    np.testing.assert_array_equal(np.delete(buffer.statistics, 299, 0), np.delete(gold, 299, 0))
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
     missing = "window 7: vLLM computed no hidden states for 100 of its positions: .* scaled wrongly"

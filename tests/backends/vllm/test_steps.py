@@ -43,9 +43,9 @@ def test_steps_are_counted_by_hand() -> None:
 @pytest.mark.parametrize(("start", "n_rows"), [(0, 10), (0, 3), (4, 6), (8, 1), (2, 4)])
 def test_other_steps_are_told(start: int, n_rows: int) -> None:
     graph: Any = SimpleNamespace(last="FULL")
-    said = Steps(4, graph).count([request(0, 4), request(start, n_rows)])
+    fault = Steps(4, graph).count([request(0, 4), request(start, n_rows)])
     assert (
-        said
+        fault
         == f"vLLM computed {n_rows} tokens of window 7 at position {start} in one step, and not 4"
     )
 
@@ -64,19 +64,19 @@ def test_decode_scores_what_prefill_does(
     """In float32, so that batches differ little by rounding.  Every token of the six windows is a
     separate step.
     """
-    found = scores_of(decoding, WINDOWS, against(toy_store))
+    scores = scores_of(decoding, WINDOWS, against(toy_store))
     for window in WINDOWS:
-        assert_exact(found[window.index], toy_logits(window), window, ATOL_LOGPROB)
-        assert np.abs(found[window.index].kld).max() < 1e-5
-    said = decoding.provenance()
-    steps = said["scorer"]["steps"]
+        assert_exact(scores[window.index], toy_logits(window), window, ATOL_LOGPROB)
+        assert np.abs(scores[window.index].kld).max() < 1e-5
+    provenance = decoding.provenance()
+    steps = provenance["scorer"]["steps"]
     assert steps["tokens_a_step"] == {"1": sum(len(window.token_ids) for window in WINDOWS)}
     assert steps["windows_a_step"] == 3
     assert sum(steps["graphs"].values()) >= steps["tokens_a_step"]["1"] / 3
-    assert said["batch"] == "3 windows at a time"
-    assert said["scorer"]["decode_difference"] <= 0.001
-    assert not any("decode" in note for note in said["notes"])
-    assert {each["prefill"] for each in said["kv_cache_layers"]} == {""}
+    assert provenance["batch"] == "3 windows at a time"
+    assert provenance["scorer"]["decode_difference"] <= 0.001
+    assert not any("decode" in note for note in provenance["notes"])
+    assert {cache["prefill"] for cache in provenance["kv_cache_layers"]} == {""}
 
 
 @pytest.mark.engine
@@ -116,12 +116,12 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
     99).
     """
 
-    def halved(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        query, key, value, *rest = given
+    def halved(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        query, key, value, *others = arguments
         if len(value) <= 3:
             value = value.clone()
             value[..., value.shape[-1] // 2 :] = 0
-        return (query, key, value, *rest)
+        return (query, key, value, *others)
 
     windows, hooks = toy_windows(4, 100), []
     for backend in (toy_engine, decoding):
@@ -131,8 +131,8 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
         ]
     for backend in (toy_engine, decoding):
         monkeypatch.setattr(backend, "route", None)  # probe them again
-    found = scores_of(toy_engine, windows, against(toy_store)).values()
-    assert max(scores.kld.max() for scores in found if scores.kld is not None) < 1e-5
+    in_prefill = scores_of(toy_engine, windows, against(toy_store)).values()
+    assert max(scores.kld.max() for scores in in_prefill if scores.kld is not None) < 1e-5
     with pytest.raises(ModelError, match="decode"):
         scores_of(decoding, windows)
     for hook in hooks:
