@@ -1,5 +1,6 @@
-"""Measure the cost and check the correctness of scoring in vLLM's workers; costs are ratios to
-prefill alone.
+"""Measure the cost and check the correctness of scoring in vLLM's workers.
+
+Costs are ratios to prefill alone:
 
     python benchmarks/vllm_scoring.py --output scoring.json
 
@@ -75,10 +76,11 @@ ENGINE = {
 def windows_of(count: int, length: int) -> list[Window]:
     """Windows of random tokens."""
     generator = np.random.default_rng(0)
-    return [
-        Window.scored_from(i, generator.integers(0, 128000, length, dtype=np.int32))
-        for i in range(count)
-    ]
+    windows = []
+    for index in range(count):
+        token_ids = generator.integers(0, 128000, length, dtype=np.int32)
+        windows.append(Window.scored_from(index, token_ids))
+    return windows
 
 
 def opened(folder: Path, **options: Any) -> VllmEngine:
@@ -108,116 +110,132 @@ def throughput(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     """Prefill, prompt_logprobs=0, perplexity, recording and KLD, in one engine."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    engine, windows = opened(folder, load_format="dummy"), windows_of(count, 2048)
-    run: VllmDriver = engine.driver
+    engine = opened(folder, load_format="dummy")
+    windows = windows_of(count, 2048)
+    driver = engine.driver
     route = engine.probe.result(windows)
     store = folder / "store"
     store.mkdir()
-    recording = seconds(lambda: list(token_scores(run, windows, ScoringPlan(record=str(store)))))
+    recording = ScoringPlan(record=str(store))
+    record_seconds = seconds(lambda: list(token_scores(driver, windows, recording)))
     reference.seal(store, {}, [window.digest for window in windows])
     opened_store = reference.Reader(store)
-    scorer: dict[str, Any] = {}
     plan = ScoringPlan(reference=str(store), vocab_size=VOCAB)
-    comparing_heads = seconds(
-        lambda: run.call("compare_q_begin", vars(plan))
-    )  # once for each engine and store
-    run.end()
-
-    def scored(plan: ScoringPlan, name: str) -> None:
-        list(token_scores(run, windows, plan))
-        scorer[name] = run.report
-
-    paths = {
-        "prefill": lambda: list(run.run(windows, None)),
-        "prompt_logprobs_0": lambda: list(
-            run.run(windows, None, prompt_logprobs=0, flat_logprobs=True)
-        ),
-        "ppl": lambda: scored(ScoringPlan(), "ppl"),
-        "kld": lambda: scored(plan, "kld"),
-    }
-    times: dict[str, list[float]] = {name: [] for name in paths}
-    for number in range(rounds + 1):
-        for name, path in paths.items():
-            taken = seconds(path)
-            if number:  # the first round warms up
-                times[name].append(taken)
-    against_itself = [
-        scores.kld for scores in token_scores(run, windows, plan) if scores.kld is not None
-    ]
+    # The heads are compared once for each engine and store, when the first run begins.
+    comparing_heads = seconds(lambda: driver.call("compare_q_begin", vars(plan)))
+    driver.end()
+    times, reports = seconds_of_paths(driver, windows, plan, rounds)
+    largest_klds = []
+    for scores in token_scores(driver, windows, plan):
+        if scores.kld is not None:
+            largest_klds.append(float(np.abs(scores.kld).max()))
     tokens = sum(len(window.token_ids) for window in windows)
-    prefill = times["prefill"]
-    digests = {window.index: window.digest for window in windows}
-    stored_windows = ReferenceWindows(opened_store, digests, pin=False)
-    found = {
+    row_bytes = 0
+    for name, size in opened_store.manifest.files.items():
+        if name.startswith("row"):
+            row_bytes += size
+    result = {
         "windows": count,
         "tokens_a_window": 2048,
         "rounds": rounds,
         "engine": ENGINE,
         "seconds": times,
         "tokens_a_second": {
-            name: round(tokens / statistics.median(taken)) for name, taken in times.items()
+            name: round(tokens / statistics.median(values)) for name, values in times.items()
         },
         "ratio_to_prefill": {
-            name: round(statistics.median(p / t for p, t in zip(prefill, taken, strict=True)), 4)
-            for name, taken in times.items()
+            name: ratio_to_prefill(times["prefill"], values) for name, values in times.items()
         },
-        "scorer": scorer,
+        "scorer": reports,
         "checked_against_prompt_logprobs": vars(route),
-        "kld_of_the_reference_against_itself": max(
-            float(np.abs(kld).max()) for kld in against_itself
-        ),
+        "kld_of_the_reference_against_itself": max(largest_klds),
         "store": {
             "bytes": opened_store.stored_bytes,
-            "bytes_a_token_without_head": round(
-                sum(
-                    size
-                    for name, size in opened_store.manifest.files.items()
-                    if name.startswith("row")
-                )
-                / tokens,
-                1,
-            ),
-            "record_seconds": recording,
+            "bytes_a_token_without_head": round(row_bytes / tokens, 1),
+            "record_seconds": record_seconds,
             "comparing_heads_seconds": comparing_heads,
             "verify_seconds": seconds(opened_store.verify),
-            "read_seconds": seconds(
-                lambda: [
-                    stored_windows.get(StoredRows(i, 2047, 0, 2047)).sum() for i in range(count)
-                ]
-            ),
-            "recompute_seconds": statistics.median(prefill),
+            "read_seconds": read_seconds(opened_store, windows),
+            "recompute_seconds": statistics.median(times["prefill"]),
         },
     }
-    stored_windows.close()
     engine.close()
-    return found
+    return result
+
+
+def seconds_of_paths(
+    driver: VllmDriver, windows: list[Window], plan: ScoringPlan, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    """Return path -> its seconds in each round, and path -> report of its last scoring run."""
+    reports: dict[str, Any] = {}
+
+    def score(plan: ScoringPlan, name: str) -> None:
+        list(token_scores(driver, windows, plan))
+        reports[name] = driver.report
+
+    own_scores = {"prompt_logprobs": 0, "flat_logprobs": True}
+    paths = {
+        "prefill": lambda: list(driver.run(windows, None)),
+        "prompt_logprobs_0": lambda: list(driver.run(windows, None, **own_scores)),
+        "ppl": lambda: score(ScoringPlan(), "ppl"),
+        "kld": lambda: score(plan, "kld"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in paths}
+    for number in range(rounds + 1):
+        for name, path in paths.items():
+            duration = seconds(path)
+            if number > 0:  # the first round warms up
+                times[name].append(duration)
+    return times, reports
+
+
+def ratio_to_prefill(prefill: list[float], values: list[float]) -> float:
+    """Return the median over rounds of how fast a path is, relative to prefill."""
+    ratios = [base / value for base, value in zip(prefill, values, strict=True)]
+    return round(statistics.median(ratios), 4)
+
+
+def read_seconds(store: reference.Reader, windows: list[Window]) -> float:
+    """Return the time that reading all windows of a store takes."""
+    digests = {window.index: window.digest for window in windows}
+    stored_windows = ReferenceWindows(store, digests, pin=False)
+
+    def read() -> None:
+        for window in windows:
+            stored_windows.get(StoredRows(window.index, 2047, 0, 2047)).sum()
+
+    duration = seconds(read)
+    stored_windows.close()
+    return duration
 
 
 def small_models(folder: Path) -> tuple[Path, Path]:
-    """A random model whose logits have a standard deviation near 3, and the same with noise in
-    every matrix.
+    """Save two random models; return their folders.
+
+    The logits of the first have a standard deviation near 3; the second has noise in every matrix.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    keys = {
-        key: value
-        for key, value in SMALL.items()
-        if key not in ("architectures", "model_type", "dtype")
-    }
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    keys = dict(SMALL)
+    for key in ("architectures", "model_type", "dtype"):
+        del keys[key]
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    with torch.device(device):
         model = LlamaForCausalLM(LlamaConfig(**keys, initializer_range=0.03)).bfloat16()
     with torch.no_grad():
         model.lm_head.weight.mul_(3.0)
-    paths = folder / "small", folder / "noisy"
-    model.save_pretrained(paths[0])
+    model.save_pretrained(folder / "small")
     with torch.no_grad():
         for weight in model.model.layers.parameters():
-            weight.add_(torch.randn_like(weight) * weight.std() * 0.1 if weight.ndim == 2 else 0)
-    model.save_pretrained(paths[1])
+            if weight.ndim == 2:
+                weight.add_(torch.randn_like(weight) * weight.std() * 0.1)
+    model.save_pretrained(folder / "noisy")
     del model
-    return paths
+    return folder / "small", folder / "noisy"
 
 
 def whole_logits(engine: VllmEngine, window: Window, chunk_rows: int, file: Path) -> Any:
@@ -235,71 +253,67 @@ def whole_logits(engine: VllmEngine, window: Window, chunk_rows: int, file: Path
 
 
 def correctness(folder: Path) -> dict[str, Any]:
-    """In-worker scores against vLLM's own, and KL divergence against float64, of one window of
-    2,048 tokens.
-    """
+    """In-worker scores of one window of 2,048 tokens, compared with vLLM's own and with float64."""
     import torch
 
     (window,) = windows_of(1, 2048)
     store = folder / "small.store"
     store.mkdir()
-    logits, found = {}, {}
-    own: Any = None
+    logits: dict[str, Any] = {}
+    scores_of: dict[str, Any] = {}
+    vllm_logprobs: Any = None
     for path in small_models(folder):
         engine = opened(path)
         if path.name == "small":
             list(engine.score([window], ScoreRequest(record=store)))
             reference.seal(store, {}, [window.digest])
         (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB))
-        found[path.name] = scores
+        scores_of[path.name] = scores
         chunk = engine.driver.report["chunk_rows"]
         logits[path.name] = whole_logits(engine, window, chunk, folder / f"{path.name}.safetensors")
         if path.name == "noisy":
-            ((_, _, finished),) = engine.driver.run(
+            ((_, _, output),) = engine.driver.run(
                 [window], None, prompt_logprobs=0, flat_logprobs=True
             )
-            own = own_logprobs(window, finished.prompt_logprobs)
+            vllm_logprobs = own_logprobs(window, output.prompt_logprobs)
         engine.close()
-    p, q = (logits[name][:-1].double().log_softmax(-1) for name in ("small", "noisy"))
+    p = logits["small"][:-1].double().log_softmax(-1)
+    q = logits["noisy"][:-1].double().log_softmax(-1)
     targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]
-    noisy, itself = found["noisy"], found["small"]
-    assert noisy.kld is not None
-    assert itself.kld is not None
+    noisy = scores_of["noisy"]
+    itself = scores_of["small"]
     exact = {
         "kld": (p.exp() * (p - q)).sum(-1),
         "logprob": q.gather(1, targets)[:, 0],
         "entropy": -(q.exp() * q).sum(-1),
         "ref_logprob": p.gather(1, targets)[:, 0],
     }
-    same_chunks = slice(
-        0, len(targets) // chunk * chunk
-    )  # the scorer's last chunk has one row less
+    differences = {}
+    for name, values in exact.items():
+        differences[name] = np.abs(getattr(noisy, name) - values.numpy())
+    top_is_wrong = noisy.same_top != (p.argmax(-1) == q.argmax(-1)).numpy()
+    top1_is_wrong = noisy.top1 != (q.argmax(-1) == targets[:, 0]).numpy()
+    # The scorer's last chunk has one row less, so that its products may be others.
+    same_chunks = slice(0, len(targets) // chunk * chunk)
+    difference_from_vllm = np.abs(noisy.logprob - vllm_logprobs)
     return {
         "tokens": len(targets),
         "chunk_rows": chunk,
         "mean_kld": float(exact["kld"].mean()),
         "std_of_logits": float(logits["small"][:64].float().std()),
         "largest_difference_from_float64": {
-            name: float(
-                np.abs(getattr(noisy, name)[same_chunks] - value.numpy()[same_chunks]).max()
-            )
-            for name, value in exact.items()
+            name: float(values[same_chunks].max()) for name, values in differences.items()
         },
         "largest_difference_from_float64_all_chunks": {
-            name: float(np.abs(getattr(noisy, name) - value.numpy()).max())
-            for name, value in exact.items()
+            name: float(values.max()) for name, values in differences.items()
         },
         "mean_kld_in_worker": float(noisy.kld.astype(np.float64).mean()),
-        "same_top_wrong": int(
-            (noisy.same_top != (p.argmax(-1) == q.argmax(-1)).numpy())[same_chunks].sum()
-        ),
-        "top1_wrong": int(
-            (noisy.top1 != (q.argmax(-1) == targets[:, 0]).numpy())[same_chunks].sum()
-        ),
+        "same_top_wrong": int(top_is_wrong[same_chunks].sum()),
+        "top1_wrong": int(top1_is_wrong[same_chunks].sum()),
         "kld_of_the_reference_against_itself": float(np.abs(itself.kld).max()),
         "difference_from_prompt_logprobs": {
-            "largest": float(np.abs(noisy.logprob - own).max()),
-            "mean": float(np.abs(noisy.logprob - own).mean()),
+            "largest": float(difference_from_vllm.max()),
+            "mean": float(difference_from_vllm.mean()),
         },
     }
 
@@ -313,7 +327,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     hardware = machine.hardware(machine.gpus())
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "commit": machine.commit(),
         "versions": machine.versions(),
         "hardware": hardware,
@@ -324,9 +338,9 @@ def main() -> None:
             "throughput": lambda: throughput(folder / "llama-8b", args.windows, args.rounds),
         }
         for name, work in parts.items():
-            found[name] = work()
-            print(json.dumps({name: found[name]}, indent=1), flush=True)
-            args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            results[name] = work()
+            print(json.dumps({name: results[name]}, indent=1), flush=True)
+            args.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
