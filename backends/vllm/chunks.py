@@ -139,7 +139,7 @@ class Landing(NamedTuple):
 
     statistics: torch.Tensor  # partial ones, [N, F], in host memory
     parts: Sequence[ScoredRows]
-    event: Any  # of the GPU, after which they have arrived; None: they are there
+    event: Any  # of the GPU, after which they have arrived; None: they never left the host
 
     def has_arrived(self) -> bool:
         return self.event is None or self.event.query()

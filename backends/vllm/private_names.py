@@ -124,7 +124,7 @@ def exists(name: PrivateName) -> bool:
     except ImportError:
         return False
     for step in name.name.split("."):
-        # A field without a default is no attribute of its dataclass.
+        # A dataclass has no attribute for a field without a default.
         fields = getattr(owner, "__dataclass_fields__", {})
         if not hasattr(owner, step) and step not in fields:
             return False

@@ -144,7 +144,7 @@ class StepScorer(ABC):
         try:
             return self.score_chunk(states, chunk)
         except Exception as error:
-            # The loop goes on with the next chunk if other ranks wait for this one.
+            # The loop continues with the next chunk if other ranks wait for this one.
             self.fail(error)
             return True
 

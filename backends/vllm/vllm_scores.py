@@ -113,7 +113,7 @@ def own_logprobs(window: Window, prompt_logprobs: Any) -> Floats:
         )
     starts = np.asarray(prompt_logprobs.start_indices[1:], dtype=np.int64)
     has_entry = np.asarray(prompt_logprobs.end_indices[1:], dtype=np.int64) > starts
-    # Without an entry, the start may be behind the end of the list.
+    # Without an entry, the start may be after the end of the list.
     tokens = np.asarray(prompt_logprobs.token_ids, dtype=np.int64)[np.where(has_entry, starts, 0)]
     is_wrong = ~has_entry | (tokens != window.token_ids[1:])
     if is_wrong.any():

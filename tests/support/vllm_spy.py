@@ -1,6 +1,4 @@
-"""Worker extensions for tests: they count gathered logits, edit logits as some models do, or keep
-the scored logits.
-"""
+"""Worker extensions for tests: they count, edit or keep logits in vLLM's workers."""
 
 from __future__ import annotations
 
@@ -48,12 +46,15 @@ class SpyExtension(ScoringExtension):
         return spied
 
 
-EDITED, BY = 300, -3.0  # with two ranks of 160 entries, no rank has this index
+EDITED = 300
+BY = -3.0
+"""Logit that is edited: with two ranks of 160 entries, no rank has this index."""
 
 
 class EditedExtension(ScoringExtension):
-    """A model that edits its logits after the LogitsProcessor: only gathered logits have the entry
-    at its index.
+    """A model that edits its logits after the LogitsProcessor.
+
+    Only gathered logits have the entry at its index.
     """
 
     def compare_q_install(self, decodes: bool = False) -> str:
@@ -75,8 +76,9 @@ class EditedExtension(ScoringExtension):
 
 
 class KeepingExtension(ScoringExtension):
-    """Keeps the logits of the scoring step itself: bf16 kernels compute other logits in a batch of
-    another shape.
+    """Keeps the logits of the scoring step itself.
+
+    Kernels in bf16 compute other logits in a batch of another shape.
     """
 
     _compare_q_logits: dict[int, list[torch.Tensor]] | None = None
@@ -110,8 +112,9 @@ class KeepingExtension(ScoringExtension):
         self._compare_q_logits = {}
 
     def compare_q_save(self, folder: str) -> None:
-        """Write the kept logits to ``{window}.safetensors`` in a folder: ``logits`` [T, V] of
-        scored positions.
+        """Write the kept logits to ``{window}.safetensors`` in a folder.
+
+        They are ``logits`` [T, V] of scored positions.
         """
         from safetensors.torch import save_file
 

@@ -285,7 +285,8 @@ def test_two_ranks_equal_one_and_gather_nothing(
         scores_by_window = scores_of(backend, WINDOWS, against(toy_store))
         assert_same(scores_by_window, gold, 10 * ATOL_BATCH)
         for window in WINDOWS[-2:]:
-            ref, logits = own_logits(toy_engine, window), own_logits(backend, window)
+            ref = own_logits(toy_engine, window)
+            logits = own_logits(backend, window)
             assert_exact(scores_by_window[window.index], logits, window, EXACT, ref)
         plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")

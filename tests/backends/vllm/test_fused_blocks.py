@@ -145,9 +145,8 @@ def test_blocks_that_end_inside_a_fused_matrix(
 def test_other_engines_read_the_blocks(tmp_path: Path) -> None:
     config = {**HEADS, "quantization_config": BLOCKS}
     folder = write_checkpoint(tmp_path, {**ENDS, **blocked(attention(576, 192, 192))}, config)
-    found = {
-        name
-        for name, engine in backends.engines()
-        if engine.misreads(planned("m", name, str(folder), 100))
-    }
-    assert found == {"vllm_score"}
+    refusing = set()
+    for name, engine in backends.engines():
+        if engine.misreads(planned("m", name, str(folder), 100)):
+            refusing.add(name)
+    assert refusing == {"vllm_score"}

@@ -1,6 +1,4 @@
-"""The rows of each request in a step, the scored rows, refusals; a reference's and a model's states
-in one product.
-"""
+"""The rows of each request in a step, and one product of two models' states."""
 
 from __future__ import annotations
 
@@ -66,15 +64,21 @@ class RunnerV1:
 
 
 def test_v1_rows() -> None:
-    """In the batch, request b, which is not a window, precedes a, which is half computed; c is only
-    generating.
-    """
-    runner, steps, idle = RunnerV1(), Seen(), [False]
-    assert attach(runner, lambda: None if idle[0] else steps) == "V1"
+    """In the batch, b, which is not a window, precedes a, half computed; c only generates."""
+    runner = RunnerV1()
+    steps = Seen()
+    is_idle = False
+
+    def current() -> Seen | None:
+        if is_idle:
+            return None
+        return steps
+
+    assert attach(runner, current) == "V1"
     states = torch.zeros(10, 2)
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
     assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
-    idle[0] = True
+    is_idle = True
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
     ((requests, tokens),) = steps  # only the first step has rows of windows
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
@@ -104,10 +108,12 @@ class WorkerV2:
 
 
 def test_v2_rows() -> None:
-    """Batch: b (not a window), a (state 2, from token 4), c (prompt finished); a removed request is
-    forgotten.
+    """Batch: b (not a window), a (state 2, from token 4), c (prompt finished).
+
+    A removed request is forgotten.
     """
-    worker, steps = WorkerV2(), Seen()
+    worker = WorkerV2()
+    steps = Seen()
     attach(SimpleNamespace(prompt_logprobs_worker=worker), lambda: steps)
     assert worker.add_request("a", 2, OURS) == "added a"
     worker.add_request("b", 0, OTHERS)
@@ -118,7 +124,8 @@ def test_v2_rows() -> None:
         query_start_loc_np=np.array([0, 3, 9, 10]),
         num_computed_prefill_tokens_np=np.array([0, 4, 3]),
     )
-    tokens, lengths = torch.arange(30, dtype=torch.int32).reshape(3, 10), np.array([10, 3, 9])
+    tokens = torch.arange(30, dtype=torch.int32).reshape(3, 10)
+    lengths = np.array([10, 3, 9])
     arguments = (None, torch.zeros(10, 2), batch, tokens, None, lengths)
     assert worker.compute_prompt_logprobs(*arguments) == "original"
     ((requests, tokens_of),) = steps
@@ -170,10 +177,13 @@ class GivenPositions(torch.nn.Module):
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize("positions", [[0, 1, 4], [[0, 1, 4], [0, 1, 4], [0, 1, 4]]])
 def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
-    """The tokens are in a buffer of the runner that is longer than a step; M-RoPE's positions have
-    three equal rows.
+    """The tokens are in a buffer of the runner that is longer than a step.
+
+    M-RoPE's positions have three equal rows.
     """
-    model, ids, calls = GivenPositions(), torch.tensor([5, 6, 7, 9]), []
+    model = GivenPositions()
+    ids = torch.tensor([5, 6, 7, 9])
+    calls = []
     buffers = {"input_ids": SimpleNamespace(gpu=ids)}
     if generation == 2:
         buffers = {"input_buffers": SimpleNamespace(input_ids=ids)}
@@ -232,19 +242,18 @@ def model_of(*, by_name: bool) -> Any:
     class Plain(LogitsProcessor):
         def __init__(self) -> None:
             nn.Module.__init__(self)
-            self.org_vocab_size, self.soft_cap, self.scale, self.logits_as_input = (
-                7,
-                None,
-                1.0,
-                False,
-            )
+            self.org_vocab_size = 7
+            self.soft_cap = None
+            self.scale = 1.0
+            self.logits_as_input = False
 
         def forward(
             self, lm_head: Any, hidden_states: torch.Tensor, embedding_bias: Any = None
         ) -> torch.Tensor:
             return hidden_states @ lm_head.weight.T
 
-    processor, lm_head = Plain(), SimpleNamespace(weight=WEIGHT)
+    processor = Plain()
+    lm_head = SimpleNamespace(weight=WEIGHT)
 
     def compute_logits(hidden_states: torch.Tensor) -> Any:
         if by_name:
@@ -257,11 +266,10 @@ def model_of(*, by_name: bool) -> Any:
 @pytest.mark.engine
 @pytest.mark.parametrize("by_name", [False, True])
 def test_states_beside_enter_the_head_as_they_are(by_name: bool) -> None:
-    """A reference's stored states are those that enter the head, so that the model's halving does
-    not apply to them.
-    """
+    """A reference's stored states enter the head: the model's halving does not apply to them."""
     source = LogitsSource(model_of(by_name=by_name))
-    hidden, stored = numbers(3, 4, seed=1), numbers(3, 4, seed=2)
+    hidden = numbers(3, 4, seed=1)
+    stored = numbers(3, 4, seed=2)
     logits, reference = source.logits_of_both(hidden, stored)
     torch.testing.assert_close(logits, hidden / 2 @ WEIGHT.T)
     torch.testing.assert_close(reference, stored @ WEIGHT.T)

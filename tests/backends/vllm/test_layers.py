@@ -18,13 +18,13 @@ from compare_q.backends.layers.schemes import Scheme
 from compare_q.backends.vllm import loaded_layers
 
 BF16 = "bfloat16"
-NVFP4, MXFP4 = Scheme("nvfp4 g16", "nvfp4 g16"), Scheme("mxfp4 g32", "mxfp4 g32")
-BLOCKS, ROUNDED = (Scheme("fp8 block 128x128", f"fp8 g128{scales}") for scales in ("", " e8m0"))
-FP8, INT8, INT4 = (
-    Scheme("fp8 channel", "fp8 token"),
-    Scheme("int8 channel", "int8 token"),
-    Scheme("int4 g128"),
-)
+NVFP4 = Scheme("nvfp4 g16", "nvfp4 g16")
+MXFP4 = Scheme("mxfp4 g32", "mxfp4 g32")
+BLOCKS = Scheme("fp8 block 128x128", "fp8 g128")
+ROUNDED = Scheme("fp8 block 128x128", "fp8 g128 e8m0")
+FP8 = Scheme("fp8 channel", "fp8 token")
+INT8 = Scheme("int8 channel", "int8 token")
+INT4 = Scheme("int4 g128")
 Shape = namedtuple("Shape", "row col")
 
 
@@ -35,9 +35,9 @@ def named(name: str, **attributes: Any) -> Any:
 
 def ran(kernel: Any, scheme: Scheme | None, **module: Any) -> tuple[str, str, str]:
     """(activations, kernel, asked) of a layer whose scheme holds the kernel."""
-    own = SimpleNamespace(kernel=kernel, use_a16=module.get("use_a16", False))
+    holder = SimpleNamespace(kernel=kernel, use_a16=module.get("use_a16", False))
     layer = loaded_layers.layer(
-        "x", SimpleNamespace(scheme=own, **module), named("LinearMethod"), scheme, BF16
+        "x", SimpleNamespace(scheme=holder, **module), named("LinearMethod"), scheme, BF16
     )
     return layer.activations, layer.kernel, layer.asked
 
@@ -313,13 +313,14 @@ BACKENDS = "vllm.v1.attention.backends"
 
 
 def impl(module: str, *classes: str, **attributes: Any) -> Any:
-    """Return an object of the first class, which is defined in a module; each class derives from
-    the next one.
+    """Return an object of the first class, which is defined in a module.
+
+    Each class derives from the next one.
     """
-    found: type = SimpleNamespace
+    impl_class: type = SimpleNamespace
     for name in reversed(classes):
-        found = type(name, (found,), {"__module__": module})
-    return found(**attributes)
+        impl_class = type(name, (impl_class,), {"__module__": module})
+    return impl_class(**attributes)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""The scorer in vLLM's workers: memory bounds, out of memory, head comparison; two ranks score as
-one does, and no rank waits for ever; and the driver's checks of vLLM's answers.
+"""The scorers in vLLM's workers, and the driver's checks of vLLM's answers.
+
+Memory is bounded, two ranks score as one does, and no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -61,24 +62,32 @@ def scorer(
 def test_a_chunk_stays_under_256_mib(
     vocab_size: int, comparison: Any, states: int, hidden_size: int
 ) -> None:
-    """The memory of a chunk: logits of both models, states (gathered, the reference's copy, two
-    buffers), results.
+    """A chunk has logits of both models, states, and results.
+
+    States are gathered; a reference adds a copy, and one product of both adds two buffers.
     """
     under_test = scorer(vocab_size)
     under_test.comparison = comparison
     rows = under_test.rows_per_chunk(hidden_size, 2)
-    needed = rows * (
-        2 * vocab_size * (1 + (comparison is not None)) + 2 * hidden_size * states + 48
-    )
+    models = 1
+    if comparison is not None:
+        models = 2
+    needed = rows * (2 * vocab_size * models + 2 * hidden_size * states + 48)
     assert rows == 1 or needed <= LIMIT
-    product = rows * (2 if comparison is OWN_HEAD else 1)
-    assert product < 128 or product % (768 if product >= 768 else 128) == 0
+    product = rows
+    if comparison is OWN_HEAD:
+        product = 2 * rows
+    unit = 128
+    if product >= 768:
+        unit = 768
+    assert product < 128 or product % unit == 0
     assert rows == 1 or needed > LIMIT / 4 or rows >= 128
 
 
 def test_chunks_by_hand() -> None:
-    """255 MiB / 264,752 bytes per row = 1,009; with a reference, / 529,456 = 505; with one head, /
-    554,032 = 482.
+    """255 MiB / 264,752 bytes per row = 1,009.
+
+    With a reference, / 529,456 = 505; with one head, / 554,032 = 482.
     """
     assert scorer(128_256).rows_per_chunk(4096, 2) == 768
     against = scorer(128_256)
@@ -100,7 +109,9 @@ def test_when_one_product_gives_both_logits(keys: dict[str, Any]) -> None:
         assert under_test.shares_reference_head == (not keys and under_test.comparison is OWN_HEAD)
 
 
-STATES, REFERENCE, TOKENS = draw(1000, 40), draw(1000, 40, seed=1), torch.arange(1000) % 40
+STATES = draw(1000, 40)
+REFERENCE = draw(1000, 40, seed=1)
+TOKENS = torch.arange(1000) % 40
 REQUEST = RequestRows((7, [(2, 1000)]), 0, 0, 1000, 1000, TOKENS)
 """A window of 1,000 tokens, number 7, scored from position 2 on; on a CPU in chunks of 256."""
 
@@ -148,7 +159,8 @@ def stepped(source: Any, **plan: Any) -> Scorer:
 def test_chunks_that_do_not_fit_are_halved(fits: int, rows_of_chunks: list[int]) -> None:
     """Later chunks keep the halved size; the scores are bit-identical."""
     source = Small(fits)
-    one, at_once = stepped(source), stepped(Small(1000))
+    one = stepped(source)
+    at_once = stepped(Small(1000))
     assert (one.error, source.asked) == ("", rows_of_chunks)
     assert one.largest_chunk == max(rows for rows in rows_of_chunks if rows <= fits)
     assert one.buffers.windows[7].landed == 998
@@ -159,11 +171,13 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, rows_of_chunks: list[int])
 
 
 def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
-    """Missing rows may cross chunks; NaN does not count as zero, and a step that computes the rows
-    again fixes them.
+    """Missing rows may cross chunks; a step that computes the rows again fixes them.
+
+    NaN does not count as zero.
     """
     states = STATES.clone()
-    states[200:300], states[300] = 0.0, torch.nan
+    states[200:300] = 0.0
+    states[300] = torch.nan
     one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
@@ -190,9 +204,7 @@ def reference_of(first: int, last: int) -> Any:
 
 
 def test_two_ranks_score_as_one_does() -> None:
-    """Each rank scores its slice of the vocabulary, and the slices together give the scores of the
-    whole.
-    """
+    """Each rank scores its slice of the vocabulary; together they give the scores."""
     shards = []
     for first, last in ((0, 25), (25, 40)):
         source: Any = SimpleNamespace(
@@ -216,8 +228,9 @@ def test_two_ranks_score_as_one_does() -> None:
 
 
 class Ranks:
-    """Two ranks of one model that gather logits together, in threads; ``fails``: the rank with an
-    error in chunk 1.
+    """Two ranks of one model that gather logits together, in threads.
+
+    ``fails``: the rank with an error in chunk 1.
     """
 
     def __init__(self, fails: int, error: Exception) -> None:
@@ -235,9 +248,9 @@ class Ranks:
         def logits(parts: Sequence[Any]) -> torch.Tensor:
             if rank == self.fails and len(self.gathered[rank]) == 2:
                 raise self.error
-            return whole.logits(parts)
+            return reference.logits(parts)
 
-        whole = reference_of(0, 40)
+        reference = reference_of(0, 40)
         source: Any = SimpleNamespace(processors=[], processor=None, shard=None, gathered=gathered)
         scorer = Scorer(source, ScoringPlan(gathered=True), torch.device("cpu"), 40, 2)
         scorer.comparison = SimpleNamespace(head=None, logits=logits)  # type: ignore[assignment]
@@ -249,9 +262,7 @@ class Ranks:
     "error", [ValueError("no"), torch.OutOfMemoryError("CUDA out of memory.")], ids=str
 )
 def test_an_error_on_one_rank_leaves_no_other_waiting(rank: int, error: Exception) -> None:
-    """If ranks gather together, a rank without memory does not halve its chunks, because the other
-    rank would not.
-    """
+    """A rank without memory does not halve its chunks, because the other rank would not."""
     ranks = Ranks(rank, error)
     scorers = [ranks.scorer(0), ranks.scorer(1)]
     with ThreadPoolExecutor(2) as pool:
@@ -295,8 +306,9 @@ def test_a_probe_computes_every_chunk_after_an_error(error: Exception) -> None:
 
 
 def test_what_is_collected() -> None:
-    """Complete windows are collected; a window with a gap gives the reason; a rank without logits
-    returns nothing.
+    """Complete windows are collected; a window with a gap gives the reason.
+
+    A rank without logits returns nothing.
     """
     one = stepped(Small(1000))
     rows = one.buffers.windows[7].statistics
@@ -315,9 +327,7 @@ def test_what_is_collected() -> None:
 
 
 def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> None:
-    """The plan names each window's digest; the run that compares has given the window another
-    index.
-    """
+    """The plan names each window's digest: the run that compares has another index for it."""
     store = tmp_path / "store"
     begin(store, IDENTITY)
     recording = {
@@ -352,12 +362,10 @@ class Flat(list[int]):
 
     def __init__(self, tokens: list[int], starts: list[int], ends: list[int]) -> None:
         super().__init__(starts)
-        self.token_ids, self.logprobs, self.start_indices, self.end_indices = (
-            tokens,
-            [-1.0, -2.0],
-            starts,
-            ends,
-        )
+        self.token_ids = tokens
+        self.logprobs = [-1.0, -2.0]
+        self.start_indices = starts
+        self.end_indices = ends
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Decode in vLLM: correct steps, the graphs that ran, and a real vLLM whose decode has the scores
-of prefill.
-"""
+"""Decode in vLLM: its steps and graphs, and a real vLLM that decodes what it prefills."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ def decoding(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
 def test_decode_scores_what_prefill_does(
     decoding: VllmEngine, toy_store: Path, toy_logits: Any
 ) -> None:
-    """In float32, so that batches differ little by rounding.  Every token of the six windows is a
-    separate step.
+    """In float32, so that batches differ little by rounding.
+
+    Every token of the six windows is a separate step.
     """
     scores = scores_of(decoding, WINDOWS, against(toy_store))
     for window in WINDOWS:
@@ -81,8 +80,9 @@ def test_decode_scores_what_prefill_does(
 
 @pytest.mark.engine
 def test_a_window_that_is_alone_is_decoded_too(decoding: VllmEngine) -> None:
-    """vLLM 0.32 would compute all tokens of such a window in one step.  The engine can then score
-    more windows.
+    """vLLM 0.32 would compute all tokens of such a window in one step.
+
+    The engine can then score more windows.
     """
     for window in (WINDOWS[0], replace(WINDOWS[1], index=0)):
         scores_of(decoding, [window])
@@ -123,7 +123,8 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
             value[..., value.shape[-1] // 2 :] = 0
         return (query, key, value, *others)
 
-    windows, hooks = toy_windows(4, 100), []
+    windows = toy_windows(4, 100)
+    hooks = []
     for backend in (toy_engine, decoding):
         (model,) = backend.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
         hooks += [
