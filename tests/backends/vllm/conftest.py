@@ -1,6 +1,4 @@
-"""Fixtures of the tests of vLLM: a second model, an engine for it, the noise floor, and gold logits
-by Transformers.
-"""
+"""Fixtures of the tests of vLLM: two more models, their engines, and logits by Transformers."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def noisy_engine(noisy_model: Path, logs: Path) -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="session")
 def floor_engine(toy_model: Path, logs: Path) -> Iterator[VllmEngine]:
-    """The toy in float32 with noise, whose effect is far larger than that of the order of
-    additions.
-    """
+    """The toy in float32 with noise, which is far larger than the order of additions is."""
     with engine(toy_model, logs / "floor.log", noise="bf16", noise_seed=3) as backend:
         yield backend
 
@@ -75,9 +71,7 @@ def toy_store(toy_engine: VllmEngine, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def stand_in_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version and a few arguments of vLLM, for tests that neither start nor need an installed
-    vLLM.
-    """
+    """The version and a few arguments of vLLM, for tests without an installed vLLM."""
     unchecked = replace(VllmEngine.capabilities, packages=())
     monkeypatch.setattr(VllmEngine, "capabilities", unchecked)
     monkeypatch.setattr(installed_vllm, "installed", lambda: ("vllm", Version("0.32.0")))

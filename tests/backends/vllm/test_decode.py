@@ -24,8 +24,9 @@ def test_limits(formats: list[str], on_gpu: bool, expected: float) -> None:
 
 
 def test_faults_by_hand() -> None:
-    """0.1 and 0.3 nats are 0.2 on average.  A token that prefill excludes does not count; a token
-    with NaN counts.
+    """0.1 and 0.3 nats are 0.2 on average.
+
+    A token that prefill excludes does not count; a token with NaN counts.
     """
     prefill = np.array([-1.0, -2.0, -np.inf], np.float32)
     decoded = np.array([-1.1, -1.7, -3.0], np.float32)

@@ -412,8 +412,9 @@ def spoil(
 
 
 def trimmed(states: torch.Tensor) -> torch.Tensor:
-    """Set all but the last 40 rows to zero, as DeepSeek-V4.1's last layers do for tokens before
-    their window.
+    """Set all but the last 40 rows to zero.
+
+    DeepSeek-V4.1's last layers do so for tokens before their window.
     """
     return torch.cat([torch.zeros_like(states[:-40]), states[-40:]])
 

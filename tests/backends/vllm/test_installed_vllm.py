@@ -17,9 +17,7 @@ from tests.support.vllm_engine import ARGUMENTS, as_before
 
 @pytest.mark.engine
 def test_arguments_are_those_of_the_installed_vllm() -> None:
-    """The arguments are read from vLLM's source without an import, and compared here with the
-    imported classes.
-    """
+    """They are read from vLLM's source, and compared here with the imported classes."""
     import dataclasses
     import inspect
 

@@ -182,9 +182,7 @@ def test_activations(
 def test_weights_quantized_while_loading_are_named_by_the_kernel(
     shape: tuple[int, int], weights: str
 ) -> None:
-    """FP8 by an option such as ``quantization: fp8_per_channel``: the checkpoint itself requests no
-    quantization.
-    """
+    """FP8 by an option such as ``quantization: fp8_per_channel``, not by the checkpoint."""
     kernel = fp8("CutlassFP8ScaledMMLinearKernel", 1, -1)
     kernel.config.weight_quant_key = SimpleNamespace(
         dtype="torch.float8_e4m3fn", scale=SimpleNamespace(group_shape=Shape(*shape))
@@ -214,9 +212,7 @@ def test_weights_quantized_while_loading_are_named_by_the_kernel(
 def test_kv_caches(
     cache_dtype: str, scales: tuple[float, float], expected: str, gold: tuple[str, str, str]
 ) -> None:
-    """Only attention layers count: other modules may have a ``kv_cache_dtype`` that they only pass
-    on.
-    """
+    """Only attention layers count: other modules may only pass on a ``kv_cache_dtype``."""
     k_scale, v_scale = map(torch.tensor, scales)
     attention = SimpleNamespace(
         kv_cache_dtype=cache_dtype, impl=object(), _k_scale=k_scale, _v_scale=v_scale

@@ -112,8 +112,9 @@ def test_a_bug_of_decode_is_refused_in_decode_alone(
     toy_store: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps of at most three tokens lose half of V, as a decode kernel did (turboquant_plus, issue
-    99).
+    """Steps of at most three tokens lose half of V.
+
+    A decode kernel did so (turboquant_plus, issue 99).
     """
 
     def halved(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
