@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -124,18 +125,11 @@ def attach_v1(runner: Any, current: Current) -> None:
     def step(
         hidden_states: Any, num_scheduled_tokens: dict[str, int], *args: Any, **kwargs: Any
     ) -> Any:
-        def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            ids = []
-            for part in parts:
-                end = part.token + part.n_rows
-                ids.append(np.asarray(part.prompt[part.token : end], np.int64))
-            return to_device(np.concatenate(ids), hidden_states.device)
-
         scorer = current()
         if scorer is not None:
             requests = requests_v1(runner, num_scheduled_tokens)
             if requests:
-                scorer.step(hidden_states, requests, tokens)
+                scorer.step(hidden_states, requests, partial(tokens_v1, hidden_states.device))
         return original(hidden_states, num_scheduled_tokens, *args, **kwargs)
 
     runner._get_prompt_logprobs_dict = step
@@ -159,6 +153,15 @@ def requests_v1(runner: Any, num_scheduled_tokens: dict[str, int]) -> list[Reque
         if n_rows > 0:
             requests.append(RequestRows(tag, start, begin, n_rows, len(prompt), prompt))
     return requests
+
+
+def tokens_v1(device: torch.device, parts: Sequence[ScoredRows]) -> torch.Tensor:
+    """Return the tokens that scored rows predict, from prompts on the host."""
+    ids = []
+    for part in parts:
+        end = part.token + part.n_rows
+        ids.append(np.asarray(part.prompt[part.token : end], np.int64))
+    return to_device(np.concatenate(ids), device)
 
 
 def attach_v2(worker: Any, current: Current) -> None:
@@ -197,21 +200,11 @@ def attach_v2(worker: Any, current: Current) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        def tokens(parts: Sequence[ScoredRows]) -> torch.Tensor:
-            states = np.array([part.prompt for part in parts], np.int64)
-            begins = np.array([part.token for part in parts], np.int64)
-            counts = np.array([part.n_rows for part in parts], np.int64)
-            # One copy to the GPU has the rows of the table and the columns.
-            places = np.stack([np.repeat(states, counts), ranges(begins, counts)])
-            index = to_device(places, all_token_ids.device)
-            ids: torch.Tensor = all_token_ids[index[0], index[1]].long()
-            return ids
-
         scorer = current()
         if scorer is not None:
             requests = requests_v2(tags, input_batch, prompt_lens)
             if requests:
-                scorer.step(hidden_states, requests, tokens)
+                scorer.step(hidden_states, requests, partial(tokens_v2, all_token_ids))
         return compute(
             logits_fn,
             hidden_states,
@@ -244,6 +237,17 @@ def requests_v2(tags: dict[str, Any], batch: Any, prompt_lens: Any) -> list[Requ
                 RequestRows(tags[request_id], starts[i], begins[i], n_rows, length, states[i])
             )
     return requests
+
+
+def tokens_v2(all_token_ids: torch.Tensor, parts: Sequence[ScoredRows]) -> torch.Tensor:
+    """Return the tokens that scored rows predict, from a table of prompts on the GPU."""
+    states = np.array([part.prompt for part in parts], np.int64)
+    begins = np.array([part.token for part in parts], np.int64)
+    counts = np.array([part.n_rows for part in parts], np.int64)
+    # One copy to the GPU has the rows of the table and the columns.
+    places = np.stack([np.repeat(states, counts), ranges(begins, counts)])
+    index = to_device(places, all_token_ids.device)
+    return all_token_ids[index[0], index[1]].long()
 
 
 def tag_of(sampling_params: Any) -> Any:
