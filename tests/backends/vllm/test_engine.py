@@ -95,6 +95,13 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
     assert provenance["scorer"]["gathered"] is False
 
 
+def test_a_model_is_probed_once(toy_engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate scores in several commands, one for each window of batch 1."""
+    scores_of(toy_engine, WINDOWS)
+    monkeypatch.setattr(toy_engine.probe, "result", lambda windows: pytest.fail("probed again"))
+    scores_of(toy_engine, WINDOWS[:1])
+
+
 def test_repeated_and_shared_beginnings_are_scored_in_full(
     toy_engine: VllmEngine, noisy_engine: VllmEngine
 ) -> None:
