@@ -54,10 +54,11 @@ def load_vllm_score(
     CompareQError with the reason, also if the stored size is unknown: upstream's table cannot show
     "unknown".
     """
-    name = model_dir
     options: dict[str, Any] = {}
     if isinstance(model_dir, list):
         name, options = model_dir
+    else:
+        name = model_dir
     if options.get("noise") is not None:
         raise InputError("engine.noise: not supported for these logits; leave it out")
     folder = hub.resolve(name, None)
