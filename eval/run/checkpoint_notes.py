@@ -1,5 +1,4 @@
-"""Notes on a row whose files compute another function than the reference's, or make other tokens of
-a text.
+"""Notes on a row whose files compute another function than the reference's, or other tokens.
 
 The row keeps its numbers, which are those that the engine serves.
 """
@@ -28,42 +27,48 @@ ENOUGH_BITS = 8.0
 MOST_OF_EIGHT_BITS = 0.3
 """A KLD in nats that eight bits per weight do not cost: the measured ones are below 0.1."""
 FEW_BITS = re.compile(r"[a-z]*[1-7](?!\d)")
-"""Beginning of the name of a weight format with fewer than eight bits: int4, nvfp4, q6_k, but not
-int8 or bfloat16."""
+"""Beginning of the name of a weight format with fewer than eight bits.
+
+Matches int4, nvfp4 and q6_k, but not int8 or bfloat16.
+"""
 PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
+"""Number formats of unquantized KV caches."""
 
 
 def notes(
     row: ModelResult, model: RunModel, reference: RunModel | None, tokenizer: Path
 ) -> Iterator[str]:
-    """Yield the notes on a finished row; nothing about files that are not on this machine, or
-    cannot be read.
+    """Yield the notes on a finished row.
 
-    ``tokenizer``: the folder of the tokenizer that made the run's tokens.
+    Nothing about files that are not on this machine, or cannot be read.  ``tokenizer``: the folder
+    of the tokenizer that made the run's tokens.
     """
     path = path_of(model)
     note = ""
     if path is not None and reference is not None and not model.is_reference:
         with suppress(CompareQError, OSError):
-            note = of_function(path, path_of(reference))
+            note = function_note(path, path_of(reference))
     if not note and not changes_config(model):
-        note = of_eight_bits(row)
+        note = eight_bit_note(row)
     if note:
         yield note
     if path is not None and is_gguf(path):
         with suppress(CompareQError, OSError):
-            yield from of_tokens(path, tokenizer, row)
+            yield from tokenizer_notes(path, tokenizer, row)
 
 
 def path_of(model: RunModel) -> Path | None:
-    """Return the folder or GGUF file of a model; None if it is not here, or if options change the
-    config.
+    """Return the folder or GGUF file of a model.
+
+    None if it is not on this machine, or if options change the config.
     """
     files = model.files
     if not isinstance(files, HuggingFaceFolder | GgufFiles) or changes_config(model):
         return None
-    here = files.cached()
-    return None if here is None else Path(here.model_dir)
+    planned = files.cached()
+    if planned is None:
+        return None
+    return Path(planned.model_dir)
 
 
 def changes_config(model: RunModel) -> bool:
@@ -72,22 +77,26 @@ def changes_config(model: RunModel) -> bool:
     return isinstance(files, HuggingFaceFolder) and bool(files.other_config)
 
 
-def of_function(path: Path, reference: Path | None) -> str:
-    """Return a note on values of the config that differ from the reference's; empty if there are
-    none.
-    """
+def function_note(path: Path, reference: Path | None) -> str:
+    """Return a note on values of the config that differ from the reference's; empty if none do."""
     if reference is None or path == reference or not model_function.may_differ(path, reference):
         return ""
-    folders = [each for each in (path, reference) if not is_gguf(each)]
-    known = {folder: filled(folder, (folder / "config.json").read_bytes()) for folder in folders}
-    found = model_function.differences(path, reference, known)
-    return model_function.sentence(path, found) if found else ""
+    full_configs = {}
+    for folder in (path, reference):
+        if not is_gguf(folder):
+            config = (folder / "config.json").read_bytes()
+            full_configs[folder] = config_with_defaults(folder, config)
+    differences = model_function.differences(path, reference, full_configs)
+    if not differences:
+        return ""
+    return model_function.sentence(path, differences)
 
 
 @cache
-def filled(folder: Path, config: bytes) -> model_function.Facts:
-    """Return the values of a config with Transformers' defaults; ``config``: its content, so that
-    changes are read.
+def config_with_defaults(folder: Path, config: bytes) -> model_function.Facts:
+    """Return the values of a config with Transformers' defaults.
+
+    ``config``: its content, so that a changed config is read again.
     """
     (facts,) = run_in_subprocess(
         model_function.filled, f"reading the config of {folder}", folders=[str(folder)]
@@ -95,33 +104,36 @@ def filled(folder: Path, config: bytes) -> model_function.Facts:
     return dict(facts)
 
 
-def of_eight_bits(row: ModelResult) -> str:
-    """Return a note if a row with eight or more bits per weight loses more than these bits can
-    cost.
-    """
+def eight_bit_note(row: ModelResult) -> str:
+    """Return a note if a row with eight or more bits per weight loses more than these can cost."""
+    # A NaN is not above the limit.
     if row.kld is None or row.noise_floor or not row.kld > MOST_OF_EIGHT_BITS:
         return ""
     if row.bpw_layer is None or row.bpw_layer < ENOUGH_BITS:
         return ""
-    if any(
-        FEW_BITS.match(layer.weights.lower()) for layer in row.layers
-    ):  # other layers have more bits
-        return ""
+    for layer in row.layers:
+        # Only the mean is high, because other layers have more bits.
+        if FEW_BITS.match(layer.weights.lower()):
+            return ""
     causes = "wrongly converted, or another model"
-    formats = {layer.activations for layer in row.layers} - groups.PLAIN - {UNKNOWN}
+    activations = {layer.activations for layer in row.layers} - groups.PLAIN - {UNKNOWN}
     caches = {cache.stored for cache in row.kv_caches} - PLAIN_CACHES
-    if formats or caches:
+    if activations or caches:
         causes += ", or the loss of its activations or KV cache"
-    return f"a KLD of {row.kld:.2g} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can cost: {causes}"
+    return (
+        f"a KLD of {row.kld:.2g} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can "
+        f"cost: {causes}"
+    )
 
 
-def of_tokens(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:
-    """Yield a note on each rule that gives a GGUF's tokenizer different tokens than the run's
-    tokenizer.
-    """
-    made = row.provenance.get(MADE)
-    mine = of_gguf(read_model(path), made if isinstance(made, dict) else None)
-    for fault in token_rules.faults(mine.rules, rules_of(tokenizer)):
+def tokenizer_notes(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:
+    """Yield a note on each rule by which a GGUF's tokenizer makes other tokens than the run's."""
+    engine_tokens = row.provenance.get(MADE)
+    # The record of an earlier version lacks them.
+    if not isinstance(engine_tokens, dict):
+        engine_tokens = None
+    gguf_tokenizer = of_gguf(read_model(path), engine_tokens)
+    for fault in token_rules.faults(gguf_tokenizer.rules, rules_of(tokenizer)):
         if fault.is_sure:
             yield f"{fault.what}: {token_rules.SERVED}"
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,10 @@ from pathlib import Path
 from ...backends.common import json_files, storage
 from ...backends.common.errors import InputError
 from ..common.cache import LOCK_POLL_S, Cache
+
+KEY = re.compile("[0-9a-f]{40}")
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+"""Errors of a full disk, or of a folder that cannot be written."""
 
 
 @contextmanager
@@ -36,33 +41,34 @@ def claimed(
     check: Callable[[], None],
     waits: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Claim windows, by their digests, while the block runs, after waiting for runs that have
-    claimed one of them.
+    """Claim windows, by their digests, while the block runs.
 
-    While waiting, ``waits`` is called once, and ``check`` often; it raises StoppedError if the run
-    was stopped.  In a folder that cannot be written, or on a full disk, nothing is claimed: what is
-    complete is served from there.
+    Waits for runs that have claimed one of them.  While waiting, ``waits`` is called once, and
+    ``check`` often; it raises StoppedError if the run was stopped.  In a folder that cannot be
+    written, or on a full disk, nothing is claimed: what is complete is served from there.
     """
-    waited = False
-    with ExitStack() as held:
+    has_waited = False
+    with ExitStack() as claim:
         while windows and os.access(folder.parent, os.W_OK):
             check()
             with short_lock(cache, folder, check):
-                storage.sweep(folder.parent)  # claims of killed runs
+                # Delete the claims of killed runs.
+                storage.sweep(folder.parent)
                 if not claimed_windows(folder) & set(windows):
-                    write_claim(held, folder, windows)
+                    write_claim(claim, folder, windows)
                     break
-            if not waited:
+            if not has_waited:
                 waits()
-            waited = True
+            has_waited = True
             time.sleep(LOCK_POLL_S)
         yield
 
 
 @contextmanager
 def short_lock(cache: Cache, folder: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a folder of scores or of a store; no run holds it while a model loads or
-    scores.
+    """Hold the lock of a folder of scores or of a store.
+
+    No run holds it while a model loads or scores.
     """
     with cache.locked([lock_file(folder)], check):
         yield
@@ -71,40 +77,37 @@ def short_lock(cache: Cache, folder: Path, check: Callable[[], None]) -> Iterato
 def lock_file(folder: Path) -> Path:
     """The lock file of a folder, next to it, because runs with other caches may share a store."""
     absolute = Path(os.path.abspath(folder))
-    is_key = len(absolute.name) == 40 and all(
-        digit in "0123456789abcdef" for digit in absolute.name
-    )
-    return absolute.with_name(f"{absolute.name}.lock" if is_key else f".{absolute.name}.lock")
+    # The cache locks an entry by the name of its key; a folder of the user gets a hidden lock file.
+    if KEY.fullmatch(absolute.name):
+        return absolute.with_name(f"{absolute.name}.lock")
+    return absolute.with_name(f".{absolute.name}.lock")
 
 
-def write_claim(held: ExitStack, folder: Path, windows: Collection[str]) -> None:
-    """Write the claim of this run, which ends with ``held``; nothing on a full disk."""
+def write_claim(claim: ExitStack, folder: Path, windows: Collection[str]) -> None:
+    """Write the claim of this run, which ends with ``claim``; nothing on a full disk."""
     try:
-        file = held.enter_context(storage.temporary_next_to(Path(os.path.abspath(folder))))
-        file.write_text(
-            json.dumps({"claim": folder.name, "windows": sorted(windows)}), encoding="utf-8"
-        )
+        file = claim.enter_context(storage.temporary_next_to(Path(os.path.abspath(folder))))
+        content = json.dumps({"claim": folder.name, "windows": sorted(windows)})
+        file.write_text(content, encoding="utf-8")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in CANNOT_WRITE:
             raise
 
 
 def is_shared(folder: Path) -> bool:
-    """Return True if another run, next to the one that asks and has a claim itself, has claimed
-    windows of a folder.
-    """
-    return len(claims_on(folder)) > 1
+    """Return True if another run has claimed windows of a folder, on which this run has a claim."""
+    return len(windows_by_claim(folder)) > 1
 
 
 def claimed_windows(folder: Path) -> set[str]:
     """Return the windows of a folder that running runs, this one among them, have claimed."""
     windows: set[str] = set()
-    for claim in claims_on(folder):
-        windows |= claim
+    for windows_of_claim in windows_by_claim(folder):
+        windows |= windows_of_claim
     return windows
 
 
-def claims_on(folder: Path) -> list[set[str]]:
+def windows_by_claim(folder: Path) -> list[set[str]]:
     """Return the windows of each claim on a folder."""
     claims = []
     for file in storage.files_in(folder.parent):
@@ -115,5 +118,6 @@ def claims_on(folder: Path) -> list[set[str]]:
             if claim["claim"] == folder.name:
                 claims.append(set(claim["windows"]))
         except (InputError, ValueError, KeyError, TypeError):
-            continue  # another temporary file, or deleted in the meantime
+            # Another temporary file, or deleted in the meantime.
+            continue
     return claims

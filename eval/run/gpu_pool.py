@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ...backends.common.errors import InputError
 from ...backends.common.machine import Gpu
 
-POLL_S = 0.5
+GPU_POLL_S = 0.5
 """Seconds between two checks of whether the run was stopped."""
 
 
@@ -35,47 +35,62 @@ class GpuPool:
         CUDA_VISIBLE_DEVICES.
 
         None on a machine without GPUs, and if Ray assigns them.  ``check`` is called every
-        ``POLL_S`` seconds, and raises StoppedError if the run was stopped.  A model that needs
+        ``GPU_POLL_S`` seconds, and raises StoppedError if the run was stopped.  A model that needs
         fewer GPUs does not overtake a waiting one.
         """
-        count, ticket = max(1, min(count, self.slots)), object()
+        count = max(1, min(count, self.slots))
+        ticket = object()
         with self.changed:
             self.queue.append(ticket)
             try:
                 while self.queue[0] is not ticket or len(self.free) < count:
                     check()
-                    self.changed.wait(POLL_S)
-                taken = sorted(self.free)[:count]
-                self.free.difference_update(taken)
+                    self.changed.wait(GPU_POLL_S)
+                indices = sorted(self.free)[:count]
+                self.free.difference_update(indices)
             finally:
                 self.queue.remove(ticket)
                 self.changed.notify_all()
+        names = None
+        if self.gpus:
+            names = tuple(self.gpus[index].device for index in indices)
         try:
-            yield tuple(self.gpus[index].device for index in taken) if self.gpus else None
+            yield names
         finally:
             with self.changed:
-                self.free.update(taken)
+                self.free.update(indices)
                 self.changed.notify_all()
 
 
 def select_gpus(
-    found: Sequence[Gpu], wanted: Sequence[str] | None, say: Callable[[str], None]
+    machine_gpus: Sequence[Gpu], names: Sequence[str] | None, say: Callable[[str], None]
 ) -> list[Gpu]:
-    """Return the GPUs that a run uses: all GPUs of the first one's type, since scores depend on the
-    type.
+    """Return the GPUs that a run uses: all of the first one's type, since scores depend on it.
 
-    ``wanted``: the names in ``--gpus``, or None for all ``found`` GPUs.  ``say`` prints the names
-    of GPUs that are not used.  InputError if a name is not the name of a GPU.
+    ``names``: those in ``--gpus``, or None for all ``machine_gpus``.  ``say`` prints the names of
+    GPUs that are not used.  InputError if a name is not the name of a GPU.
     """
-    if wanted is not None:
-        known = {gpu.device: gpu for gpu in found}
-        for name in wanted:
-            if name not in known:
-                raise InputError(
-                    f"--gpus: there is no GPU {name}; there are: {', '.join(known) or 'none'}"
-                )
-        found = [known[name] for name in dict.fromkeys(wanted)]
-    same = [gpu for gpu in found if gpu.name == found[0].name]
-    if others := ", ".join(gpu.device for gpu in found if gpu not in same):
-        say(f"not used, since they are no {same[0].name}: GPUs {others}")
-    return same
+    selected_gpus = list(machine_gpus)
+    if names is not None:
+        selected_gpus = gpus_with_names(machine_gpus, names)
+    same_type = []
+    unused_names = []
+    for gpu in selected_gpus:
+        if gpu.name == selected_gpus[0].name:
+            same_type.append(gpu)
+        else:
+            unused_names.append(gpu.device)
+    if unused_names:
+        unused = ", ".join(unused_names)
+        say(f"not used, since they are no {same_type[0].name}: GPUs {unused}")
+    return same_type
+
+
+def gpus_with_names(machine_gpus: Sequence[Gpu], names: Sequence[str]) -> list[Gpu]:
+    """Return the GPUs with these names, each once; InputError if there is no such GPU."""
+    gpu_of_name = {gpu.device: gpu for gpu in machine_gpus}
+    for name in names:
+        if name not in gpu_of_name:
+            existing = ", ".join(gpu_of_name) or "none"
+            raise InputError(f"--gpus: there is no GPU {name}; there are: {existing}")
+    return [gpu_of_name[name] for name in dict.fromkeys(names)]

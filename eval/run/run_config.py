@@ -19,6 +19,9 @@ from ..text.eval_data import EvalData
 from .gpu_pool import GpuPool, select_gpus
 from .workers import Workers
 
+INSPECT_S = 600.0
+"""Maximum seconds in which a Python must report its engine's versions, and a server its model."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -26,35 +29,36 @@ class RunConfig:
 
     cache: Cache
     progress: Progress
-    workers: Workers = field(default_factory=Workers)  # where models run
+    # Where models run.
+    workers: Workers = field(default_factory=Workers)
     gpus: GpuPool = field(default_factory=GpuPool)
-    record_all: bool = False  # the reference's store must have all windows, as a pack needs them
-    alone: frozenset[str] = (
-        frozenset()
-    )  # names of texts whose windows are each computed without any other
-    logits_file: Path | None = (
-        None  # path of the reference store that the user gave; it is read, or made there
-    )
-    clear: bool = (
-        False  # first delete the texts' cached tokens, and the scores and states of their windows
-    )
-    verbose: bool = False  # engines print on the terminal
-    verify_weights: bool = (
-        False  # the scores' key holds the hash of every byte of the weight files, not of samples
-    )
-    # its further runs (``repeat``) are deleted at the end, or by another run after a kill
+    # The reference's store must have all windows, as a pack needs them.
+    record_all: bool = False
+    # Names of texts whose windows are each computed without any other.
+    alone: frozenset[str] = frozenset()
+    # Path of the reference store that the user gave; it is read, or made there.
+    logits_file: Path | None = None
+    # First delete the texts' cached tokens, and the scores and states of their windows.
+    clear: bool = False
+    # Engines print on the terminal.
+    verbose: bool = False
+    # The scores' key has the hash of every byte of the weight files, not of samples.
+    verify_weights: bool = False
+    # Its further runs (``repeat``) are deleted at the end, or by another run after a kill.
     is_temporary: bool = False
-    # refuse a model whose decode differs from its prefill; False: the caller compares them
+    # Refuse a model whose decode differs from its prefill; False: the caller compares them.
     check_decode: bool = True
-    load_timeout_s: float = 3600.0  # maximum seconds of silence of a worker while it loads
-    window_timeout_s: float = 1800.0  # maximum seconds of silence of a worker between two windows
-    on_row: Callable[[ModelResult], None] = lambda _row: None  # gets each finished row
+    # Maximum seconds of silence of a worker while it loads.
+    load_timeout_s: float = 3600.0
+    # Maximum seconds of silence of a worker between two windows.
+    window_timeout_s: float = 1800.0
+    # Gets each finished row.
+    on_row: Callable[[ModelResult], None] = lambda _row: None
     # Gets the fingerprint of the reference's files and the windows before an engine loads; its
     # InputError ends the run.
     check_reference: Callable[[str | None, EvalData], None] = lambda _content, _data: None
-    digests: dict[tuple[str, int, int], str] = field(
-        default_factory=dict
-    )  # of weight files, by path, size and time
+    # Digests of weight files, by path, size and time: a run hashes each file once.
+    digests: dict[tuple[str, int, int], str] = field(default_factory=dict)
 
 
 def local_config(
@@ -71,17 +75,33 @@ def local_config(
     or load_fn -> Python, in addition to the settings file.  ``keys``: other attributes of
     ``RunConfig``.  InputError for a wrong GPU.
     """
-    machine.code()  # hashed now: a worker must run the code that this process has imported
-    progress = progress or Progress()
+    # Hashed now: a worker must run the code that this process has imported.
+    machine.code()
+    if progress is None:
+        progress = Progress()
     pool = GpuPool(select_gpus(machine.gpus(), gpus, progress.say))
-    all_pythons = {**spec_files.load_settings().python, **(pythons or {})}
-    known = {
-        name for key, engine in backends.engines() for name in (key, *engine.capabilities.load_fns)
-    }
-    if strange := sorted(all_pythons.keys() - known):
-        there = ", ".join(sorted(known))
+    all_pythons = dict(spec_files.load_settings().python)
+    if pythons is not None:
+        all_pythons.update(pythons)
+    check_engine_names(all_pythons)
+    inspect_s = min(INSPECT_S, keys.get("load_timeout_s", INSPECT_S))
+    workers = Workers(all_pythons, pool, inspect_s)
+    if cache is None:
+        cache = Cache(default_root())
+    return RunConfig(cache, progress, workers, pool, **keys)
+
+
+def check_engine_names(pythons: Mapping[str, str]) -> None:
+    """InputError for a key that is neither an engine nor a load function."""
+    names: set[str] = set()
+    for key, engine in backends.engines():
+        names.add(key)
+        names.update(engine.capabilities.load_fns)
+    strange_names = sorted(pythons.keys() - names)
+    if strange_names:
+        name = strange_names[0]
+        all_names = ", ".join(sorted(names))
+        hint = nearest(name, names)
         raise InputError(
-            f"python: {printable(strange[0])} is not an engine{nearest(strange[0], known)}; there are: {there}"
+            f"python: {printable(name)} is not an engine{hint}; there are: {all_names}"
         )
-    workers = Workers(all_pythons, pool, min(600.0, keys.get("load_timeout_s", 600.0)))
-    return RunConfig(cache or Cache(default_root()), progress, workers, pool, **keys)

@@ -67,7 +67,7 @@ class Scoring:
         """
         model = self.downloads.result(planned)
         # The vocabulary of the others was checked before the run.
-        if not plan.is_known(planned):
+        if not plan.is_available(planned):
             plan.raise_all(plan.vocabulary_problems(model, self.data))
         return model
 

@@ -39,12 +39,11 @@ AGAIN_S = 1.0
 
 
 class Worker(Protocol):
-    """One worker of one model: it performs the commands of ``backends/worker/protocol.py`` one
-    after the other.
+    """One worker of one model, which performs commands one after the other.
 
-    Paths in commands are paths on the driver's machine.  A worker on another machine copies the
-    windows and the reference store from there, and copies its segments and its recorded reference
-    back.
+    The commands are those of ``backends/worker/protocol.py``.  Paths in commands are paths on the
+    driver's machine.  A worker on another machine copies the windows and the reference store from
+    there, and copies its segments and its recorded reference back.
     """
 
     def perform(self, job: Any, silence_s: float, show: Show) -> Any:
@@ -56,26 +55,28 @@ class Worker(Protocol):
         """
 
     def kill(self) -> None:
-        """End the worker and all processes of its engine at once; may be called from any thread,
-        and twice.
+        """End the worker and all processes of its engine at once.
+
+        May be called from any thread, and twice.
         """
 
     def close(self) -> None:
-        """Let the worker end, and wait until no process of it is left; always called last, also
-        after ``kill``.
+        """Let the worker end, and wait until no process of it is left.
+
+        Always called last, also after ``kill``.
         """
 
 
 class InProcessWorker:
-    """A worker in the driver's own process, for debugging and tests: one model at a time, shown
-    when it has ended.
+    """A worker in the driver's own process, for debugging and tests: one model at a time.
 
-    ``close`` restores the environment, because variables that an engine sets would change the keys
-    of later models.
+    Its messages are shown when a command has ended.  ``close`` restores the environment, because
+    variables that an engine sets would change the keys of later models.
     """
 
     def __init__(self, model: PlannedModel) -> None:
-        self.log_file, self.environment = model.log_file, dict(os.environ)
+        self.log_file = model.log_file
+        self.environment = dict(os.environ)
         os.environ.update(machine.DEFAULTS | self.environment)
         self.server = worker_side.Worker(time.time())
 
@@ -95,7 +96,7 @@ class InProcessWorker:
         os.environ.update(self.environment)
 
 
-class Immediately(Executor):
+class SameThreadExecutor(Executor):
     """An executor that calls each function when it is submitted, in this thread."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **keys: Any) -> Future[Any]:
@@ -119,8 +120,13 @@ class Hardware:
     settings: Mapping[str, str]
 
     def most_replicas(self, n_gpus: int) -> int | None:
-        """Return how many replicas of ``n_gpus`` GPUs can run at the same time; None: any number."""
-        return len(self.gpus) // n_gpus if n_gpus else None
+        """Return how many replicas of ``n_gpus`` GPUs can run at the same time.
+
+        None for any number.
+        """
+        if not n_gpus:
+            return None
+        return len(self.gpus) // n_gpus
 
 
 class Workers:
@@ -140,7 +146,9 @@ class Workers:
         gpus: GpuPool | None = None,
         inspect_s: float = 600.0,
     ) -> None:
-        self.pythons, self.gpus, self.inspect_s = dict(pythons or {}), gpus or GpuPool(), inspect_s
+        self.pythons = dict(pythons or {})
+        self.gpus = gpus or GpuPool()
+        self.inspect_s = inspect_s
         self.in_process = in_process()
         self.running: set[Worker] = set()
         self.stopped = threading.Event()
@@ -156,25 +164,20 @@ class Workers:
         )
 
     def inspect(self, model: RunModel) -> tuple[EngineInfo, Hardware]:
-        """Return the engine's versions in the model's Python, and the hardware that the model would
-        run on.
+        """Return the engine's versions in the model's Python, and the hardware of this machine.
 
         InputError if that Python cannot run workers.  A separate worker sends requests to a server,
         since it may never answer; ``EngineInfo.unreachable`` is the reason if it did not.
         """
         hardware = Hardware(self.gpus.gpus, machine.processor(), machine.settings())
-        here = model.capabilities.here
-        if model.python is None and (here or self.in_process):
+        is_on_server = not model.capabilities.here
+        if model.python is None and (self.in_process or not is_on_server):
             return worker_side.inspect(model.planned), hardware
         try:
             return self.inspect_in_worker(model.planned, model.python), hardware
         except ModelError as error:
-            if here:
-                named = str(error).startswith("python: ")
-                cure = "give a Python that has the engine, or the folder of its virtual environment"
-                raise InputError(
-                    str(error) if named else f"python: {model.python}: {error}; {cure}"
-                ) from None
+            if not is_on_server:
+                raise InputError(python_problem(model, error)) from None
             info = EngineInfo(installed=("", ""), facts=ModelFacts(), unreachable=str(error))
             return info, hardware
 
@@ -186,12 +189,13 @@ class Workers:
         # This worker imports no engine.
         with self.started(lambda: WorkerProcess(python)) as worker:
             command = InspectEngine(planned)
-            answer = worker.perform(command, self.inspect_s, lambda message: None)
+            answer = worker.perform(command, self.inspect_s, show_nothing)
             return EngineInfo.model_validate(answer)
 
     def refusal(self, model: RunModel) -> str:
-        """Return why the engine's own checks of the config would refuse the model; "" if they
-        accept it.
+        """Return why the engine's own checks of the config would refuse the model.
+
+        Empty if they accept it.
         """
         if not (self.is_local and model.capabilities.refuses):
             return ""
@@ -199,33 +203,41 @@ class Workers:
         command = CallCommand(function, {"model": model.planned.model_dump(mode="json")})
         silent_model = model.with_planned(log_file=Path(os.devnull))
         with self.started(lambda: self.create(silent_model)) as worker:
-            return str(worker.perform(command, self.inspect_s, lambda message: None))
+            return str(worker.perform(command, self.inspect_s, show_nothing))
 
     def import_ahead(self, model: RunModel, *, verbose: bool) -> None:
         """Start to import a model's engine, so that its worker need not wait for the import."""
         self.start_import(model.engine, model.python, verbose=verbose)
 
     def start_import(self, engine: str, python: str | None, *, verbose: bool) -> None:
-        """Start to import an engine in a Python on this machine, unless engines run in this process.
+        """Start to import an engine in a Python on this machine.
 
+        Nothing is started if engines run in this process.
         The calling thread must live until the import has ended: the system ends a process that a
         thread has started when that thread ends (``backends/common/process.py``).
         """
-        if not self.in_process:
-            with suppress(InputError):  # starting the worker reports it
-                PROCESSES.get(python or sys.executable, engine, self.gpus.names, verbose=verbose)
+        if self.in_process:
+            return
+        # Starting the worker reports the error.
+        with suppress(InputError):
+            PROCESSES.get(python or sys.executable, engine, self.gpus.names, verbose=verbose)
 
     def pool(self, threads: int) -> Executor:
-        """Return an executor for work that is done at the same time; in this process, one after the
-        other.
+        """Return an executor for work that is done at the same time.
+
+        In this process, it is done one after the other.
         """
-        return Immediately() if self.in_process else ThreadPoolExecutor(threads)
+        if self.in_process:
+            return SameThreadExecutor()
+        return ThreadPoolExecutor(threads)
 
     @contextmanager
     def started(self, create: Callable[[], Worker]) -> Iterator[Worker]:
-        """Run the block with a new worker, which is ended in any case; StoppedError if the run was
-        stopped.
+        """Run the block with a new worker, which is ended in any case.
+
+        StoppedError if the run was stopped.
         """
+        # Under the lock, so that ``stop`` ends each worker that has started.
         with self.lock:
             self.check()
             worker = create()
@@ -247,14 +259,12 @@ class Workers:
                 worker.kill()
 
     def check(self) -> None:
-        """StoppedError if the run was stopped; long work of the driver calls it from time to time."""
+        """StoppedError if the run was stopped; long work of the driver calls it again and again."""
         if self.stopped.is_set():
             raise StoppedError()
 
     def stoppable(self, watch: Watch) -> Any:
-        """Return a ``Watch`` like ``watch``, whose ``advance`` raises StoppedError once the run was
-        stopped.
-        """
+        """Return a ``Watch`` like ``watch``, whose ``advance`` also calls ``check``."""
 
         def advance(amount: int = 1) -> None:
             self.check()
@@ -263,21 +273,38 @@ class Workers:
         return SimpleNamespace(expect=watch.expect, advance=advance, say=watch.say)
 
     def python(self, of_spec: str | None, engine: str, load_fn: str) -> str | None:
-        """Return the Python that runs a model: its spec's, its engine's in the settings, or None
-        for this one.
+        """Return the Python that runs a model.
 
-        A virtual environment may be given by its folder.  InputError if it is not a program.
+        It is its spec's, its engine's in the settings, or None for this one.  A virtual environment
+        may be given by its folder.  InputError if it is not a program.
         """
-        chosen = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
-        if chosen is None:
+        name = of_spec or self.pythons.get(load_fn) or self.pythons.get(engine)
+        if name is None:
             return None
-        path = expanded(chosen)
-        path = path / "bin" / "python" if path.is_dir() else path
+        path = expanded(name)
+        if path.is_dir():
+            path = path / "bin" / "python"
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise InputError(
-                f"python: {chosen}: not a program; give a Python, or the folder of a virtual environment"
+                f"python: {name}: not a program; give a Python, or the folder of a virtual "
+                "environment"
             )
         return os.path.abspath(path)
+
+
+def show_nothing(message: Any) -> None:
+    """Ignore a worker's message."""
+
+
+def python_problem(model: RunModel, error: ModelError) -> str:
+    """Return why a Python cannot inspect a model's engine."""
+    # The worker's own message about its Python names it.
+    if str(error).startswith("python: "):
+        return str(error)
+    return (
+        f"python: {model.python}: {error}; "
+        "give a Python that has the engine, or the folder of its virtual environment"
+    )
 
 
 class InterruptedRun(KeyboardInterrupt):
@@ -290,30 +317,40 @@ class InterruptedRun(KeyboardInterrupt):
 
 @contextmanager
 def signals_interrupt(workers: Workers) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does, unless this process ignores them
-    (nohup).
+    """Let SIGTERM and SIGHUP interrupt the block as Ctrl-C does.
 
-    Only the first signal interrupts, until the process ends: a second interrupt could leave
-    threading's locks in a wrong state, and the finished rows are still to be shown.  The same
-    signal interrupts once more after ``AGAIN_S`` if the run has not been stopped, because Python
-    drops exceptions that are raised while it deletes an object.
+    Not if this process ignores them (nohup).  Only the first signal interrupts, until the process
+    ends: a second interrupt could leave threading's locks in a wrong state, and the finished rows
+    are still to be shown.  The same signal interrupts once more after ``AGAIN_S`` if the run has
+    not been stopped, because Python drops exceptions that are raised while it deletes an object.
     """
-    first, at = 0, 0.0
+    first_signal = 0
+    time_of_first = 0.0
 
     def interrupt(number: int, _: Any) -> None:
-        nonlocal first, at
+        nonlocal first_signal, time_of_first
         now = time.monotonic()
-        if not first or (number == first and now > at + AGAIN_S and not workers.stopped.is_set()):
-            first, at = number, now
+        was_dropped = (
+            number == first_signal
+            and now > time_of_first + AGAIN_S
+            and not workers.stopped.is_set()
+        )
+        if not first_signal or was_dropped:
+            first_signal = number
+            time_of_first = now
             raise InterruptedRun(number)
 
-    heeded = [number for number in ENDING if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-    before = {number: signal.signal(number, interrupt) for number in heeded}
+    handlers_before = {}
+    for number in ENDING:
+        # None: the handler was not set by Python.
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            handlers_before[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for (
-            number,
-            handler,
-        ) in before.items():  # while Python ends, our handler would kill the process
-            signal.signal(number, signal.SIG_IGN if first else handler)
+        for number, handler in handlers_before.items():
+            if first_signal:
+                # While Python ends, our handler would kill the process.
+                signal.signal(number, signal.SIG_IGN)
+            else:
+                signal.signal(number, handler)

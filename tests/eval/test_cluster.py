@@ -174,7 +174,7 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
 def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
     """Return (the messages while a reference store is transferred, its path on the node)."""
     said: list[Any] = []
-    bringing = worker.brought(store)
+    bringing = worker.store_on_node(store)
     while True:
         try:
             said.append(next(bringing))
@@ -191,7 +191,11 @@ def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not
     assert brought(worker, store.path) == ([], store.path)
     assert worker.is_seen(tmp_path)
     worker.agent = Direct(
-        SimpleNamespace(lacks=node.lacks, add=node.add, sees=lambda file, content: False)
+        SimpleNamespace(
+            missing_files=node.missing_files,
+            add=node.add,
+            has_file=lambda file, content: False,
+        )
     )
     assert not worker.is_seen(tmp_path)
     said, copy = brought(worker, store.path)
@@ -287,6 +291,6 @@ def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> 
         info = EngineInfo(cpu_only=cpu_only)
         model = run_model(planned("m", "transformers", "none", 40), info=info)
         assert hardware_of(model, found, 1) == {**gold, "A": "1"}
-    assert found.having({"big": 1}, there).nodes == ("one",)
-    assert found.having({}, {"two": there["two"]}).nodes == ("two",)
-    assert found.having({"big": 2}, there).nodes == ()
+    assert found.with_resources({"big": 1}, there).nodes == ("one",)
+    assert found.with_resources({}, {"two": there["two"]}).nodes == ("two",)
+    assert found.with_resources({"big": 2}, there).nodes == ()

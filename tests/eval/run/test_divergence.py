@@ -243,7 +243,7 @@ def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) 
 
 
 def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
-    """Copy a model, and add noise of ``scale`` times their standard deviation to all its matrices."""
+    """Copy a model, and add noise of ``scale`` times its standard deviation to each matrix."""
     weights = load_file(folder / "model.safetensors").items()
     generator = torch.Generator().manual_seed(7)
     matrices = {name: each.float() for name, each in weights if each.ndim == 2}

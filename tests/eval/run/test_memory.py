@@ -118,7 +118,10 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
 def test_a_part_that_is_not_known(
     tmp_path: Path, provenance: dict[str, Any], storage: Storage, config: dict[str, Any], part: str
 ) -> None:
-    """An unknown part is named, and the sum is unknown; if layers run as stored, the sum is known."""
+    """An unknown part is named, and the sum is unknown.
+
+    If layers run as stored, the sum is known.
+    """
     found = of(tmp_path, provenance, storage, **config)
     assert (found.missing or "").startswith(part)
     assert ";" not in (found.missing or "")

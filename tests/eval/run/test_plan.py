@@ -227,7 +227,7 @@ def test_the_dtype_of_products(
 def test_rotary_factors_of_long_contexts_are_other_scores(
     edge: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """llama.cpp chooses them by its context, the run's longest window, which ``-r`` may leave out."""
+    """llama.cpp chooses them by its context: the run's longest window, which ``-r`` may omit."""
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     models = [run_model(planned("m", "fake", "none", longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(config_of(), model) for model in models)

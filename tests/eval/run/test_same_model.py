@@ -84,7 +84,8 @@ def notes_of(
     [
         (
             row(8.5, 2.2),
-            "a KLD of 2.2 at 8.5 bits per weight is more than 8 bits can cost: wrongly converted, or ",
+            "a KLD of 2.2 at 8.5 bits per weight is more than 8 bits can cost: "
+            "wrongly converted, or ",
         ),
         (row(16.0, 0.5), "a KLD of 0.5 at 16 bits"),
         (row(8.0, 0.5, "int8 token"), "another model, or the loss of its activations or KV cache"),
@@ -105,7 +106,7 @@ def test_more_than_eight_bits_can_cost(
 
 
 def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
-    """The toy's tokenizer has no merges; llama.cpp's record of an earlier version lacks its tokens."""
+    """The toy's tokenizer has no merges; llama.cpp's record of an earlier version has no tokens."""
     file = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_tokenizer_model("gpt2")
@@ -113,8 +114,8 @@ def test_tokens_of_a_gguf(toy_model: Path, tmp_path: Path) -> None:
     finish_gguf(writer, tensors=False)
     (note,) = notes_of(row(8.5, 0.01), toy_model, ("llamacpp", str(file)))
     assert note == (
-        "it adds a BOS token before the text, and the reference does not: a server of this file gives the model other "
-        "tokens"
+        "it adds a BOS token before the text, and the reference does not: "
+        "a server of this file gives the model other tokens"
     )
     made = {"sample_tokens": {"adds_bos": False, "ids": {}}}
     assert notes_of(row(8.5, 0.01, provenance=made), toy_model, ("llamacpp", str(file))) == []

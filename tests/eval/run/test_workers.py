@@ -218,7 +218,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 @pytest.mark.usefixtures("handlers")
 def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second signal still interrupts the run: Python discards exceptions of an object's deletion."""
+    """A second signal interrupts: Python discards exceptions while it deletes an object."""
     running = Workers()
     with signals_interrupt(running):
         with pytest.raises(InterruptedRun):
