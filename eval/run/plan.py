@@ -175,7 +175,7 @@ def check_spec(model: RunModel) -> None:
         )
     if planned.options.get("noise") is not None and not spec.noise_floor:
         raise InputError('engine.noise: only for a model that is marked with "noise_floor": true')
-    # Not the spec's: a downloaded model has no revision any more.
+    # Not the spec's revision: a download replaces hub id and revision by a path.
     if planned.revision is not None and not files.is_remote:
         raise InputError("revision: only for a model on the hub")
     if model.info.problem:
@@ -360,8 +360,8 @@ def vocabulary_problems(model: RunModel, data: EvalData) -> list[str]:
 def rotary_problems(model: RunModel, lengths: Sequence[int]) -> list[str]:
     """Return a line if texts are on both sides of a model's change of rotary factors.
 
-    llama.cpp chooses the factors by its context, which is the longest window of the run.  The
-    shorter texts would have other scores than in a run of their own, under the same key.
+    llama.cpp chooses the factors by its context, which is the longest window of the run.  Without
+    the longest text, the others would have different scores under the same key.
     """
     if model.files.is_remote:
         return []

@@ -41,7 +41,7 @@ MEANING = {
     "versions": "was made by other versions of the engine",
     "hardware": "was made on other hardware",
 }
-"""Entry of a store's identity -> what a message says of a store in which it differs."""
+"""Entry of a store's identity -> the words of the message if a store differs in it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class RunReference:
-    """What the models of a run are compared with: all of them with the same numbers."""
+    """The reference of the models of a run, which are all compared with the same numbers."""
 
     store: Reference
     # Window (digest) -> the recording that identifies the reference's numbers of this window.

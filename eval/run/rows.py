@@ -78,7 +78,7 @@ class RowList:
             self.fail(target.model, failure)
             return
         if target.store is not None and not scored.store_failure:
-            # Windows that are now in the store count as they were recorded.
+            # For windows in the store, what is stored now counts.
             recordings = {**target.agreed_recordings, **target.store.recordings(self.data.digests)}
             self.reference = RunReference(target.store, recordings)
         if target.model.is_reference:

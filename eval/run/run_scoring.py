@@ -1,4 +1,4 @@
-"""What the threads of a run share: its models, its windows, and their downloads."""
+"""The objects that the threads of a run share: its models, their downloads, and its windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's scores lack, and the claims under which a run completes them.
+"""The windows that a model lacks, and the claims under which a run scores them.
 
 Inside the claims the gap is looked up again, because another run may have scored some windows, or
 deleted some.

@@ -55,12 +55,12 @@ class Direct:
 
 def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
     """A cluster that performs each call immediately."""
-    there = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
+    alive_nodes = [{"NodeID": node, "Alive": True, "Resources": {"CPU": 2.0}} for node in nodes]
     ray: Any = SimpleNamespace(
         exceptions=SimpleNamespace(GetTimeoutError=TimeoutError, RayError=GoneError),
         get=lambda asked, timeout: asked,
         kill=lambda actor: None,
-        nodes=lambda: there,
+        nodes=lambda: alive_nodes,
         **other,
     )
     return Cluster(ray, print, hosts={node: node for node in nodes})
@@ -74,10 +74,10 @@ def request(**options: Any) -> PlannedModel:
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Node]:
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "node"))
-    made = Node(os.getcwd())
-    yield made
-    for name in list(made.workers):
-        made.close(name)
+    agent = Node(os.getcwd())
+    yield agent
+    for name in list(agent.workers):
+        agent.close(name)
     PROCESSES.close()
 
 
@@ -94,11 +94,9 @@ def shown(message: Message) -> None:
 def started(node: Node, log: Path) -> RayWorker:
     """Return a worker that was placed on this node."""
     worker = ray_worker(log_file=log)
-    worker.agent, worker.node, worker.name = (
-        Direct(node),
-        "n",
-        node.start(worker.model.planned, None, None),
-    )
+    worker.agent = Direct(node)
+    worker.node = "n"
+    worker.name = node.start(worker.model.planned, None, None)
     return worker
 
 
@@ -125,15 +123,15 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
         worker.perform(score_command(tmp_path, here, f"{text}-0"), 60.0, shown)
         assert segments.records(here)[f"{text}-0"]["known"]["node"] == "n"
         assert len(segments.load(here, segments.ALONE, WINDOWS).scores) == 4
-        there = node.workers[worker.name].folder / f"{text}-0" / text
-        assert {file.name: file.read_bytes() for file in there.iterdir()} == {
+        folder_on_node = node.workers[worker.name].folder / f"{text}-0" / text
+        assert {file.name: file.read_bytes() for file in folder_on_node.iterdir()} == {
             file.name: file.read_bytes() for file in here.iterdir()
         }
     second = started(node, tmp_path / "log")
     second.perform(LoadCommand(request()), 60.0, shown)
     assert len(PROCESSES.running) == 1, "both are forks of one engine process"
-    for each in (worker, second):
-        each.close()
+    for worker_to_close in (worker, second):
+        worker_to_close.close()
     assert list((tmp_path / "node" / "nodes").iterdir()) == []
 
 
@@ -155,14 +153,16 @@ def test_a_worker_that_dies_on_a_node_is_told_with_its_reason_and_its_log(
 def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
     node: Node, tmp_path: Path
 ) -> None:
-    there, store, worker = tmp_path / "there" / "store", tmp_path / "store", ray_worker()
+    store_on_node = tmp_path / "there" / "store"
+    store = tmp_path / "store"
+    worker = ray_worker()
     begin(store, IDENTITY)
-    made = node.workers[node.start(request(), None, None)]
-    made.folders = {there: store}
+    node_worker = node.workers[node.start(request(), None, None)]
+    node_worker.folders = {store_on_node: store}
     for first in (0, 2):  # the second share has the head
-        record(there, range(first, first + 2), closed=first == 2)
-        worker.keep(*made.progress(None)[1:])
-        assert made.progress(None)[1] == [], "what has come does not come again"
+        record(store_on_node, range(first, first + 2), closed=first == 2)
+        worker.keep(*node_worker.progress(None)[1:])
+        assert node_worker.progress(None)[1] == [], "what has come does not come again"
     seal(store, IDENTITY, list(map(digest, range(4))))
     assert (
         Reader(store).manifest.files
@@ -173,13 +173,13 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
 
 def brought(worker: RayWorker, store: Path) -> tuple[list[Any], Path]:
     """Return (the messages while a reference store is transferred, its path on the node)."""
-    said: list[Any] = []
+    messages: list[Any] = []
     bringing = worker.store_on_node(store)
     while True:
         try:
-            said.append(next(bringing))
+            messages.append(next(bringing))
         except StopIteration as end:
-            return said, end.value
+            return messages, end.value
 
 
 def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not(
@@ -198,9 +198,9 @@ def test_a_reference_is_used_where_it_is_seen_and_is_copied_once_where_it_is_not
         )
     )
     assert not worker.is_seen(tmp_path)
-    said, copy = brought(worker, store.path)
+    messages, copy = brought(worker, store.path)
     assert copy.is_relative_to(tmp_path / "node")
-    assert "of the reference to node" in said[0].text
+    assert "of the reference to node" in messages[0].text
     Reader(copy).verify()
     assert brought(worker, store.path) == ([], copy)
     record(store.path, [2])
@@ -213,21 +213,22 @@ def test_a_worker_is_lost_with_its_node() -> None:
     def gone(*_: Any, **__: Any) -> Any:
         raise GoneError("The node was terminated")
 
-    made = cluster_of()
-    made.ray.get = gone
-    worker = ray_worker(made)
-    worker.agent, worker.node = Direct(SimpleNamespace(perform=lambda *_, **__: [0])), "n"
+    lost_cluster = cluster_of()
+    lost_cluster.ray.get = gone
+    worker = ray_worker(lost_cluster)
+    worker.agent = Direct(SimpleNamespace(perform=lambda *_, **__: [0]))
+    worker.node = "n"
     with pytest.raises(LostWorkerError, match=r"^node n was lost "):
         worker.perform(LoadCommand(request()), 60.0, shown)
     worker.node = ""
     waiting = {
         "remote": lambda cls: Direct(lambda *_, **__: Direct(SimpleNamespace(place=lambda *_: 0)))
     }
-    vars(made.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
+    vars(lost_cluster.ray).update(waiting, wait=lambda asked, timeout: ([], asked), nodes=list)
     with pytest.raises(StoppedError):
         worker.place()
     with pytest.raises(ModelError, match="no node with Some CPU is left"):
-        ray_worker(made).place()
+        ray_worker(lost_cluster).place()
 
 
 def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
@@ -279,18 +280,20 @@ def test_which_nodes_take_models(found: Any, resources: dict[str, float], proble
 
 
 def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> None:
-    there = {"one": {"GPU": 1.0, "big": 1.0}, "two": {"GPU": 2.0}}
-    found = HardwareClass.of([("one", facts("H200")), ("two", facts("H200", "H200"))], there)
-    assert (found.name, found.slots, found.nodes) == ("H200", 4, ("one", "two"))
-    assert [gpu.name for gpu in found.gpus] == ["H200", "H200"]
-    assert [found.most_replicas(n_gpus) for n_gpus in (1, 2)] == [4, 2]
+    alive_nodes = {"one": {"GPU": 1.0, "big": 1.0}, "two": {"GPU": 2.0}}
+    hardware = HardwareClass.of(
+        [("one", facts("H200")), ("two", facts("H200", "H200"))], alive_nodes
+    )
+    assert (hardware.name, hardware.slots, hardware.nodes) == ("H200", 4, ("one", "two"))
+    assert [gpu.name for gpu in hardware.gpus] == ["H200", "H200"]
+    assert [hardware.most_replicas(n_gpus) for n_gpus in (1, 2)] == [4, 2]
     for cpu_only, gold in (
         (False, {"gpus": ["H200"], "driver": "580"}),
         (True, facts()["processor"]),
     ):
         info = EngineInfo(cpu_only=cpu_only)
         model = run_model(planned("m", "transformers", "none", 40), info=info)
-        assert hardware_of(model, found, 1) == {**gold, "A": "1"}
-    assert found.with_resources({"big": 1}, there).nodes == ("one",)
-    assert found.with_resources({}, {"two": there["two"]}).nodes == ("two",)
-    assert found.with_resources({"big": 2}, there).nodes == ()
+        assert hardware_of(model, hardware, 1) == {**gold, "A": "1"}
+    assert hardware.with_resources({"big": 1}, alive_nodes).nodes == ("one",)
+    assert hardware.with_resources({}, {"two": alive_nodes["two"]}).nodes == ("two",)
+    assert hardware.with_resources({"big": 2}, alive_nodes).nodes == ()

@@ -47,7 +47,8 @@ def measured(
 
     def run(models: Models, *flags: object, **data: Any) -> Measured:
         files = write_specs(list(models), **{"max_rows": N_WINDOWS, **data})
-        file, folder = tmp_path / "results.json", tmp_path / "tokens"
+        file = tmp_path / "results.json"
+        folder = tmp_path / "tokens"
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         ran = compare_q("-d", files[0], "-m", files[1], "-o", file, "--tokens-out", folder, *flags)

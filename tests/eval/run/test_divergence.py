@@ -74,9 +74,11 @@ def compared(
         gold["window"] += [number] * (len(window) - score_from)
         gold["position"] += range(score_from, len(window))
         gold["token_id"] += window[score_from:]
-        found = definitions(model[number][scored], window[score_from:], reference[number][scored])
+        statistics = definitions(
+            model[number][scored], window[score_from:], reference[number][scored]
+        )
         for name in ("logprob", "ref_logprob", "ref_top1_logprob", "kld", "same_top"):
-            gold.setdefault(name, []).extend(found[name])
+            gold.setdefault(name, []).extend(statistics[name])
     return gold
 
 
@@ -119,13 +121,14 @@ def test_a_model_against_itself_is_exactly_zero(
         warmup_tokens=5,
     )
     assert (ran.status, ran.loaded) == (0, ["ref", "same"]), ran.err
-    found, model = ran.tokens("same"), ran.models["same"]
+    scores = ran.tokens("same")
+    model = ran.models["same"]
     rounding = rounding_of_rows() if dtype == "float32" else 0.0
-    assert max(map(abs, found["kld"])) <= rounding
-    assert set(found["same_top"]) == {True}
-    assert found["ref_logprob"] == pytest.approx(found["logprob"], abs=1e4 * rounding, rel=0)
+    assert max(map(abs, scores["kld"])) <= rounding
+    assert set(scores["same_top"]) == {True}
+    assert scores["ref_logprob"] == pytest.approx(scores["logprob"], abs=1e4 * rounding, rel=0)
     assert abs(model["kld"]) <= rounding
-    assert abs(model["kld_sum"]) <= rounding * len(found["kld"])
+    assert abs(model["kld_sum"]) <= rounding * len(scores["kld"])
     assert (model["same_top"], model["ppl"]) == (1.0, ran.models["ref"]["ppl"])
     assert (ran.results["reference"]["contents"], ran.results["reference"]["head_dtype"]) == (
         "states",
@@ -169,7 +172,8 @@ def test_divergence_of_every_token_against_float64(
     assert ran.status == 0, ran.err
     windows = text_windows(toy_text, stride=data.get("eval_stride", 100), prefix=prefix)
     logits = [whole_logits(folder, windows, dtype) for folder in (stub_model, noisy_stub)]
-    gold, model = compared(*logits, windows, score_from), ran.models["noisy"]
+    gold = compared(*logits, windows, score_from)
+    model = ran.models["noisy"]
     assert_tokens(ran.tokens("noisy"), gold)
     assert model["kld"] == pytest.approx(np.mean(gold["kld"]), abs=1e-5)
     assert model["kld"] > 0.01  # the noise is larger than rounding
@@ -203,7 +207,8 @@ def test_vocabularies_are_cut_to_what_both_have(
     opened = Reader(store_of(own_cache))
     assert len(opened.windows) == N_WINDOWS
     assert {opened.window(window).dtype for window in opened.windows} == {torch.float32}
-    entries, model = min(vocab_size, 500), ran.models["uniform"]
+    entries = min(vocab_size, 500)
+    model = ran.models["uniform"]
     assert model["kld"] == pytest.approx(cut_divergence(3.0, entries), abs=1e-5)
     assert model["ppl"] == pytest.approx(entries, rel=1e-5)
     assert model["kld_tokens"] == model["tokens"] == N_WINDOWS * (LENGTH - 1)
@@ -217,7 +222,8 @@ def test_a_padded_head_is_cut_and_the_table_says_so(
     resized = save_stub_model(tmp_path / "resized", vocab_size=entries)
     ran = measured([stub(stub_model, "ref", reference=True), stub(resized, "resized")])
     assert ran.status == 0, ran.out
-    shared, windows = min(entries, TOY_VOCAB), text_windows(toy_text)
+    shared = min(entries, TOY_VOCAB)
+    windows = text_windows(toy_text)
     logits = [
         [z[:, :shared] for z in whole_logits(folder, windows)] for folder in (stub_model, resized)
     ]
@@ -246,16 +252,16 @@ def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
     """Copy a model, and add noise of ``scale`` times its standard deviation to each matrix."""
     weights = load_file(folder / "model.safetensors").items()
     generator = torch.Generator().manual_seed(7)
-    matrices = {name: each.float() for name, each in weights if each.ndim == 2}
+    matrices = {name: matrix.float() for name, matrix in weights if matrix.ndim == 2}
     return changed(
         folder,
         target,
         {},
         **{
             name: (
-                each + scale * each.std() * torch.randn(each.shape, generator=generator)
+                matrix + scale * matrix.std() * torch.randn(matrix.shape, generator=generator)
             ).bfloat16()
-            for name, each in matrices.items()
+            for name, matrix in matrices.items()
         },
     )
 

@@ -20,7 +20,10 @@ def go_on() -> None:
 
 
 def test_no_gpu_is_given_twice() -> None:
-    pool, lock, held, most = GpuPool(H200), threading.Lock(), list[str](), list[list[str]]()
+    pool = GpuPool(H200)
+    lock = threading.Lock()
+    held = list[str]()
+    most = list[list[str]]()
 
     def work(count: int) -> None:
         for _ in range(50):
@@ -46,7 +49,9 @@ def test_no_gpu_is_given_twice() -> None:
 
 
 def test_who_waits_for_two_gpus_is_not_overtaken_by_others_that_want_one() -> None:
-    pool, order, asked = GpuPool(H200[:2]), list[str](), list[threading.Thread]()
+    pool = GpuPool(H200[:2])
+    order = list[str]()
+    waiting = list[threading.Thread]()
 
     def work(name: str, count: int) -> None:
         with pool.take(count, go_on):
@@ -54,12 +59,12 @@ def test_who_waits_for_two_gpus_is_not_overtaken_by_others_that_want_one() -> No
 
     with pool.take(1, go_on):
         for name, count in (("two GPUs", 2), ("one", 1), ("last", 1)):
-            asked.append(threading.Thread(target=work, args=(name, count)))
-            asked[-1].start()
-            while len(pool.queue) < len(asked):
+            waiting.append(threading.Thread(target=work, args=(name, count)))
+            waiting[-1].start()
+            while len(pool.queue) < len(waiting):
                 time.sleep(0.001)
         assert order == []
-    for thread in asked:
+    for thread in waiting:
         thread.join()
     assert order[0] == "two GPUs"
     assert sorted(order[1:]) == ["last", "one"]
@@ -93,10 +98,10 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
 def test_gpus_of_a_run(
     found: list[Gpu], wanted: list[str] | None, gold: list[Gpu], others: str
 ) -> None:
-    said: list[str] = []
-    assert select_gpus(found, wanted, said.append) == gold
+    messages: list[str] = []
+    assert select_gpus(found, wanted, messages.append) == gold
     with pytest.raises(InputError, match=r"^--gpus: there is no GPU 7; there are: "):
         select_gpus(found, ["7"], print)
-    assert said == (
+    assert messages == (
         [f"not used, since they are no {gold[0].name}: GPUs {others}"] if others else []
     )

@@ -53,16 +53,16 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
     """The cache has one head of two numbers in two layers; a step needs 4 x 4 and 3 x 8 numbers per
     token.
     """
-    found = of(tmp_path, RAN)
-    assert found == Memory(
+    memory = of(tmp_path, RAN)
+    assert memory == Memory(
         weights=1000,
         kv=(CachePart(token_bytes=2 * 2 * 2 * 2),),
         kv_source="config",
         logits=40,
         step_token=80,
     )
-    assert found.gigabytes(100) == pytest.approx((1000 + 16 * 100 + 40 + 80 * 100) / 1e9)
-    assert found.gigabytes(8192) == pytest.approx((1000 + 16 * 8192 + 40 + 80 * 2048) / 1e9)
+    assert memory.gigabytes(100) == pytest.approx((1000 + 16 * 100 + 40 + 80 * 100) / 1e9)
+    assert memory.gigabytes(8192) == pytest.approx((1000 + 16 * 8192 + 40 + 80 * 2048) / 1e9)
     single = of(tmp_path, {"dtype": "float32"})
     assert (single.kv[0].token_bytes, single.logits, single.step_token) == (32, 40, 160)
     assert of(tmp_path, RAN, sliding_window=7).kv_is_upper
@@ -72,13 +72,11 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
     """The engine's sizes count before the config's, in their own format; a sliding-window layer
     holds one window.
     """
-    one, two = (
-        KVCache("a", 1, "fp8", token_bytes=4.0),
-        KVCache("b", 1, "fp8", token_bytes=4.0, window=10),
-    )
-    found = of(tmp_path, cached(one, two), sliding_window=10)
-    assert (found.kv_source, found.kv_is_upper, found.missing) == ("engine", False, None)
-    assert found.gigabytes(100) == pytest.approx((1000 + 4 * 100 + 4 * 10 + 40 + 80 * 100) / 1e9)
+    one = KVCache("a", 1, "fp8", token_bytes=4.0)
+    two = KVCache("b", 1, "fp8", token_bytes=4.0, window=10)
+    memory = of(tmp_path, cached(one, two), sliding_window=10)
+    assert (memory.kv_source, memory.kv_is_upper, memory.missing) == ("engine", False, None)
+    assert memory.gigabytes(100) == pytest.approx((1000 + 4 * 100 + 4 * 10 + 40 + 80 * 100) / 1e9)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +120,8 @@ def test_a_part_that_is_not_known(
 
     If layers run as stored, the sum is known.
     """
-    found = of(tmp_path, provenance, storage, **config)
-    assert (found.missing or "").startswith(part)
-    assert ";" not in (found.missing or "")
-    assert found.gigabytes(100) is None
+    memory = of(tmp_path, provenance, storage, **config)
+    assert (memory.missing or "").startswith(part)
+    assert ";" not in (memory.missing or "")
+    assert memory.gigabytes(100) is None
     assert of(tmp_path, layers("bfloat16")).missing is None

@@ -35,7 +35,8 @@ from tests.support.run_models import run_model
 from tests.support.toy import needs_accelerate, planned, refusal
 
 MIB = 1024**2
-GPU_MIB, ROOM_MIB = 1000.0, 700
+GPU_MIB = 1000.0
+ROOM_MIB = 700
 
 
 def config_of(count: int = 0, mib: float = GPU_MIB, **keys: Any) -> RunConfig:
@@ -152,9 +153,11 @@ def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
     """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is
     hashed once.
     """
-    file, config = model / "model.safetensors", config_of(verify_weights=True)
+    file = model / "model.safetensors"
+    config = config_of(verify_weights=True)
     planned_model = run_model(planned("m", "transformers", str(model), 100))
-    before, stat = identity(config, planned_model)["weights"], file.stat()
+    before = identity(config, planned_model)["weights"]
+    stat = file.stat()
     assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
     flip_last_bit(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -250,10 +253,10 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     existed.
     """
     model = model_of(config_of(), **keys)
-    found = identity(config_of(), model)
+    facts = identity(config_of(), model)
     assert model.planned.decode == gold
-    assert found.get("decode") == (None if gold is None else asdict(gold))
-    assert found.keys() - {"decode"} == {
+    assert facts.get("decode") == (None if gold is None else asdict(gold))
+    assert facts.keys() - {"decode"} == {
         "version",
         "model",
         "engine",
@@ -275,8 +278,8 @@ def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
     ],
 )
 def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], reason: str) -> None:
-    said = refusal(model_of, config_of(), load_fn=load_fn, phase="decode", **keys)
-    assert said.startswith(f"m: {reason}")
+    message = refusal(model_of, config_of(), load_fn=load_fn, phase="decode", **keys)
+    assert message.startswith(f"m: {reason}")
 
 
 def key_of(folder: Path, **options: Any) -> str:
@@ -374,17 +377,17 @@ def test_what_a_score_depends_on_is_in_its_key(
 @needs_accelerate
 def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.json"
-    seen = {
+    keys = {
         key_of(model),
         key_of(model, dtype="float32"),
         key_of(model, attn_implementation=str(file)),
     }
     for content in "ab":
         file.write_text(content)
-        seen.add(key_of(model, attn_implementation=str(file)))
-    assert len(seen) == 5
+        keys.add(key_of(model, attn_implementation=str(file)))
+    assert len(keys) == 5
     request = planned(
         "toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"}
     )
-    said = worker.inspect(request).problem
-    assert said.startswith("engine.attn_implementation: owner/kernels is no path here")
+    problem = worker.inspect(request).problem
+    assert problem.startswith("engine.attn_implementation: owner/kernels is no path here")

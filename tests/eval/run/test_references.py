@@ -44,7 +44,8 @@ def left_behind(root: Path) -> list[str]:
 
 def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compare) -> None:
     """The first of two marked models is the reference; ``--mask`` keeps it."""
-    ref, other = fake("ref", boost=3.0, reference=True), fake("other", boost=2.0, out_logits="none")
+    ref = fake("ref", boost=3.0, reference=True)
+    other = fake("other", boost=2.0, out_logits="none")
     models = [fake("one", vocab_size=501), fake("two", boost=1.0), ref, other]
     ran = measured(models)
     assert ran.status == 0, ran.err
@@ -69,7 +70,8 @@ def test_a_second_run_does_not_open_the_store(
     """All rows come from the cache, even if the store is missing; with one more model, the
     reference is scored again for its store.
     """
-    first, store = measured(UNIFORM), store_of(own_cache)
+    first = measured(UNIFORM)
+    store = store_of(own_cache)
     before = (store / STORE_MANIFEST).read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "verify", lambda *_: pytest.fail("verified"))
@@ -406,7 +408,8 @@ def test_a_store_of_another_tokenizer(
     """The store is refused even if the text does not contain the exchanged tokens, so that the
     windows are equal.
     """
-    text, path = tmp_path / "text.txt", tmp_path / "kept"
+    text = tmp_path / "text.txt"
+    path = tmp_path / "kept"
     text.write_text(letters * 100)
     assert measured(UNIFORM, "-lf", path, path=str(text)).status == 0
     other = swapped(stub_model, tmp_path / "swapped")

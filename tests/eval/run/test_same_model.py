@@ -64,7 +64,7 @@ def row(
     **fields: Any,
 ) -> ModelResult:
     layer = {"layers": "*", "count": 1, "activations": activations, "kernel": "k"}
-    layers = [{**layer, "weights": each} for each in weights]
+    layers = [{**layer, "weights": name_of_weights} for name_of_weights in weights]
     provenance = {"layers": layers, **fields.pop("provenance", {})}
     return ModelResult.of(
         "row", "fake", Storage(bits, bits, 1), kld=kld, provenance=provenance, **fields

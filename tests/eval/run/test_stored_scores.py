@@ -29,7 +29,8 @@ from tests.support.fake_engine import digests_asked
 from tests.support.run_models import run_model
 from tests.support.toy import planned, refusal
 
-KEY, TAG = "0" * 40, "0123456789abcdef"
+KEY = "0" * 40
+TAG = "0123456789abcdef"
 WINDOWS = (
     Window.scored_from(0, np.array([7, 8, 9], np.int32)),
     Window.scored_from(1, np.array([4, 5, 6], np.int32), first=2),
@@ -105,7 +106,8 @@ def test_the_file_says_which_token_each_line_is_of(
     cache: Cache, data: EvalData, tmp_path: Path
 ) -> None:
     keep(cache, ["logprob", "kld"])
-    file, nowhere = tmp_path / "out.parquet", tmp_path / "no" / "out.parquet"
+    file = tmp_path / "out.parquet"
+    nowhere = tmp_path / "no" / "out.parquet"
     file.write_bytes(b"old")
     stored_scores.write_parquet(load(cache, data), data, file)
     table = parquet.read_table(file)
@@ -119,8 +121,8 @@ def test_the_file_says_which_token_each_line_is_of(
         FULL["logprob"],
     ]
     assert table["kld"].null_count == 0  # nan is nan
-    said = refusal(stored_scores.write_parquet, load(cache, data), data, nowhere)
-    assert said.startswith(f"{nowhere}: the scores could not be written: ")
+    message = refusal(stored_scores.write_parquet, load(cache, data), data, nowhere)
+    assert message.startswith(f"{nowhere}: the scores could not be written: ")
     assert not nowhere.parent.exists()
 
 
@@ -132,10 +134,10 @@ def test_what_is_damaged_is_said_and_scored_again(
     written again.
     """
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
-    asked = digests_asked(monkeypatch)
+    scored = digests_asked(monkeypatch)
     first = measured([fake("one", boost=3.0)])
-    digests = [digest for _, digest in asked]
-    asked.clear()
+    digests = [digest for _, digest in scored]
+    scored.clear()
     (folder,) = (own_cache / "scores").iterdir()
     (record,) = folder.glob("record.*")
     file_of = {segment.windows[0].window: segment.file for segment in segments.segments_in(folder)}
@@ -144,9 +146,9 @@ def test_what_is_damaged_is_said_and_scored_again(
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
     again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
-    assert asked == [("one", digests[1 if what == "a segment" else -1])]
-    said = f"{damaged}: damaged; what it held is made again"
-    assert (said in again.err) == (what != "no record")
+    assert scored == [("one", digests[1 if what == "a segment" else -1])]
+    message = f"{damaged}: damaged; what it held is made again"
+    assert (message in again.err) == (what != "no record")
     assert again.tokens("one") == first.tokens("one")
     assert again.models["one"]["ppl"] == first.models["one"]["ppl"]
     assert segments.load(folder, segments.ALONE, []).damaged == ()

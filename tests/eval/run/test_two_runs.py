@@ -44,7 +44,8 @@ def test_a_model_that_waits_for_another_run_has_no_gpu(
     """Other models of the run score at the same time, unless they need it as a reference.  Waiting
     is reported once.
     """
-    before, cache = make(), Cache(own_cache)
+    before = make()
+    cache = Cache(own_cache)
     together(before)
     folders = {label: before.scores_of(label) for label in ("ref", "uniform")}
     for folder in folders.values():
@@ -71,7 +72,8 @@ def test_complete_rows_wait_for_nobody(make: Make, told: Told, own_cache: Path) 
     """Another run may have claimed the windows for a long time, to compare the same models with
     another reference.
     """
-    before, run = make(), make()
+    before = make()
+    run = make()
     together(before)
     told.steps.clear()
     cache = Cache(own_cache)
@@ -116,7 +118,8 @@ def test_clearing_keeps_a_store_that_another_run_reads(
     make: Make, told: Told, own_cache: Path
 ) -> None:
     """The store is deleted when the other run has ended."""
-    reader, clearing = make(), make(clear=True)
+    reader = make()
+    clearing = make(clear=True)
     told.first[("uniform", "score")] = ("ref", "again")
     reader.start()
     wait_until(lambda: ("uniform", "score") in told.steps, TOGETHER_S)

@@ -136,7 +136,8 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
     """One text, then a second one, then more windows of both, then windows that are spread over one
     of them.
     """
-    prose, code = texts.digests("prose"), texts.digests("code")
+    prose = texts.digests("prose")
+    code = texts.digests("code")
     assert texts.scored(three(), ["prose"], "-r", 4) == each(prose[:4])
     assert texts.scored(three(), ["prose", "code"], "-r", 4) == each(code[:4])
     assert texts.scored(three(), ["code", "prose"], "-r", 6) == each([*code[4:6], *prose[4:6]])
@@ -151,15 +152,16 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
         (["code"], 2),
         (["spread", "code"], 5),
     ):
-        rest = [digest for name in names for digest in texts.digests(name, count)]
-        known = {*prose[:6], *code[:6], *spread}
+        requested = [digest for name in names for digest in texts.digests(name, count)]
+        scored_before = {*prose[:6], *code[:6], *spread}
         assert texts.scored(three(), names, "-r", count) == each(
-            [each for each in rest if each not in known]
+            [each for each in requested if each not in scored_before]
         )
 
 
 def test_a_new_model_needs_no_second_recording_of_windows_of_other_texts(texts: Texts) -> None:
-    prose, code = texts.digests("prose", 3), texts.digests("code", 3)
+    prose = texts.digests("prose", 3)
+    code = texts.digests("code", 3)
     texts.scored(three()[:2], ["prose"], "-r", 3)
     texts.scored(three()[:2], ["code"], "-r", 3)
     assert texts.scored(three(), ["code", "prose"], "-r", 3) == each([*code, *prose], ["b"])
@@ -182,11 +184,11 @@ def test_each_text_of_a_run_has_the_scores_of_its_own_run(
         alone = texts.run(models, [name], "-r", 4, "--cache-dir", tmp_path / f"cache-{name}")
         assert alone.status == 0, alone.err
         for label, tokens in shared.items():
-            own = alone.tokens(label)
+            tokens_alone = alone.tokens(label)
             inside = np.asarray(tokens["text"]) == name
-            for key in own.keys() - {"window"}:
+            for key in tokens_alone.keys() - {"window"}:
                 assert np.array_equal(
-                    np.asarray(tokens[key])[inside], np.asarray(own[key]), equal_nan=True
+                    np.asarray(tokens[key])[inside], np.asarray(tokens_alone[key]), equal_nan=True
                 ), key
     assert len({tuple(tokens["kld"]) for label, tokens in shared.items() if label != "ref"}) == 2
     assert rows["noisy"]["kld"] == pytest.approx(
@@ -249,7 +251,8 @@ def test_the_number_of_windows_counts_for_each_text(texts: Texts) -> None:
 
 
 def test_clearing_forgets_the_windows_of_the_run_alone(texts: Texts, own_cache: Path) -> None:
-    prose, code = texts.digests("prose", 3), texts.digests("code", 3)
+    prose = texts.digests("prose", 3)
+    code = texts.digests("code", 3)
     first = texts.run(three(shift=0.5), ["prose", "code"], "-r", 3)
     assert texts.scored(three(shift=0.5), ["prose"], "-r", 3, "-cc") == each(prose)
     assert Reader(store_of(own_cache)).windows.keys() == {*prose, *code}
@@ -394,7 +397,8 @@ def test_a_text_that_cannot_be_read_ends_the_run(texts: Texts, tmp_path: Path) -
 def test_a_store_that_lacks_windows_is_refused(texts: Texts, tmp_path: Path) -> None:
     """Without the reference's model, the missing windows cannot be recorded; with it, they are."""
     path = tmp_path / "kept"
-    prose, code = texts.digests("prose", 5), texts.digests("code", 5)
+    prose = texts.digests("prose", 5)
+    code = texts.digests("code", 5)
     texts.scored(three(), ["prose"], "-r", 3, "-lf", path)
     assert_refused(
         texts.run(three()[1:], ["prose"], "-r", 5, "-lf", path),
@@ -490,7 +494,8 @@ def test_two_runs_on_the_same_windows_share_the_work(
     not need.
     """
     asked = digests_asked(monkeypatch)
-    few, many = make(UNIFORM, "prose", n_windows=3), make(UNIFORM, "prose", "code", n_windows=5)
+    few = make(UNIFORM, "prose", n_windows=3)
+    many = make(UNIFORM, "prose", "code", n_windows=5)
     told.may_score = lambda: many.said != []
     few.start()
     wait_until(lambda: ("ref", "score") in told.steps, TOGETHER_S)
@@ -635,7 +640,8 @@ def test_a_model_that_fails_keeps_its_committed_windows(
     texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
-    prose, code = texts.digests("prose", 3), texts.digests("code", 3)
+    prose = texts.digests("prose", 3)
+    code = texts.digests("code", 3)
     score = FakeEngine.pieces
     fails = True
 
