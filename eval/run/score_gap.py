@@ -77,6 +77,7 @@ def gap_under_claim(scoring: Scoring, target: ScoreTarget) -> Gap:
     if config.clear and target.key not in scoring.cleared:
         forget(scoring, target)
     store = target.store
+    # The other models are compared with these windows. A pack was verified by its engine's check.
     if target.required and store is not None and store.exists and not store.is_pack:
         reference.verify(config, store, target.required)
     to_record = target.unrecorded
