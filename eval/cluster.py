@@ -456,10 +456,10 @@ class Cluster:
         InputError if no node fits.  If this machine has the model's files: also if no node has the
         same content.
         """
-        reserved_names = sorted(RESERVED_RESOURCES & model.resources.keys())
         content = None
         if not model.files.is_remote:
             content = model.files.content()
+        reserved_names = sorted(RESERVED_RESOURCES & model.resources.keys())
         if reserved_names:
             raise InputError(
                 f"resources: {reserved_names[0]}: compare_q counts these itself; use the key gpus"

@@ -42,6 +42,11 @@ def left_behind(root: Path) -> list[str]:
     return [entry.name for entry in (root / "references").iterdir() if entry.suffix != ".lock"]
 
 
+def column(ran: Measured, field: str) -> list[Any]:
+    """Return a field of all rows, in the order of the file."""
+    return [model[field] for model in ran.results["models"]]
+
+
 def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compare) -> None:
     """The first of two marked models is the reference; ``--mask`` keeps it."""
     ref = fake("ref", boost=3.0, reference=True)
@@ -58,9 +63,9 @@ def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compar
         "ref",
         "other",
     ]
-    assert [model["reference"] for model in ran.results["models"]] == [False, False, True, False]
+    assert column(ran, "reference") == [False, False, True, False]
     assert ran.results["reference"]["label"] == "ref"
-    assert all(model["kld"] is not None for model in ran.results["models"])
+    assert None not in column(ran, "kld")
     assert list(measured(models, "-mask", "two").models) == ["two", "ref"]
 
 
@@ -79,7 +84,7 @@ def test_a_second_run_does_not_open_the_store(
         patch.setattr(FakeEngine, "load", lambda self: pytest.fail("loaded"))
         again = measured(UNIFORM)
         assert again.status == 0, again.err
-        assert all(model["from_cache"] for model in again.results["models"])
+        assert all(column(again, "from_cache"))
         shutil.rmtree(store)
         without = measured(UNIFORM)
     assert without.status == 0, without.err
@@ -92,7 +97,7 @@ def test_a_second_run_does_not_open_the_store(
     assert more.loaded == ["ref", "boosted"]
     assert store_of(own_cache) == store
     assert (store / STORE_MANIFEST).read_bytes() == before
-    assert [model["from_cache"] for model in more.results["models"]] == [False, True, False]
+    assert column(more, "from_cache") == [False, True, False]
     assert more.models["boosted"]["kld"] > 0
 
 
@@ -173,12 +178,10 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
     assert (ran.status, ran.loaded) == (0, ["ref", "uniform"]), ran.err
     assert window_of(store, window) == file
     assert file.read_bytes() == good
-    assert not any(model["from_cache"] for model in ran.results["models"])
+    assert not any(column(ran, "from_cache"))
     (store / STORE_MANIFEST).write_text("{")
-    assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (
-        0,
-        2,
-    )  # no score depends on the store
+    # No score depends on the store.
+    assert (measured(UNIFORM).status, len(measured(UNIFORM).models)) == (0, 2)
     assert_refused(
         measured([*UNIFORM, fake("new", boost=1.0)]),
         f"{store / STORE_MANIFEST}: not a reference store",
@@ -193,7 +196,8 @@ def assert_no_divergence(ran: Measured, reason: str) -> None:
     note.
     """
     assert ran.status == 1, ran.out + ran.err
-    assert reason in next(model for model in ran.results["models"] if model["reference"])["error"]
+    (reference,) = (model for model in ran.results["models"] if model["reference"])
+    assert reason in reference["error"]
     model = ran.models["uniform"]
     assert (model["kld"], model["same_top"], model["error"]) == (None, None, None)
     assert model["ppl"] == pytest.approx(500.0, rel=1e-5)
@@ -246,8 +250,8 @@ def test_a_full_disk_loses_the_store_alone(
         patch.setattr(storage, "keep", full)
         ran = measured(UNIFORM)
     assert ran.status == 1, ran.err
-    assert [model["error"] for model in ran.results["models"]] == [None, None]
-    assert all(model["ppl"] for model in ran.results["models"])
+    assert column(ran, "error") == [None, None]
+    assert all(column(ran, "ppl"))
     assert ran.models["uniform"]["kld"] is None
     (note,) = ran.models["ref"]["notes"]
     assert str(own_cache / "references") in note
@@ -276,26 +280,26 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """The two recorded windows of logits are kept; the next run completes the store."""
-    made: list[int] = []
+    n_recorded: list[int] = []
     pieces = FakeEngine.pieces
 
     def interrupted(self: FakeEngine, window: Any) -> Iterator[torch.Tensor]:
         if window.index == 2:
             (building,) = left_behind(own_cache)
-            made.append(len(list((own_cache / "references" / building).glob("row.*"))))
+            n_recorded.append(len(list((own_cache / "references" / building).glob("row.*"))))
             raise error
         return pieces(self, window)
 
     monkeypatch.setattr(FakeEngine, "pieces", interrupted)
     ran = measured(UNIFORM)
-    assert made[0] == 2
+    assert n_recorded[0] == 2
     assert ran.status == (130 if error is KeyboardInterrupt else 2)
     assert len(left_behind(own_cache)) == 1
     assert list((own_cache / "scores").glob("*/record.*.json")) == []
     monkeypatch.setattr(FakeEngine, "pieces", pieces)
-    asked = windows_asked(monkeypatch)
+    scored_windows = windows_asked(monkeypatch)
     again = measured(UNIFORM)
-    assert asked == [2, *range(3)]
+    assert scored_windows == [2, *range(3)]
     assert again.status == 0, again.err
     assert again.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
     assert [name for name in left_behind(own_cache) if name.startswith(".")] == []
@@ -312,9 +316,9 @@ def test_an_interrupted_recording_at_a_path_is_no_store_and_in_nobodys_way(
     )
     assert len(list(path.glob("row.*"))) == 2
     assert_refused(measured(UNIFORM[1:], "-lf", path), f"{path}: holds no reference")
-    whole = measured(UNIFORM, "-lf", path)
-    assert whole.status == 0, whole.err
-    assert whole.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
+    complete = measured(UNIFORM, "-lf", path)
+    assert complete.status == 0, complete.err
+    assert complete.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
     assert not (path / "unfinished.json").exists()
 
 
@@ -334,22 +338,27 @@ def test_a_damaged_store_is_found_before_a_model_loads(
     """The store is in the cache, or at a path where another run made it, and the reference must be
     scored again too.
     """
-    flags = [] if where == "cache" else ["-lf", tmp_path / "kept"]
+    flags: list[object] = []
+    if where == "path":
+        flags = ["-lf", tmp_path / "kept"]
     new = stub(noisy_stub, "new", dtype="bfloat16")
     assert measured(pair, *flags).status == 0
-    folder = store_of(own_cache) if where == "cache" else tmp_path / "kept"
+    folder = tmp_path / "kept"
+    if where == "cache":
+        folder = store_of(own_cache)
     file = sorted(folder.glob(f"{what}.*"))[0]
     if damage == "flipped":
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 16
         file.write_bytes(data)
+        message = f"{file}: damaged"
     else:
         file.unlink()
-    said = f"{file}: damaged" if damage == "flipped" else f"{file}: missing from the reference"
-    assert_refused(measured([*pair, new], *flags), said)
+        message = f"{file}: missing from the reference"
+    assert_refused(measured([*pair, new], *flags), message)
     if where == "path":
-        assert_refused(measured(pair, *flags, "--cache-dir", tmp_path / "other"), said)
-        assert_refused(measured([new], *flags), said)
+        assert_refused(measured(pair, *flags, "--cache-dir", tmp_path / "other"), message)
+        assert_refused(measured([new], *flags), message)
 
 
 OTHER_WINDOWS: dict[str, dict[str, Any]] = {

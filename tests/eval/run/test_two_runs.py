@@ -106,7 +106,8 @@ def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_p
     one, other = (
         make([model, fake("uniform")], cache=tmp_path / model["label"]) for model in models
     )
-    told.may_score = lambda: other.said != []  # ``other`` waits for the windows of ``one``
+    # ``other`` waits for the windows of ``one``.
+    told.may_score = lambda: other.said != []
     one.start()
     wait_until(lambda: ("first", "score") in told.steps, TOGETHER_S)
     other.start()

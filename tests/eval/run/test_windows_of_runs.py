@@ -119,7 +119,7 @@ def texts(
     return Texts(compare_q, tmp_path, toy_model, own_cache, digests_asked(monkeypatch))
 
 
-def each(digests: Digests, labels: Sequence[str] = MODELS) -> Asked:
+def pairs_of(digests: Digests, labels: Sequence[str] = MODELS) -> Asked:
     """Return (label, digest) of all these windows for each label."""
     return [(label, digest) for label in labels for digest in digests]
 
@@ -138,14 +138,14 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
     """
     prose = texts.digests("prose")
     code = texts.digests("code")
-    assert texts.scored(three(), ["prose"], "-r", 4) == each(prose[:4])
-    assert texts.scored(three(), ["prose", "code"], "-r", 4) == each(code[:4])
-    assert texts.scored(three(), ["code", "prose"], "-r", 6) == each([*code[4:6], *prose[4:6]])
+    assert texts.scored(three(), ["prose"], "-r", 4) == pairs_of(prose[:4])
+    assert texts.scored(three(), ["prose", "code"], "-r", 4) == pairs_of(code[:4])
+    assert texts.scored(three(), ["code", "prose"], "-r", 6) == pairs_of([*code[4:6], *prose[4:6]])
     texts.changed("prose", "spread", sample="spread")
     spread = texts.digests("spread", 6)
     new = [digest for digest in spread if digest not in prose[:6]]
     assert 0 < len(new) < 6
-    assert texts.scored(three(), ["spread"], "-r", 6) == each(new)
+    assert texts.scored(three(), ["spread"], "-r", 6) == pairs_of(new)
     for names, count in (
         (["spread"], 6),
         (["prose", "code"], 6),
@@ -154,8 +154,8 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
     ):
         requested = [digest for name in names for digest in texts.digests(name, count)]
         scored_before = {*prose[:6], *code[:6], *spread}
-        assert texts.scored(three(), names, "-r", count) == each(
-            [each for each in requested if each not in scored_before]
+        assert texts.scored(three(), names, "-r", count) == pairs_of(
+            [digest for digest in requested if digest not in scored_before]
         )
 
 
@@ -164,7 +164,7 @@ def test_a_new_model_needs_no_second_recording_of_windows_of_other_texts(texts: 
     code = texts.digests("code", 3)
     texts.scored(three()[:2], ["prose"], "-r", 3)
     texts.scored(three()[:2], ["code"], "-r", 3)
-    assert texts.scored(three(), ["code", "prose"], "-r", 3) == each([*code, *prose], ["b"])
+    assert texts.scored(three(), ["code", "prose"], "-r", 3) == pairs_of([*code, *prose], ["b"])
 
 
 def test_each_text_of_a_run_has_the_scores_of_its_own_run(
@@ -200,10 +200,10 @@ def test_equal_windows_are_scored_once_and_count_each_time(texts: Texts) -> None
     texts.changed("prose", "again")
     digests = texts.digests("prose", 3)
     alone = texts.run(three(), ["prose"], "-r", 3)
-    assert texts.asked == each(digests)
+    assert texts.asked == pairs_of(digests)
     ran = texts.run(three(), ["prose", "again"], "-r", 3, "-cc")
     assert ran.status == 0, ran.err
-    assert texts.asked == each(digests)
+    assert texts.asked == pairs_of(digests)
     assert ran.results["data"]["windows"] == 6
     assert [text["windows"] for text in ran.results["data"]["texts"]] == [3, 3]
     assert ran.results["data"]["scored_tokens"] == 2 * alone.results["data"]["scored_tokens"]
@@ -226,7 +226,7 @@ def test_a_repeated_passage_is_scored_once_and_counts_each_time(
     models = three(shift=0.5)
     ran = texts.run(models, ["repeated"])
     assert ran.status == 0, ran.err
-    assert texts.asked == each(distinct)
+    assert texts.asked == pairs_of(distinct)
     tokens = ran.tokens("b")
     by_window = [
         [
@@ -254,14 +254,14 @@ def test_clearing_forgets_the_windows_of_the_run_alone(texts: Texts, own_cache: 
     prose = texts.digests("prose", 3)
     code = texts.digests("code", 3)
     first = texts.run(three(shift=0.5), ["prose", "code"], "-r", 3)
-    assert texts.scored(three(shift=0.5), ["prose"], "-r", 3, "-cc") == each(prose)
+    assert texts.scored(three(shift=0.5), ["prose"], "-r", 3, "-cc") == pairs_of(prose)
     assert Reader(store_of(own_cache)).windows.keys() == {*prose, *code}
     again = texts.run(three(shift=0.5), ["prose", "code"], "-r", 3)
     assert texts.asked == []
     assert {label: row["kld"] for label, row in again.models.items()} == {
         label: row["kld"] for label, row in first.models.items()
     }
-    assert texts.scored([*three(shift=0.5), fake("new", boost=2.0)], ["code"], "-r", 3) == each(
+    assert texts.scored([*three(shift=0.5), fake("new", boost=2.0)], ["code"], "-r", 3) == pairs_of(
         code, ["new"]
     )
 
@@ -273,11 +273,11 @@ def test_without_the_store_nothing_is_scored_but_new_windows(texts: Texts, own_c
     again = texts.run(three(), ["prose"], "-r", 3)
     assert (again.loaded, texts.asked) == ([], [])
     assert again.models["a"]["kld"] == before.models["a"]["kld"]
-    assert texts.scored(three(), ["prose"], "-r", 5) == each(prose[3:])
+    assert texts.scored(three(), ["prose"], "-r", 5) == pairs_of(prose[3:])
     assert Reader(store_of(own_cache)).windows.keys() == set(prose[3:])
     assert texts.scored([*three(), fake("new", boost=2.0)], ["prose"], "-r", 5) == [
-        *each(prose[:3], ["ref"]),
-        *each(prose, ["new"]),
+        *pairs_of(prose[:3], ["ref"]),
+        *pairs_of(prose, ["new"]),
     ]
 
 
@@ -305,7 +305,7 @@ def test_other_numbers_of_a_window_are_other_scores_of_this_window(
     before = column(first, "a", "kld")
     replace_numbers(store_of(own_cache), digests[1])
     second = texts.run(three(), ["prose"], "-r", 3)
-    assert texts.asked == each(digests[1:2], ["a", "b"])
+    assert texts.asked == pairs_of(digests[1:2], ["a", "b"])
     assert_one_recording(second, "a", "b")
     after = column(second, "a", "kld")
     changed = {
@@ -324,13 +324,13 @@ def test_models_that_were_compared_with_different_recordings(texts: Texts, own_c
     ref, a, b = three()
     ref["engine"]["random"] = 0.5
     digests = texts.digests("prose", 3)
-    assert texts.scored([ref, a], ["prose"], "-r", 3) == each(digests, ["ref", "a"])
+    assert texts.scored([ref, a], ["prose"], "-r", 3) == pairs_of(digests, ["ref", "a"])
     shutil.rmtree(store_of(own_cache))
-    assert texts.scored([ref, b], ["prose"], "-r", 3) == each(digests, ["ref", "b"])
+    assert texts.scored([ref, b], ["prose"], "-r", 3) == pairs_of(digests, ["ref", "b"])
     both = texts.run(
         [ref, a, b], ["prose"], "-r", 3
     )  # the store has the numbers that b was compared with
-    assert texts.asked == each(digests, ["a"])
+    assert texts.asked == pairs_of(digests, ["a"])
     assert_one_recording(both, "a", "b")
     shutil.rmtree(store_of(own_cache))
     assert texts.scored([ref, a, b], ["prose"], "-r", 3) == []
@@ -338,7 +338,7 @@ def test_models_that_were_compared_with_different_recordings(texts: Texts, own_c
     more = texts.run(
         [ref, a, b, new], ["prose"], "-r", 3
     )  # a and b are scored again, against the new numbers
-    assert texts.asked == each(digests, ["ref", "a", "b", "new"])
+    assert texts.asked == pairs_of(digests, ["ref", "a", "b", "new"])
     assert_one_recording(more, "a", "b", "new")
 
 
@@ -347,7 +347,7 @@ def test_without_a_store_two_recordings_are_not_mixed(texts: Texts, own_cache: P
     ref["engine"]["random"] = 0.5
     digests = texts.digests("prose", 3)
     for model in (a, b):
-        assert texts.scored([ref, model], ["prose"], "-r", 3) == each(
+        assert texts.scored([ref, model], ["prose"], "-r", 3) == pairs_of(
             digests, ["ref", model["label"]]
         )
         shutil.rmtree(store_of(own_cache))
@@ -371,7 +371,7 @@ def test_a_lost_machine_loses_no_window_of_another_recording(
     told.fails = {("a", "score"): "lost"}
     ran = texts.run(three(), ["prose"], "-r", 3)
     assert_one_recording(ran, "a", "b")
-    assert texts.asked == each(digests[1:2], ["a", "b"])
+    assert texts.asked == pairs_of(digests[1:2], ["a", "b"])
 
 
 def test_texts_with_different_tokenizers_are_refused(
@@ -412,11 +412,11 @@ def test_a_store_that_lacks_windows_is_refused(texts: Texts, tmp_path: Path) -> 
         texts.run(three()[1:], ["code"], "-r", 3, "-lf", path), f"{path}: holds none of the "
     )
     assert texts.asked == []
-    assert texts.scored(three(), ["prose", "code"], "-r", 5, "-lf", path) == each(
+    assert texts.scored(three(), ["prose", "code"], "-r", 5, "-lf", path) == pairs_of(
         [*prose[3:], *code]
     )
     assert Reader(path).windows.keys() == {*prose, *code}
-    assert texts.scored([fake("new", boost=2.0)], ["code"], "-r", 5, "-lf", path) == each(
+    assert texts.scored([fake("new", boost=2.0)], ["code"], "-r", 5, "-lf", path) == pairs_of(
         code, ["new"]
     )
 
@@ -433,10 +433,10 @@ def test_other_rotary_factors_are_other_scores(
         return ModelFacts(rope_changes_above=edge if files.planned.label == "a" else None)
 
     monkeypatch.setattr(ModelFiles, "facts", facts)
-    assert texts.scored(three(), ["code"], "-r", 2) == each(digests)
+    assert texts.scored(three(), ["code"], "-r", 2) == pairs_of(digests)
     edge = 50
     ran = texts.run(three(), ["code"], "-r", 2)
-    assert texts.asked == each(digests, ["a"])
+    assert texts.asked == pairs_of(digests, ["a"])
     assert [line.partition(":")[0] for line in ran.err.splitlines() if said in line] == ["a"]
     for each_edge in (50, 100):
         edge = each_edge
@@ -493,7 +493,7 @@ def test_two_runs_on_the_same_windows_share_the_work(
     """The second run waits for the first one, and scores only the windows that the first one did
     not need.
     """
-    asked = digests_asked(monkeypatch)
+    scored = digests_asked(monkeypatch)
     few = make(UNIFORM, "prose", n_windows=3)
     many = make(UNIFORM, "prose", "code", n_windows=5)
     told.may_score = lambda: many.said != []
@@ -503,7 +503,7 @@ def test_two_runs_on_the_same_windows_share_the_work(
     for run in (few, many):
         run.join(TOGETHER_S)
         assert run.of("uniform").kld == pytest.approx(KLD, rel=1e-5)
-    assert sorted(asked) == sorted(each(list(many.data.digests), ["ref", "uniform"]))
+    assert sorted(scored) == sorted(pairs_of(list(many.data.digests), ["ref", "uniform"]))
     opened = Reader(store_of(own_cache))
     assert opened.windows.keys() == many.data.digests
     opened.verify()
@@ -549,7 +549,8 @@ def test_another_reference_at_the_same_path_waits_for_nobody_and_destroys_nothin
     other = make(
         [fake("other", boost=2.0, reference=True), fake("uniform")], "code", logits_file=path
     )
-    told.first[("one", "score done")] = ("uniform", "load")  # the other run's
+    # The model ``uniform`` of the other run.
+    told.first[("one", "score done")] = ("uniform", "load")
     one.start()
     wait_until(lambda: ("one", "score") in told.steps, TOGETHER_S)
     wait_until(lambda: len(list(path.glob("row.*"))) == len(one.data.digests), TOGETHER_S)
@@ -567,7 +568,7 @@ def test_a_damaged_segment_is_found_while_another_run_has_claimed_windows(
 ) -> None:
     """The run waits for windows that it needs, and not for others."""
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
-    asked = digests_asked(monkeypatch)
+    scored = digests_asked(monkeypatch)
     before = make()
     together(before)
     digests = [window.digest for window in before.data.windows]
@@ -581,7 +582,7 @@ def test_a_damaged_segment_is_found_while_another_run_has_claimed_windows(
                 segment.file.write_bytes(content)
 
     for needed, claims, waits in ((1, {digests[3], "f" * 32}, False), (2, {digests[2]}, True)):
-        asked.clear()
+        scored.clear()
         damage(digests[needed])
         run = make()
         with claimed(Cache(own_cache), folder, claims, lambda: None):
@@ -591,7 +592,7 @@ def test_a_damaged_segment_is_found_while_another_run_has_claimed_windows(
             )
             assert run.is_alive() == waits
         run.join(TOGETHER_S)
-        assert asked == each([digests[needed]], ["uniform"])
+        assert scored == pairs_of([digests[needed]], ["uniform"])
         assert any("damaged" in line for line in run.said)
         assert run.of("uniform").kld == before.of("uniform").kld
 
@@ -618,12 +619,12 @@ def test_a_killed_worker_loses_what_is_not_committed(
     ran = texts.run(models, ["prose"])
     killer.join(TOGETHER_S)
     assert ran.status == 2, ran.out
-    kept = committed()
-    assert 0 < len(kept) < 9
+    committed_windows = committed()
+    assert 0 < len(committed_windows) < 9
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "1")
     monkeypatch.setattr("tests.support.fake_engine.time.sleep", lambda _: None)
-    rest = [digest for digest in texts.digests("prose") if digest not in kept]
-    assert texts.scored(models, ["prose"]) == each(rest, ["slow"])
+    lost_windows = [digest for digest in texts.digests("prose") if digest not in committed_windows]
+    assert texts.scored(models, ["prose"]) == pairs_of(lost_windows, ["slow"])
 
 
 def test_two_models_with_one_key(texts: Texts) -> None:
@@ -632,7 +633,7 @@ def test_two_models_with_one_key(texts: Texts) -> None:
     digests = texts.digests("prose", 3)
     ran = texts.run(models, ["prose"], "-r", 3, "-cc")
     assert ran.status == 0, ran.err
-    assert texts.asked == each(digests, ["ref", "uniform"])
+    assert texts.asked == pairs_of(digests, ["ref", "uniform"])
     assert ran.models["twin"]["kld"] == ran.models["uniform"]["kld"]
 
 
@@ -656,7 +657,7 @@ def test_a_model_that_fails_keeps_its_committed_windows(
     assert ran.models["a"]["error"]
     assert ran.models["b"]["kld"]
     fails = False
-    assert texts.scored(three(), ["prose"], "-r", 3) == each(
+    assert texts.scored(three(), ["prose"], "-r", 3) == pairs_of(
         prose[2:], ["a"]
     )  # nothing says yet what ran
-    assert texts.scored(three(), ["prose", "code"], "-r", 3) == each(code[1:], ["a"])
+    assert texts.scored(three(), ["prose", "code"], "-r", 3) == pairs_of(code[1:], ["a"])
