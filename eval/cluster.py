@@ -104,14 +104,16 @@ class HardwareClass(Hardware):
             nodes=tuple(node for node, _ in nodes),
         )
 
-    def with_resources(self, wanted: Mapping[str, float], alive_nodes: Resources) -> HardwareClass:
-        """Return the class with only the alive nodes that have the ``wanted`` resources."""
+    def with_resources(
+        self, required: Mapping[str, float], alive_nodes: Resources
+    ) -> HardwareClass:
+        """Return the class with only the alive nodes that have the ``required`` resources."""
         nodes = []
         for node in self.nodes:
             if node not in alive_nodes:
                 continue
             resources = alive_nodes[node]
-            if all(resources.get(name, 0) >= number for name, number in wanted.items()):
+            if all(resources.get(name, 0) >= number for name, number in required.items()):
                 nodes.append(node)
         return replace(self, nodes=tuple(nodes))
 

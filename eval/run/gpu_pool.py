@@ -31,12 +31,11 @@ class GpuPool:
 
     @contextmanager
     def take(self, count: int, check: Callable[[], None]) -> Iterator[tuple[str, ...] | None]:
-        """Wait for ``count`` GPUs, at most all, and hold them; yield their names in
-        CUDA_VISIBLE_DEVICES.
+        """Wait for ``count`` GPUs, at most all, and hold them.
 
-        None on a machine without GPUs, and if Ray assigns them.  ``check`` is called every
-        ``GPU_POLL_S`` seconds, and raises StoppedError if the run was stopped.  A model that needs
-        fewer GPUs does not overtake a waiting one.
+        Yield their names in CUDA_VISIBLE_DEVICES; None on a machine without GPUs, and if Ray
+        assigns them.  ``check`` is called every ``GPU_POLL_S`` seconds, and raises StoppedError if
+        the run was stopped.  A model that needs fewer GPUs does not overtake a waiting one.
         """
         count = max(1, min(count, self.slots))
         ticket = object()

@@ -1,5 +1,6 @@
-"""A node of a cluster and its driver, without Ray between them: a real worker performs each call
-immediately.
+"""A node of a cluster and its driver, without Ray between them.
+
+A real worker performs each call immediately.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class GoneError(Exception):
 
 
 class Direct:
-    """A handle of an actor, or of one of its methods, as in Ray; ``remote`` performs the call
-    immediately.
+    """A handle of an actor, or of one of its methods, as in Ray.
+
+    ``remote`` performs the call immediately.
     """
 
     def __init__(self, target: Any) -> None:
@@ -112,8 +114,9 @@ def score_command(folder: Path, scores: Path, session: str) -> ScoreCommand:
 
 @pytest.mark.engine
 def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path: Path) -> None:
-    """A worker keeps its model for another text.  Its scores arrive before it reports that they are
-    done.
+    """A worker keeps its model for another text.
+
+    Its scores arrive before it reports that they are done.
     """
     worker = started(node, tmp_path / "log")
     worker.perform(LoadCommand(request()), 60.0, shown)
@@ -240,8 +243,9 @@ def test_a_node_says_what_it_has(node: Node, tmp_path: Path) -> None:
 
 
 def test_what_ray_changed_in_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray sets variables for one thread and no GPU in an actor; the node restores the original
-    environment.
+    """Ray sets variables for one thread and no GPU in an actor.
+
+    The node restores the original environment.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "17")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "17")

@@ -1,6 +1,4 @@
-"""Fixtures of the tests on runs: the command line, a stub engine, a model and a noisy copy of it,
-runs in threads.
-"""
+"""Fixtures of the tests on runs."""
 
 from __future__ import annotations
 
@@ -40,8 +38,9 @@ def measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Measured]:
-    """Run models with flags, by default on 3 windows of the toy text; ``data`` replaces keys of the
-    data spec.
+    """Run models with flags, by default on 3 windows of the toy text.
+
+    ``data`` replaces keys of the data spec.
     """
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
 
@@ -83,8 +82,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 def make(
     tmp_path: Path, toy_model: Path, own_cache: Path, told: Told
 ) -> Iterator[Callable[..., Run]]:
-    """Return a function that makes a run of models on texts, by default ``prose`` of
-    ``write_texts``.
+    """Return a function that makes a run of models on texts.
+
+    Without names on the text ``prose`` of ``write_texts``.
     """
     files = write_texts(tmp_path, toy_model)
     runs: list[Run] = []

@@ -1,5 +1,6 @@
-"""Divergences of every token, compared with float64 on the positions of PPL; the content of the
-reference's store.
+"""Divergences of every token, compared with float64 on the positions of PPL.
+
+It also tests the content of the reference's store.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from tests.support.transformers_models import changed
 def text_windows(
     text: Path, count: int = N_WINDOWS, length: int = LENGTH, stride: int = 100, prefix: str = ""
 ) -> list[list[int]]:
-    """Return the windows' token ids, by hand: one token per character, its id is the index in the
-    sorted bytes.
+    """Return the windows' token ids, by hand.
+
+    One token per character; its id is the index in the sorted bytes.
     """
     from tokenizers import pre_tokenizers
 
@@ -83,8 +85,9 @@ def compared(
 
 
 def assert_tokens(found: dict[str, list[Any]], gold: dict[str, list[Any]]) -> None:
-    """Assert that every column is within 1e-5 of the gold (3e-6 was the largest difference), at the
-    same positions.
+    """Assert that every column is within 1e-5 of the gold, at the same positions.
+
+    3e-6 was the largest difference.
     """
     for name, values in gold.items():
         if name in ("window", "position", "token_id", "same_top"):
@@ -112,8 +115,9 @@ def test_a_model_against_itself_is_exactly_zero(
     make: Callable[..., dict[str, Any]],
     dtype: str,
 ) -> None:
-    """The KLD is 0 even if the reference's product has fewer rows than the model's, as the warm-up
-    is not stored.
+    """The KLD is 0 even if the reference's product has fewer rows than the model's.
+
+    The warm-up is not stored.
     """
     folder = stub_model if make is stub else toy_model
     ran = measured(
@@ -197,8 +201,9 @@ def test_divergence_of_every_token_against_float64(
 def test_vocabularies_are_cut_to_what_both_have(
     measured: Compare, own_cache: Path, vocab_size: int
 ) -> None:
-    """Uniform logits over 400, 500 or 600 tokens are compared with 500; the engine does not provide
-    a head.  Tokens that only one model has are in neither softmax.
+    """Uniform logits over 400, 500 or 600 tokens are compared with 500.
+
+    The engine does not provide a head. Tokens that only one model has are in neither softmax.
     """
     assert cut_divergence(3.0, 500) == pytest.approx(KLD, abs=1e-6)
     ran = measured([UNIFORM[0], fake("uniform", vocab_size=vocab_size)])
@@ -234,8 +239,9 @@ def test_a_padded_head_is_cut_and_the_table_says_so(
 
 
 def test_positions_without_a_number_are_counted_and_not_lost(measured: Compare) -> None:
-    """One NaN in the reference and one in the model: two positions have no divergence; the others
-    are correct.
+    """One NaN in the reference and one in the model: two positions have no divergence.
+
+    The others are correct.
     """
     ref = fake("ref", boost=3.0, nan_windows=[0], reference=True)
     ran = measured([ref, fake("holes", nan_windows=[2]), fake("whole")])
@@ -269,8 +275,9 @@ def noisy(folder: Path, target: Path, scale: float = 0.03) -> Path:
 def transformers_logits(
     folder: Path, windows: Sequence[Sequence[int]], dtype: str = "float32"
 ) -> list[torch.Tensor]:
-    """Return a model's logits [L, V] of every window by Transformers; for Gemma 2, attention has
-    its soft cap.
+    """Return a model's logits [L, V] of every window by Transformers.
+
+    For Gemma 2, attention has its soft cap.
     """
     soft_cap = "attn_logit_softcapping" in (folder / "config.json").read_text()
     keys = {"attn_implementation": "eager"} if soft_cap else {}

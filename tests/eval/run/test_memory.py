@@ -1,6 +1,4 @@
-"""The parts of the memory of serving, by hand: weight files, the cache of engine or config, logits,
-activations.
-"""
+"""The parts of the memory of serving, by hand."""
 
 from __future__ import annotations
 
@@ -50,8 +48,9 @@ def of(
 
 
 def test_parts_by_the_config(tmp_path: Path) -> None:
-    """The cache has one head of two numbers in two layers; a step needs 4 x 4 and 3 x 8 numbers per
-    token.
+    """The cache has one head of two numbers in two layers.
+
+    A step needs 4 x 4 and 3 x 8 numbers per token.
     """
     memory = of(tmp_path, RAN)
     assert memory == Memory(
@@ -69,8 +68,9 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
 
 
 def test_the_cache_of_the_engine(tmp_path: Path) -> None:
-    """The engine's sizes count before the config's, in their own format; a sliding-window layer
-    holds one window.
+    """The engine's sizes count before the config's, in their own format.
+
+    A sliding-window layer holds one window.
     """
     one = KVCache("a", 1, "fp8", token_bytes=4.0)
     two = KVCache("b", 1, "fp8", token_bytes=4.0, window=10)

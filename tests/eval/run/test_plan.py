@@ -1,6 +1,4 @@
-"""The plan of a model, and the key of its scores: GPUs by its weights, steps of decode, files,
-bytes, noise.
-"""
+"""The plan of a model, and the key of its scores."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> RunModel:
 
 @pytest.fixture
 def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets how many GPUs the fake engine needs, and the bytes of its models'
-    weights.
-    """
+    """Return a function that sets the fake engine's number of GPUs and bytes of weights."""
 
     monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
 
@@ -150,8 +146,9 @@ def flip_last_bit(file: Path) -> None:
 
 
 def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
-    """A changed byte outside of all samples is noticed, even with an unchanged file time; a file is
-    hashed once.
+    """A changed byte outside of all samples is noticed, even with an unchanged file time.
+
+    A file is hashed once.
     """
     file = model / "model.safetensors"
     config = config_of(verify_weights=True)
@@ -249,8 +246,9 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
     ],
 )
 def test_the_steps_of_decode(keys: dict[str, Any], gold: Decode | None) -> None:
-    """The steps are part of the key of scores; keys of prefill are the same as before decode
-    existed.
+    """The steps are part of the key of scores.
+
+    Keys of prefill are the same as before decode existed.
     """
     model = model_of(config_of(), **keys)
     facts = identity(config_of(), model)
@@ -283,8 +281,9 @@ def test_an_engine_that_cannot_decode_so(load_fn: str, keys: dict[str, Any], rea
 
 
 def key_of(folder: Path, **options: Any) -> str:
-    """Return the key of a model's scores in Transformers on the CPU; a refusal by the engine is an
-    error.
+    """Return the key of a model's scores in Transformers on the CPU.
+
+    A refusal by the engine is an error.
     """
     model = model_of(config_of(), load_fn="transformers", model_dir=str(folder), engine=options)
     return Cache.key("scores", identity(config_of(), model))

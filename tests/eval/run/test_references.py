@@ -1,6 +1,4 @@
-"""References: the models that a run loads, the location of the store, refusals, and references that
-fail.
-"""
+"""References: the models that a run loads, the store's location, refusals, and failures."""
 
 from __future__ import annotations
 
@@ -72,8 +70,9 @@ def test_the_reference_runs_first_and_the_table_keeps_the_order(measured: Compar
 def test_a_second_run_does_not_open_the_store(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows come from the cache, even if the store is missing; with one more model, the
-    reference is scored again for its store.
+    """All rows come from the cache, even if the store is missing.
+
+    With one more model, the reference is scored again for its store.
     """
     first = measured(UNIFORM)
     store = store_of(own_cache)
@@ -117,8 +116,9 @@ def test_divergences_of_another_reference_are_other_scores(measured: Compare) ->
 def test_out_logits_names_the_folder_of_the_store(
     measured: Compare, own_cache: Path, tmp_path: Path
 ) -> None:
-    """The stores of two models are in this folder, under their keys; a store has the windows of
-    every text.
+    """The stores of two models are in this folder, under their keys.
+
+    A store has the windows of every text.
     """
     folder = tmp_path / "deep" / "kept"
     models = [fake("ref", boost=3.0, out_logits=str(folder)), fake("uniform")]
@@ -140,8 +140,9 @@ def test_out_logits_names_the_folder_of_the_store(
 def test_a_store_at_a_path_is_made_once_and_then_enough(
     measured: Compare, pair: Models, tmp_path: Path
 ) -> None:
-    """A second run with another cache loads neither the reference nor its files, and does not
-    delete the store.
+    """A second run with another cache loads neither the reference nor its files.
+
+    It does not delete the store.
     """
     path = tmp_path / "deep" / "bf16.reference"
     first = measured(pair, "-lf", path)
@@ -192,8 +193,9 @@ def test_clearing_forgets_the_store(measured: Compare, own_cache: Path) -> None:
 
 
 def assert_no_divergence(ran: Measured, reason: str) -> None:
-    """Assert that the reference failed: status 1, the reason in its row; "uniform" has PPL and a
-    note.
+    """Assert that the reference failed: status 1, the reason in its row.
+
+    "uniform" has PPL and a note.
     """
     assert ran.status == 1, ran.out + ran.err
     (reference,) = (model for model in ran.results["models"] if model["reference"])
@@ -214,8 +216,9 @@ def test_a_failing_reference_leaves_perplexities(measured: Compare, own_cache: P
 def test_a_reference_that_fails_the_second_time(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scores are in the cache, but its store was deleted; models that need the store have PPL,
-    but no KLD.
+    """Its scores are in the cache, but its store was deleted.
+
+    Models that need the store have PPL, but no KLD.
     """
     models = [fake("ref", boost=3.0, reference=True), fake("old", boost=1.0)]
     measured(models)
@@ -233,8 +236,9 @@ def test_a_reference_that_fails_the_second_time(
 def test_a_full_disk_loses_the_store_alone(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference keeps its PPL, and the table shows the reason; when there is space again, the
-    store is made.
+    """The reference keeps its PPL, and the table shows the reason.
+
+    When there is space again, the store is made.
     """
     keep = storage.keep
     windows = list[str]()
@@ -335,8 +339,9 @@ def test_a_damaged_store_is_found_before_a_model_loads(
     damage: str,
     what: str,
 ) -> None:
-    """The store is in the cache, or at a path where another run made it, and the reference must be
-    scored again too.
+    """The store is in the cache, or at a path where another run made it.
+
+    The reference must be scored again too.
     """
     flags: list[object] = []
     if where == "path":
@@ -373,8 +378,9 @@ OTHER_WINDOWS: dict[str, dict[str, Any]] = {
 def test_a_store_of_other_windows(
     measured: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    """The store grows by the windows of the run; without the reference's model, it is refused if it
-    lacks some.
+    """The store grows by the windows of the run.
+
+    Without the reference's model, it is refused if it lacks some.
     """
     (tmp_path / "other.txt").write_text("hgfedcba\n" * 100)
     path = tmp_path / "kept"
@@ -414,8 +420,9 @@ def swapped(folder: Path, target: Path) -> Path:
 def test_a_store_of_another_tokenizer(
     measured: Compare, stub_model: Path, tmp_path: Path, letters: str
 ) -> None:
-    """The store is refused even if the text does not contain the exchanged tokens, so that the
-    windows are equal.
+    """The store is refused even if the text does not contain the exchanged tokens.
+
+    The windows are then equal.
     """
     text = tmp_path / "text.txt"
     path = tmp_path / "kept"

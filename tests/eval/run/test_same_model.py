@@ -1,6 +1,4 @@
-"""Notes on rows whose files compute another function, or cut text into other tokens, than the
-reference's.
-"""
+"""Notes on rows whose files compute another function or other tokens than the reference's."""
 
 from __future__ import annotations
 

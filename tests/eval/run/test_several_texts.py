@@ -1,6 +1,4 @@
-"""A run of several texts: each model loads once, on all GPUs, and a worker that dies fails the
-model's row.
-"""
+"""A run of several texts: each model loads once, and a worker that dies fails one row."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Start = Callable[[list[dict[str, Any]]], Callable[..., Measured]]
 
 @pytest.fixture
 def start(compare_q: Any, tmp_path: Path, toy_model: Path) -> Start:
-    """Return a function that runs the models, with flags, on the named texts, or on all texts if
-    none is named.
-    """
+    """Return a function that runs the models on the named texts, or on all texts."""
     files = write_texts(tmp_path, toy_model)
     output = tmp_path / "results.json"
 

@@ -1,5 +1,6 @@
-"""Token scores of a model, joined from segments; parquet; damaged segments are reported and scored
-again.
+"""Token scores of a model, joined from segments.
+
+Parquet; damaged segments are reported and scored again.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
-    """Return the first two entries of each column for window 0, or the third for window 1, in the
-    contract's types.
+    """Return the first two entries of each column for window 0, or the third for window 1.
+
+    They have the contract's types.
     """
     which = slice(0, 2) if window == 0 else slice(2, 3)
     columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
@@ -130,8 +132,9 @@ def test_the_file_says_which_token_each_line_is_of(
 def test_what_is_damaged_is_said_and_scored_again(
     measured: Compare, own_cache: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Each window is in its own segment, so that only one is scored again; a missing record is
-    written again.
+    """Each window is in its own segment, so that only one is scored again.
+
+    A missing record is written again.
     """
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     scored = digests_asked(monkeypatch)
@@ -169,8 +172,9 @@ def test_file_names_are_safe_and_differ(labels: list[str], expected: list[str]) 
 
 
 def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) -> None:
-    """The size includes files that replace tensors, and excludes files that the engine does not
-    load.
+    """The size includes files that replace tensors.
+
+    It excludes files that the engine does not load.
     """
     folder = write_checkpoint(tmp_path / "model", {"lm_head.weight": ("BF16", 8, 4)})
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)

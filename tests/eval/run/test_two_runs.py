@@ -41,8 +41,9 @@ def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
 def test_a_model_that_waits_for_another_run_has_no_gpu(
     make: Make, told: Told, own_cache: Path
 ) -> None:
-    """Other models of the run score at the same time, unless they need it as a reference.  Waiting
-    is reported once.
+    """Other models of the run score at the same time, unless they need it as a reference.
+
+    Waiting is reported once.
     """
     before = make()
     cache = Cache(own_cache)
@@ -69,8 +70,9 @@ def test_a_model_that_waits_for_another_run_has_no_gpu(
 
 
 def test_complete_rows_wait_for_nobody(make: Make, told: Told, own_cache: Path) -> None:
-    """Another run may have claimed the windows for a long time, to compare the same models with
-    another reference.
+    """Another run may have claimed the windows for a long time.
+
+    It compares the same models with another reference.
     """
     before = make()
     run = make()
@@ -97,8 +99,9 @@ def assert_right(*runs: Run) -> None:
 
 
 def test_two_caches_and_one_place_of_the_reference(make: Make, told: Told, tmp_path: Path) -> None:
-    """The second run records there after the end of the first run, which removes unfinished
-    recordings.
+    """The second run records there after the end of the first run.
+
+    The first run removes unfinished recordings.
     """
     models = [
         fake(label, boost=3.0, out_logits=str(tmp_path / "refs")) for label in ("first", "second")
@@ -137,8 +140,9 @@ def test_clearing_keeps_a_store_that_another_run_reads(
 
 @pytest.mark.parametrize("name", ["ref", "0" * 40])
 def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock does not depend on a run's cache or the spelling of the path; without write access,
-    no lock is used.
+    """The lock does not depend on a run's cache or the spelling of the path.
+
+    Without write access, no lock is used.
     """
     folder = tmp_path / "references"
     folder.mkdir()

@@ -1,6 +1,4 @@
-"""Which windows runs score: those that were never scored, no matter which text, sample or run they
-belong to.
-"""
+"""Runs score the windows that were never scored, whichever text, sample or run has them."""
 
 from __future__ import annotations
 
@@ -50,8 +48,9 @@ MODELS = ("ref", "a", "b")
 
 
 class Texts:
-    """Runs of the command line on the texts of ``write_texts``; ``asked``: (label, digest) of each
-    scored window.
+    """Runs of the command line on the texts of ``write_texts``.
+
+    ``asked``: (label, digest) of each scored window.
     """
 
     def __init__(
@@ -133,8 +132,9 @@ def column(ran: Measured, label: str, name: str, text: str | None = None) -> lis
 
 
 def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
-    """One text, then a second one, then more windows of both, then windows that are spread over one
-    of them.
+    """One text, then a second one, then more windows of both.
+
+    Then windows that are spread over one of them.
     """
     prose = texts.digests("prose")
     code = texts.digests("code")
@@ -318,8 +318,9 @@ def test_other_numbers_of_a_window_are_other_scores_of_this_window(
 
 
 def test_models_that_were_compared_with_different_recordings(texts: Texts, own_cache: Path) -> None:
-    """The reference's numbers differ each time; a run compares all its models with the same
-    numbers.
+    """The reference's numbers differ each time.
+
+    A run compares all its models with the same numbers.
     """
     ref, a, b = three()
     ref["engine"]["random"] = 0.5
@@ -359,8 +360,9 @@ def test_without_a_store_two_recordings_are_not_mixed(texts: Texts, own_cache: P
 def test_a_lost_machine_loses_no_window_of_another_recording(
     texts: Texts, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is missing is found again after a loss: scores that were compared with other numbers are
-    missing too.
+    """After a loss, the missing windows are looked up again.
+
+    Scores that were compared with other numbers are missing too.
     """
     from tests.support.threaded import threaded
 
@@ -451,8 +453,9 @@ def test_other_rotary_factors_are_other_scores(
 def test_scores_without_their_record_are_made_usable_by_one_window(
     texts: Texts, own_cache: Path
 ) -> None:
-    """The record says what ran; without any, one window is scored again, and all scores can be
-    used.
+    """The record says what ran.
+
+    Without any, one window is scored again, and all scores can be used.
     """
     digests = texts.digests("prose", 3)
     texts.scored([fake("one", boost=3.0)], ["prose"], "-r", 3)
@@ -467,8 +470,9 @@ def test_scores_without_their_record_are_made_usable_by_one_window(
 def test_two_runs_on_two_texts_do_not_wait_for_each_other(
     make: Make, told: Told, own_cache: Path
 ) -> None:
-    """Both models of both runs are being scored at the same time, and both references grow the same
-    store.
+    """Both models of both runs are being scored at the same time.
+
+    Both references grow the same store.
     """
     runs = (make(UNIFORM, "prose"), make(UNIFORM, "code"))
     both_score = threading.Barrier(2)
@@ -490,8 +494,9 @@ def test_two_runs_on_two_texts_do_not_wait_for_each_other(
 def test_two_runs_on_the_same_windows_share_the_work(
     make: Make, told: Told, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second run waits for the first one, and scores only the windows that the first one did
-    not need.
+    """The second run waits for the first one.
+
+    It scores only the windows that the first one did not need.
     """
     scored = digests_asked(monkeypatch)
     few = make(UNIFORM, "prose", n_windows=3)

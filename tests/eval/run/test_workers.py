@@ -1,6 +1,4 @@
-"""The workers of a model: when they start, what happens if they die, and that scores do not depend
-on them.
-"""
+"""The workers of a model: when they start, how they die, and equal scores by all of them."""
 
 from __future__ import annotations
 
@@ -124,8 +122,9 @@ def test_replicas_give_the_numbers_of_one_worker(
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
-    """This also holds for a reference: each replica records its share of the windows, and one head
-    is kept.
+    """This also holds for a reference.
+
+    Each replica records its share of the windows, and one head is kept.
     """
     models = pair
     if engine == "transformers":
@@ -186,8 +185,9 @@ def test_no_speed_where_another_process_uses_the_gpu(
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Install Python's default signal handlers, even for ignored signals; restore the old handlers
-    afterwards.
+    """Install Python's default signal handlers, even for ignored signals.
+
+    Restore the old handlers afterwards.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     for number in ENDING:
