@@ -341,9 +341,9 @@ class TransformersEngine(LogitsEngine):
             numbers.get("final_logit_softcapping"),
             numbers.get("logit_scale", 1.0) / numbers.get("logits_scaling", 1.0),
         )
-        bias = module.bias
-        if bias is not None:
-            bias = bias.detach()
+        bias = None
+        if module.bias is not None:
+            bias = module.bias.detach()
         return module.weight.detach(), bias, head
 
     def _keep_head_inputs(self, _module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
