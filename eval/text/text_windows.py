@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import Spans, Window, span_numbers
+from ...backends.base import Spans, Window
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import amount
 from ...backends.reference import pack_files
+from ...backends.window import span_numbers
 from ..common.cache import Cache
 from ..common.progress import Progress
 from ..specs.spec_types import DataSpec
