@@ -22,26 +22,29 @@ from compare_q.backends.reference import comparison, head
 from compare_q.backends.reference import store as reference
 from tests.support.toy import brute_force, planned, toy_windows, with_gaps
 
-REQUEST = planned("given", "given", "none", 100)
+MODEL = planned("stored", "stored", "none", 100)
+ONLY_SCORES = ScoreRequest()
 
 
-class Given(LogitsEngine):
-    """An engine that returns given logits, some rows at a time; it does not provide a head."""
+class StoredLogits(LogitsEngine):
+    """An engine that returns logits that it was made with, some rows at a time; without a head."""
 
     def load(self) -> None: ...
 
     def __init__(self, logits: Mapping[int, torch.Tensor], rows: int = 1000) -> None:
-        super().__init__(REQUEST)
-        self.given, self.rows = logits, rows
+        super().__init__(MODEL)
+        self.logits_of_window = logits
+        self.rows = rows
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        yield from self.given[window.index].split(self.rows)
+        yield from self.logits_of_window[window.index].split(self.rows)
 
 
 def scores_of(
-    logits: torch.Tensor, window: Window, task: ScoreRequest | None = None
+    logits: torch.Tensor, window: Window, request: ScoreRequest = ONLY_SCORES
 ) -> TokenScores:
-    (scores,) = Given({window.index: logits}).score([window], task or ScoreRequest())
+    engine = StoredLogits({window.index: logits})
+    (scores,) = engine.score([window], request)
     return scores
 
 
@@ -57,11 +60,11 @@ SCORED = [toy_windows(1, 40)[0], toy_windows(1, 40, 7)[0], with_gaps(toy_windows
 @pytest.mark.parametrize("window", SCORED)
 def test_against_float64(dtype: torch.dtype, window: Window) -> None:
     logits = random_logits(40, 300).to(dtype)
-    found = scores_of(logits, window)
-    assert found.logprob.dtype == np.float32
-    assert len(found.logprob) == window.n_scored
-    np.testing.assert_allclose(found.logprob, brute_force(logits, window), atol=1e-5)
-    assert found.kld is None
+    scores = scores_of(logits, window)
+    assert scores.logprob.dtype == np.float32
+    assert len(scores.logprob) == window.n_scored
+    np.testing.assert_allclose(scores.logprob, brute_force(logits, window), atol=1e-5)
+    assert scores.kld is None
 
 
 @pytest.mark.parametrize("rows", [1, 7, 39])
@@ -69,25 +72,31 @@ def test_against_float64(dtype: torch.dtype, window: Window) -> None:
 def test_logits_in_pieces_score_and_are_kept_as_whole_ones(
     tmp_path: Path, window: Window, rows: int
 ) -> None:
-    """Chunks give the same bits, even if a chunk has no scored token, or several ranges of scored
-    tokens.
-    """
-    logits, kept = random_logits(40, 300), {}
-    for name, at_a_time in (("whole", 40), ("pieces", rows)):
-        folder = tmp_path / name / "store"  # files contain the name of their folder
-        folder.mkdir(parents=True)
-        engine = Given({window.index: logits}, at_a_time)
-        (alone,) = engine.score([window], ScoreRequest(record=folder))
-        reference.seal(folder, {}, [window.digest])
-        (beside,) = engine.score([window], ScoreRequest(reference=tmp_path / "whole" / "store"))
-        kept[name] = (
-            [each for scores in (alone, beside) for each in vars(scores).values()],
-            sorted(folder.glob("row*")),
-        )
-    np.testing.assert_equal(kept["pieces"][0], kept["whole"][0])
-    assert [file.name for file in kept["pieces"][1]] == [
-        file.name for file in kept["whole"][1]
-    ]  # with their checksums
+    """Chunks give the same bits, even if a chunk has no scored token, or several ranges of them."""
+    logits = random_logits(40, 300)
+    # Files contain the name of their folder.
+    whole_store = tmp_path / "whole" / "store"
+    pieces_store = tmp_path / "pieces" / "store"
+    whole = scores_and_records(
+        StoredLogits({window.index: logits}), window, whole_store, whole_store
+    )
+    pieces = scores_and_records(
+        StoredLogits({window.index: logits}, rows), window, pieces_store, whole_store
+    )
+    np.testing.assert_equal(pieces, whole)
+
+
+def scores_and_records(
+    engine: LogitsEngine, window: Window, record: Path, compared_with: Path
+) -> tuple[list[Any], list[str]]:
+    """Return all scores of a window, recorded and compared, and the names of the recorded files."""
+    record.mkdir(parents=True)
+    (recorded,) = engine.score([window], ScoreRequest(record=record))
+    reference.seal(record, {}, [window.digest])
+    (compared,) = engine.score([window], ScoreRequest(reference=compared_with))
+    # The names contain the files' checksums.
+    files = sorted(file.name for file in record.glob("row*"))
+    return [*vars(recorded).values(), *vars(compared).values()], files
 
 
 @pytest.mark.parametrize("window", SCORED)
@@ -95,50 +104,48 @@ def test_divergence_of_whole_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: Window
 ) -> None:
     """Compare with float64 on the scored positions; chunks of 5 rows give the same result."""
-    before, after = (
-        random_logits(40, 300).half(),
-        (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half(),
-    )
+    before = random_logits(40, 300).half()
+    after = (random_logits(40, 300) + random_logits(40, 300, 2) / 8).half()
     (tmp_path / "store").mkdir()
     scores_of(before, window, ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, [window.digest])
     assert reference.Reader(tmp_path / "store").reason == "this engine does not show its head"
-    task = ScoreRequest(reference=tmp_path / "store", vocab_size=300)
-    found = scores_of(after, window, task)
-    p, q = (logits[window.positions - 1].double().log_softmax(-1) for logits in (before, after))
-    assert found.kld is not None
-    assert found.ref_logprob is not None
-    np.testing.assert_allclose(found.kld, (p.exp() * (p - q)).sum(-1), atol=1e-5)
-    np.testing.assert_allclose(found.ref_logprob, brute_force(before, window), atol=1e-5)
-    np.testing.assert_array_equal(found.same_top, p.argmax(-1) == q.argmax(-1))
+    request = ScoreRequest(reference=tmp_path / "store", vocab_size=300)
+    scores = scores_of(after, window, request)
+    p = before[window.positions - 1].double().log_softmax(-1)
+    q = after[window.positions - 1].double().log_softmax(-1)
+    assert scores.kld is not None
+    assert scores.ref_logprob is not None
+    np.testing.assert_allclose(scores.kld, (p.exp() * (p - q)).sum(-1), atol=1e-5)
+    np.testing.assert_allclose(scores.ref_logprob, brute_force(before, window), atol=1e-5)
+    np.testing.assert_array_equal(scores.same_top, p.argmax(-1) == q.argmax(-1))
     monkeypatch.setattr(comparison, "CHUNK_ELEMENTS", 300 * 5)
-    np.testing.assert_array_equal(scores_of(after, window, task).kld, found.kld)
-    assert not np.any(scores_of(before, window, task).kld)
+    np.testing.assert_array_equal(scores_of(after, window, request).kld, scores.kld)
+    assert not np.any(scores_of(before, window, request).kld)
 
 
-class Masked(Given):
+class Masked(StoredLogits):
     """An engine that masks a token after its head."""
 
     def head(self) -> tuple[torch.Tensor, None, head.Head]:
         return torch.eye(300), None, head.Head(300, "float32")
 
     def states(self) -> torch.Tensor:
-        return self.kept
+        return self.piece_states
 
     def pieces(self, window: Window) -> Iterator[torch.Tensor]:
-        for self.kept in super().pieces(window):
-            yield self.kept.index_fill(1, torch.tensor([5]), -torch.inf)
+        # The head is the identity: its states are the logits before the mask.
+        for self.piece_states in super().pieces(window):
+            yield self.piece_states.index_fill(1, torch.tensor([5]), -torch.inf)
 
 
 def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path) -> None:
     """From states, the head would compute a probability for the masked token."""
-    (window,) = (
-        replace(window, token_ids=window.token_ids.clip(6)) for window in toy_windows(1, 40)
-    )
+    (window,) = toy_windows(1, 40)
+    window = replace(window, token_ids=window.token_ids.clip(6))
     (tmp_path / "store").mkdir()
-    (scores,) = Masked({0: random_logits(40, 300)}).score(
-        [window], ScoreRequest(record=tmp_path / "store")
-    )
+    engine = Masked({0: random_logits(40, 300)})
+    (scores,) = engine.score([window], ScoreRequest(record=tmp_path / "store"))
     reference.seal(tmp_path / "store", {}, [window.digest])
     store = reference.Reader(tmp_path / "store")
     assert (store.contents, store.reason) == (
@@ -152,18 +159,18 @@ def test_logits_that_are_masked_after_the_head_are_kept_as_logits(tmp_path: Path
 def test_the_engine_in_the_docstring_is_whole() -> None:
     """Each of its 49,152 tokens has the probability 1 / 49,152."""
     assert logits_engine.__doc__ is not None
-    shown = logits_engine.__doc__[logits_engine.__doc__.index("    import ") :]
+    code = logits_engine.__doc__[logits_engine.__doc__.index("    import ") :]
     names: dict[str, Any] = {}
-    exec(f"from __future__ import annotations\n{textwrap.dedent(shown)}", names)
-    request = planned("uniform", "uniform", "none", 100)
-    engine = names["UniformEngine"](request)
-    engine.check(request)
+    exec(f"from __future__ import annotations\n{textwrap.dedent(code)}", names)
+    model = planned("uniform", "uniform", "none", 100)
+    engine = names["UniformEngine"](model)
+    engine.check(model)
     engine.load()
     windows = toy_windows(2, 50)
     for scores in engine.score(windows, ScoreRequest()):
         np.testing.assert_allclose(scores.logprob, -np.log(49_152), rtol=1e-6)
     engine.close()
-    assert engine.files(request).storage().vram_bits is None
+    assert engine.files(model).storage().vram_bits is None
     assert "torch" in engine.versions()
 
 

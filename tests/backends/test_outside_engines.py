@@ -29,26 +29,23 @@ def test_an_engine_of_the_users_runs_in_a_worker(
     compare_q: Callable[..., Ran],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "other_engine.py").write_text(OTHER.format(names="'other', 'second_name'"))
+    source = OTHER.format(names="'other', 'second_name'")
+    (tmp_path / "other_engine.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COMPARE_Q_ENGINES", f"{fake_engine.LOCATION}, other_engine:Other")
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     spec = {"model_dir": "none", "engine": {"vocab_size": 300}}
-    data, specs = write_specs(
-        [{**spec, "load_fn": name, "label": name} for name in ("fake", "second_name")]
-    )
-    for cached in (
-        [False, False],
-        [True, False],
-    ):  # the second time with another source file of the second engine
+    first = {**spec, "load_fn": "fake", "label": "fake"}
+    second = {**spec, "load_fn": "second_name", "label": "second_name"}
+    data, specs = write_specs([first, second])
+    # The second time with another source file of the second engine.
+    for cached in ([False, False], [True, False]):
         assert compare_q("-d", data, "-m", specs, "-o", tmp_path / "r.json").status == 0
         rows = json.loads((tmp_path / "r.json").read_text())["models"]
         assert [row["ppl"] for row in rows] == pytest.approx([300.0, 300.0])
         assert [row["from_cache"] for row in rows] == cached
-        (tmp_path / "other_engine.py").write_text(
-            OTHER.format(names="'other', 'second_name'") + "# changed"
-        )
+        (tmp_path / "other_engine.py").write_text(f"{source}# changed")
 
 
 @pytest.mark.parametrize(

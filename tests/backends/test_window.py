@@ -13,9 +13,7 @@ IDS = np.array([5, 6, 7, 8, 9], np.int32)
 
 
 def sha256(facts: str, ids: list[int]) -> str:
-    """Return the digest by its definition: the scored positions as text, and the tokens in four
-    bytes each.
-    """
+    """Return the digest by its definition: facts as text, and the tokens in four bytes each."""
     tokens = b"".join(token.to_bytes(4, "little") for token in ids)
     return hashlib.sha256(facts.encode() + tokens).hexdigest()[:32]
 
@@ -33,11 +31,13 @@ def test_a_digest_depends_on_tokens_and_scored_positions_and_not_on_the_index() 
     window = Window.scored_from(0, IDS)
     assert replace(window, index=7).digest == window.digest
     assert replace(window, token_ids=IDS.astype(">i4")).digest == window.digest
-    others = [
+    windows = [
+        window,
         Window.scored_from(0, IDS, 2),
         Window.scored_from(0, IDS[:-1]),
         Window.scored_from(0, IDS[::-1]),
         Window(0, IDS, ((1, 4),)),
         replace(window, is_single=True),
     ]
-    assert len({each.digest for each in (window, *others)}) == 6
+    digests = {window.digest for window in windows}
+    assert len(digests) == len(windows)

@@ -1,8 +1,7 @@
-"""A window's scores do not depend on how long the longest window of the run is: scores are found by
-window alone.
+"""A window's scores do not depend on how long the longest window of the run is.
 
-vLLM is not among these engines.  It batches windows, so that roundings depend on which windows run
-together.
+Stored scores are found by the window alone.  vLLM is not among these engines: it batches windows,
+so that roundings depend on which windows run together.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 from benchmarks.stale_inputs import write_gguf
 from compare_q import backends
-from compare_q.backends.base import ScoreRequest, Window
+from compare_q.backends.base import Engine, ScoreRequest, Window
 from compare_q.backends.logits_engine import LogitsEngine
 from tests.support.fake_engine import FakeEngine
 from tests.support.llama_cpp import needs_llama_cpp
@@ -44,27 +43,32 @@ def scored_together(
     """Return the logits and log-probabilities of each window in a run of these windows."""
     longest = max(len(window.token_ids) for window in windows)
     plan = planned("toy", load_fn, str(model), longest, options)
-    engine = FakeEngine(plan) if load_fn == "fake" else backends.engine_class(plan.engine)(plan)
+    engine_class: type[Engine] = FakeEngine
+    if load_fn != "fake":
+        engine_class = backends.engine_class(plan.engine)
+    engine = engine_class(plan)
     assert isinstance(engine, LogitsEngine)
     engine.load()
-    scores = [each.logprob.tobytes() for each in engine.score(windows, ScoreRequest())]
-    logits = [engine.logits(window).clone() for window in windows]
+    all_scores = list(engine.score(windows, ScoreRequest()))
+    results = []
+    for window, scores in zip(windows, all_scores, strict=True):
+        results.append((engine.logits(window).clone(), scores.logprob.tobytes()))
     engine.close()
-    return list(zip(logits, scores, strict=True))
+    return results
 
 
 def check(load_fn: str, model: Path | str, options: dict[str, Any]) -> None:
-    """Assert that windows have the same logits and scores alone, and in a run that scores a longer
-    window first.
-    """
+    """Assert that windows have the same logits and scores alone, and after a longer window."""
     (long_window,) = toy_windows(1, LONGEST)
     for length in LENGTHS:
         (window,) = toy_windows(1, length)
-        ((alone, scores_alone),) = scored_together(load_fn, model, options, [window])
-        later = replace(window, index=1)
-        _, (beside, scores_beside) = scored_together(load_fn, model, options, [long_window, later])
-        assert torch.equal(alone, beside)
-        assert scores_alone == scores_beside
+        ((logits, scores),) = scored_together(load_fn, model, options, [window])
+        second = replace(window, index=1)
+        _, (later_logits, later_scores) = scored_together(
+            load_fn, model, options, [long_window, second]
+        )
+        assert torch.equal(logits, later_logits)
+        assert scores == later_scores
 
 
 def test_the_fake_engine() -> None:

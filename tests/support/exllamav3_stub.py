@@ -1,6 +1,4 @@
-"""A stand-in for exllamav3's API: the classes and methods that the engine uses, with random float16
-weights.
-"""
+"""A stand-in for the part of exllamav3's API that the engine uses, with random float16 weights."""
 
 from __future__ import annotations
 
@@ -11,7 +9,8 @@ import torch
 
 from tests.support.toy import TOY_VOCAB
 
-HIDDEN, PADDED = 64, 384
+HIDDEN = 64
+PADDED = 384
 
 
 class SafetensorsCollection:
@@ -38,7 +37,8 @@ class Config:
 
 class LinearFP16:
     def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.bias = weight, None
+        self.weight = weight
+        self.bias = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight
@@ -53,13 +53,13 @@ class Linear:
     def __init__(self, key: str, inner: LinearFP16) -> None:
         self.dispatch_cache: dict[Any, Any] = {}
         self.bc_attn: dict[int, Any] = {}
-        self.key, self.inner, self.device = key, inner, torch.device("cpu")
-        self.in_features_unpadded, self.softcap, self.pre_scale, self.post_scale = (
-            HIDDEN,
-            0.0,
-            1.0,
-            1.0,
-        )
+        self.key = key
+        self.inner = inner
+        self.device = torch.device("cpu")
+        self.in_features_unpadded = HIDDEN
+        self.softcap = 0.0
+        self.pre_scale = 1.0
+        self.post_scale = 1.0
 
     def forward(
         self, x: torch.Tensor, params: dict[str, Any], out_dtype: torch.dtype | None = None
@@ -76,7 +76,9 @@ class Model:
 
     def __init__(self, config: Config) -> None:
         Model.last = self
-        self.config, self.loaded, self.params = config, {}, {}
+        self.config = config
+        self.loaded: dict[str, Any] = {}
+        self.params: dict[str, Any] | None = {}
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
         head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
@@ -103,10 +105,17 @@ class Model:
         max_output_size: int = 32,
         max_output_factor: int = 1,
     ) -> None:
-        self.loaded = {
-            name: value for name, value in locals().items() if name != "self" and value is not None
+        arguments = {
+            "device": device,
+            "reserve_per_device": reserve_per_device,
+            "use_per_device": use_per_device,
+            "max_chunk_size": max_chunk_size,
+            "max_output_size": max_output_size,
+            "max_output_factor": max_output_factor,
         }
-        for module in self:  # a chunk goes through each module as it is loaded
+        self.loaded = {name: value for name, value in arguments.items() if value is not None}
+        # A chunk goes through each module as it is loaded.
+        for module in self:
             module.dispatch_cache["fn"] = Model.load_gen
             if isinstance(module.inner, LinearEXL3):
                 module.inner._fused_reconstruct = True

@@ -1,5 +1,4 @@
-"""A closed-form engine: its perplexity is known in advance, so that the driver can be tested
-without a model.
+"""A closed-form engine: its perplexity is known in advance, to test the driver without a model.
 
 Set ``$COMPARE_Q_ENGINES`` to ``LOCATION``, so that workers know the engine too.
 
@@ -99,11 +98,11 @@ class FakeEngine(LogitsEngine):
         targets = torch.from_numpy(window.token_ids[1:]).long()
         logits[torch.arange(len(targets)), targets] = options.boost
         logits[:, 0] += options.shift
-        known = (options.noise_seed, int(window.digest, 16)) if options.noise else None
-        for size, seed in ((NOISE * bool(options.noise), known), (options.random, None)):
-            logits += size * torch.from_numpy(
-                np.random.default_rng(seed).standard_normal(logits.shape, np.float32)
-            )
+        if options.noise:
+            seed = (options.noise_seed, int(window.digest, 16))
+            logits += NOISE * normal_numbers(logits, seed)
+        if options.random:
+            logits += options.random * normal_numbers(logits, None)
         if window.index in options.nan_windows:
             logits[window.spans[0][0] - 1] = float("nan")
         yield logits
@@ -126,32 +125,42 @@ class FakeEngine(LogitsEngine):
         return {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
 
 
+def normal_numbers(logits: torch.Tensor, seed: tuple[int, int] | None) -> torch.Tensor:
+    """Return one normal number per logit; other numbers in each call without a seed."""
+    import torch
+
+    numbers = np.random.default_rng(seed).standard_normal(logits.shape, np.float32)
+    return torch.from_numpy(numbers)
+
+
 def windows_asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each window that is scored from now on adds its number."""
-    found, pieces = list[int](), FakeEngine.pieces
-    monkeypatch.setattr(
-        FakeEngine, "pieces", lambda self, w: found.append(w.index) or pieces(self, w)
-    )
-    return found
-
-
-def digests_asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Return a list to which each window that is scored from now on adds (label of the model, the
-    window's digest).
-    """
-    asked: list[tuple[str, str]] = []
+    numbers: list[int] = []
     pieces = FakeEngine.pieces
 
     def noted(engine: FakeEngine, window: Window) -> Iterator[torch.Tensor]:
-        asked.append((engine.planned.label, window.digest))
+        numbers.append(window.index)
         return pieces(engine, window)
 
     monkeypatch.setattr(FakeEngine, "pieces", noted)
-    return asked
+    return numbers
+
+
+def digests_asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Return a list to which each window scored from now on adds (model's label, digest)."""
+    digests: list[tuple[str, str]] = []
+    pieces = FakeEngine.pieces
+
+    def noted(engine: FakeEngine, window: Window) -> Iterator[torch.Tensor]:
+        digests.append((engine.planned.label, window.digest))
+        return pieces(engine, window)
+
+    monkeypatch.setattr(FakeEngine, "pieces", noted)
+    return digests
 
 
 def _meet(folder: Path) -> None:
-    """Wait until two processes have written into ``folder``; ModelError after ``MEETING_SECONDS``."""
+    """Wait until two processes have written into ``folder``; ModelError if that takes too long."""
     folder.mkdir(exist_ok=True)
     (folder / str(os.getpid())).touch()
     last = time.monotonic() + MEETING_SECONDS
@@ -167,8 +176,9 @@ LONG_S = 600
 
 
 class MadeEngine(FakeEngine):
-    """A fake engine that misbehaves in real processes: its import as in ``$MADE_IMPORT``, its load
-    as in its label.
+    """A fake engine that misbehaves in real processes.
+
+    Its import does as in ``$MADE_IMPORT``, its load as in its label.
     """
 
     @classmethod

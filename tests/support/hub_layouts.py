@@ -30,7 +30,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def parquet(rows: Sequence[Any], column: str = "text") -> bytes:
-    """A parquet file of one column."""
+    """Return a parquet file of one column."""
     stream = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({column: list(rows)}), stream)
     return stream.getvalue()
@@ -41,103 +41,107 @@ def add(hub: Hub, name: str, files: dict[str, bytes], splits: dict[str, dict[str
     text = "---\nconfigs:\n"
     for config, paths in splits.items():
         text += f"- config_name: {config}\n  data_files:\n"
-        text += "".join(f"  - split: {split}\n    path: {path}\n" for split, path in paths.items())
+        for split, path in paths.items():
+            text += f"  - split: {split}\n    path: {path}\n"
     hub.add("datasets", name, {"README.md": f"{text}---\n# A data set\n", **files})
 
 
 def rows(name: str, split: str = "test") -> list[str]:
-    """Return three rows with the name of their data set; the second one is blank, as in WikiText."""
+    """Return three rows with their data set's name; the second one is blank, as in WikiText."""
     return [f" = {name} {split} = \n", "", f"The second paragraph of {name} {split}.\n"]
 
 
 def add_wikitext(hub: Hub) -> None:
-    configs = ("wikitext-103-raw-v1", "wikitext-103-v1", "wikitext-2-raw-v1", "wikitext-2-v1")
-    files = {
-        f"{c}/{s}-00000-of-00001.parquet": parquet(rows(c, s)) for c in configs for s in SPLITS
-    }
-    add(hub, "Salesforce/wikitext", files, {c: {s: f"{c}/{s}-*" for s in SPLITS} for c in configs})
+    files = {}
+    splits = {}
+    for config in ("wikitext-103-raw-v1", "wikitext-103-v1", "wikitext-2-raw-v1", "wikitext-2-v1"):
+        splits[config] = {split: f"{config}/{split}-*" for split in SPLITS}
+        for split in SPLITS:
+            files[f"{config}/{split}-00000-of-00001.parquet"] = parquet(rows(config, split))
+    add(hub, "Salesforce/wikitext", files, splits)
     hub.renamed["datasets", "wikitext"] = "Salesforce/wikitext"
 
 
 def add_scripts(hub: Hub) -> None:
     """Add the data sets that are still loading scripts, with the hub's parquet copies."""
-    code = {
-        s: parquet([f"def {s}_{i}(): pass" for i in range(1200)], "whole_func_string")
-        for s in SPLITS
-    }
-    copies = {
-        "ptb-text-only/ptb_text_only": {
-            f"penn_treebank/{s}/0000.parquet": parquet(rows("ptb", s), "sentence") for s in SPLITS
-        },
-        "code-search-net/code_search_net": {
-            f"{c}/{s}/0000.parquet": code[s] for c in ("go", "python") for s in SPLITS
-        },
-    }
-    for name, files in copies.items():
-        script = f"{name.partition('/')[2]}.py"
-        hub.add("datasets", name, {"README.md": "# A data set\n", script: "import datasets\n"})
-        hub.add("datasets", name, files, CONVERTED)
+    treebank = {}
+    functions = {}
+    for split in SPLITS:
+        treebank[f"penn_treebank/{split}/0000.parquet"] = parquet(rows("ptb", split), "sentence")
+        code = [f"def {split}_{i}(): pass" for i in range(1200)]
+        copy = parquet(code, "whole_func_string")
+        for language in ("go", "python"):
+            functions[f"{language}/{split}/0000.parquet"] = copy
+    add_script(hub, "ptb-text-only/ptb_text_only", treebank)
+    add_script(hub, "code-search-net/code_search_net", functions)
+
+
+def add_script(hub: Hub, name: str, copies: dict[str, bytes]) -> None:
+    """Add a data set that is a loading script, with parquet copies of its files."""
+    script = f"{name.partition('/')[2]}.py"
+    hub.add("datasets", name, {"README.md": "# A data set\n", script: "import datasets\n"})
+    hub.add("datasets", name, copies, CONVERTED)
 
 
 def add_c4(hub: Hub) -> None:
     """Add C4; nine training files are enough for a listing of several pages."""
-    files = {}
     counts = {
         "en": {"train": 1024, "validation": 8},
         "realnewslike": {"train": 512, "validation": 1},
     }
-    for config, split, count in (
-        (c, s, n) for c, splits in counts.items() for s, n in splits.items()
-    ):
-        for i in range(min(count, 9)):
-            line = json.dumps({"text": f"c4 {config} {split} file {i}"}) + "\n"
-            packed = gzip.compress(line.encode(), mtime=0)
-            files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
-    add(
-        hub,
-        "allenai/c4",
-        files,
-        {c: {s: f"{c}/c4-{s}.*.json.gz" for s in splits} for c, splits in counts.items()},
-    )
+    files = {}
+    splits: dict[str, dict[str, str]] = {}
+    for config, counts_of_splits in counts.items():
+        splits[config] = {}
+        for split, count in counts_of_splits.items():
+            splits[config][split] = f"{config}/c4-{split}.*.json.gz"
+            for i in range(min(count, 9)):
+                line = json.dumps({"text": f"c4 {config} {split} file {i}"}) + "\n"
+                packed = gzip.compress(line.encode(), mtime=0)
+                files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
+    add(hub, "allenai/c4", files, splits)
 
 
 def add_fineweb(hub: Hub) -> None:
     for name in ("fineweb", "fineweb-edu"):
-        texts = ([f"{name} file {i} row {j}" for j in range(600)] for i in range(3))
-        files = {
-            f"sample/10BT/{i:03d}_00000.parquet": parquet(text) for i, text in enumerate(texts)
-        }
+        files = {}
+        for i in range(3):
+            text = [f"{name} file {i} row {j}" for j in range(600)]
+            files[f"sample/10BT/{i:03d}_00000.parquet"] = parquet(text)
         files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
         splits = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
         add(hub, f"HuggingFaceFW/{name}", files, splits)
 
 
 def add_chats(hub: Hub) -> None:
-    """Add data sets of two conversations, which contain the name of their data set; other splits
-    cannot be read.
-    """
-    chats = {
-        "HuggingFaceH4/ultrachat_200k": (
-            "default",
-            "data",
-            ("test_sft", "train_sft", "test_gen", "train_gen"),
-        ),
-        "HuggingFaceH4/no_robots": ("default", "data", ("test", "train")),
-        "HuggingFaceTB/smoltalk": ("all", "data/all", ("test", "train")),
-    }
-    for name, (config, folder, splits) in chats.items():
-        talks = [
-            [{"role": "user", "content": f"{name} {i}"}, {"role": "assistant", "content": "Yes."}]
-            for i in (0, 1)
-        ]
-        contents: dict[str, list[Any]] = {s: ["not asked for"] for s in splits} | {splits[0]: talks}
-        files = {
-            f"{folder}/{s}-00000-of-00001.parquet": parquet(contents[s], "messages") for s in splits
-        }
-        add(hub, name, files, {config: {s: f"{folder}/{s}-*" for s in splits}})
+    """Add data sets of two conversations, which contain the name of their data set."""
+    ultrachat_splits = ("test_sft", "train_sft", "test_gen", "train_gen")
+    add_chat(hub, "HuggingFaceH4/ultrachat_200k", "default", "data", ultrachat_splits)
+    add_chat(hub, "HuggingFaceH4/no_robots", "default", "data", ("test", "train"))
+    add_chat(hub, "HuggingFaceTB/smoltalk", "all", "data/all", ("test", "train"))
+
+
+def add_chat(hub: Hub, name: str, config: str, folder: str, splits: Sequence[str]) -> None:
+    """Add a data set of conversations; splits after the first one cannot be read."""
+    conversations = []
+    for i in (0, 1):
+        question = {"role": "user", "content": f"{name} {i}"}
+        conversations.append([question, {"role": "assistant", "content": "Yes."}])
+    files = {}
+    paths = {}
+    for split in splits:
+        contents: list[Any] = ["not asked for"]
+        if split == splits[0]:
+            contents = conversations
+        files[f"{folder}/{split}-00000-of-00001.parquet"] = parquet(contents, "messages")
+        paths[split] = f"{folder}/{split}-*"
+    add(hub, name, files, {config: paths})
 
 
 def add_all(hub: Hub) -> None:
     """Add all data sets."""
-    for each in (add_wikitext, add_scripts, add_c4, add_fineweb, add_chats):
-        each(hub)
+    add_wikitext(hub)
+    add_scripts(hub)
+    add_c4(hub)
+    add_fineweb(hub)
+    add_chats(hub)

@@ -33,25 +33,20 @@ class StubOptions(EngineOptions, strict=True):
 
 
 def save_stub_model(folder: Path, *, noise: float = 0.0, vocab_size: int = TOY_VOCAB) -> Path:
-    """Write a model with fixed weights plus ``noise``; the head may have entries beyond the toy
-    tokenizer's.
+    """Write a model with fixed weights plus ``noise``.
+
+    The head may have entries beyond the toy tokenizer's.
     """
+    # The order of the draws decides the weights.
     generator = torch.Generator().manual_seed(0)
-    weights = {
-        name: 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator)
-        for name in ("embedding", "head")
-    }
-    weights["head"] = torch.cat(
-        (weights["head"], torch.randn(TOY_VOCAB, HIDDEN, generator=generator))
-    )[:vocab_size]
-    noisy = {
-        name: weight + noise * torch.randn(weight.shape, generator=generator)
-        for name, weight in weights.items()
-    }
+    embedding = 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator)
+    head = 2 * torch.randn(TOY_VOCAB, HIDDEN, generator=generator)
+    more_entries = torch.randn(TOY_VOCAB, HIDDEN, generator=generator)
+    head = torch.cat((head, more_entries))[:vocab_size]
+    embedding = embedding + noise * torch.randn(embedding.shape, generator=generator)
+    head = head + noise * torch.randn(head.shape, generator=generator)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: weight.contiguous() for name, weight in noisy.items()}, folder / "model.safetensors"
-    )
+    save_file({"embedding": embedding, "head": head}, folder / "model.safetensors")
     save_toy_tokenizer(folder)
     return folder
 
@@ -59,11 +54,13 @@ def save_stub_model(folder: Path, *, noise: float = 0.0, vocab_size: int = TOY_V
 def states_and_head(
     folder: Path, token_ids: Sequence[int], dtype: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(states [L, H], head [V, H]) in a dtype."""
+    """Return (states [L, H], head [V, H]) in a dtype."""
     weights = load_file(folder / "model.safetensors")
-    embedded = weights["embedding"][torch.tensor(list(map(int, token_ids)))]
+    ids = torch.tensor([int(token) for token in token_ids])
+    embedded = weights["embedding"][ids]
     means = embedded.cumsum(0) / torch.arange(1, len(embedded) + 1)[:, None]
-    return means.tanh().to(getattr(torch, dtype)), weights["head"].to(getattr(torch, dtype))
+    torch_dtype = getattr(torch, dtype)
+    return means.tanh().to(torch_dtype), weights["head"].to(torch_dtype)
 
 
 def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") -> torch.Tensor:
@@ -73,10 +70,10 @@ def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") 
 
 
 def rounding_of_rows() -> float:
-    """Return the largest KLD of the stub from itself in float32: up to 1e-10 with AVX2, otherwise
-    0.
-    """
-    return 1e-9 if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32) else 0.0
+    """Return a bound of the KLD of the stub from itself in float32."""
+    if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32):
+        return 1e-9  # up to 1e-10 with AVX2
+    return 0.0
 
 
 class StubFiles(ModelFiles):
@@ -87,9 +84,8 @@ class StubFiles(ModelFiles):
         return ModelFacts(vocab_size=len(head), tokenizer=Path(self.planned.model_dir))
 
     def stamp(self) -> str:
-        return hashlib.sha256(
-            (Path(self.planned.model_dir) / "model.safetensors").read_bytes()
-        ).hexdigest()
+        weights = (Path(self.planned.model_dir) / "model.safetensors").read_bytes()
+        return hashlib.sha256(weights).hexdigest()
 
 
 class StubEngine(LogitsEngine):

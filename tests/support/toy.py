@@ -1,6 +1,4 @@
-"""The toy model that every engine runs: its tokenizer, windows and specs, the outcome of a run, and
-brute force.
-"""
+"""The toy model that every engine runs, with windows, specs, outcomes of runs and brute force."""
 
 from __future__ import annotations
 
@@ -25,18 +23,24 @@ TOY_VOCAB = 320
 TOY_CONTEXT = 256
 
 # Tolerances for comparisons with float64: float32 matrix products are TF32 on a GPU (on an H200,
-# log-probabilities were
-# off by up to 0.037 and logits by 0.12).  Two batches of one engine differ only by the order of
-# additions.
+# log-probabilities were off by up to 0.037 and logits by 0.12).  Two batches of one engine differ
+# only by the order of additions.
 GPU = torch.cuda.is_available()
-ATOL_LOGPROB, ATOL_LOGIT, ATOL_BATCH = (0.1, 0.3, 1e-3) if GPU else (2e-4, 2e-4, 1e-5)
-
+ATOL_LOGPROB = 2e-4
+ATOL_LOGIT = 2e-4
+ATOL_BATCH = 1e-5
+if GPU:
+    ATOL_LOGPROB = 0.1
+    ATOL_LOGIT = 0.3
+    ATOL_BATCH = 1e-3
 
 needs_accelerate = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="accelerate is not installed"
 )
-"""For tests that read a model's files in Transformers: without accelerate, the engine is refused
-before that."""
+"""For tests that read a model's files in Transformers.
+
+Without accelerate, the engine is refused before that.
+"""
 PROGRESS = ("tokenizing ", "checking reference ", "reading ")
 """Beginnings of progress lines that may precede a refusal."""
 
@@ -71,12 +75,14 @@ def planned(
     **more: Any,
 ) -> PlannedModel:
     """Return a ``PlannedModel`` with the engine of this ``load_fn``."""
-    having = (
-        name for name, engine in backends.engines() if load_fn in engine.capabilities.load_fns
-    )
+    engine_name = load_fn
+    for name, engine in backends.engines():
+        if load_fn in engine.capabilities.load_fns:
+            engine_name = name
+            break
     return PlannedModel(
         label=label,
-        engine=next(having, load_fn),
+        engine=engine_name,
         load_fn=load_fn,
         model_dir=model_dir,
         max_tokens=max_tokens,
@@ -87,9 +93,7 @@ def planned(
 
 
 def assert_refused(ran: Ran, *parts: str) -> None:
-    """Assert exit status 2 and one line of error that contains every part, and that no model was
-    loaded.
-    """
+    """Assert exit status 2, one line of error with every part, and that no model was loaded."""
     assert ran.status == 2, ran.out + ran.err
     (line,) = [line for line in ran.err.splitlines() if not line.startswith(PROGRESS)]
     assert line.startswith("error: ")
@@ -109,9 +113,7 @@ def refusal(function: Callable[..., object], *arguments: Any, **keys: Any) -> st
 
 
 def save_toy_tokenizer(folder: Path) -> None:
-    """Save a byte-level tokenizer: one token per byte, ids 0 to 255, one special token, 256, and a
-    chat template.
-    """
+    """Save a byte-level tokenizer: a token per byte, a special token, 256, and a chat template."""
     template = (
         "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}{{ 'a:' }}"
     )
@@ -122,13 +124,17 @@ def swap_letters(folder: Path) -> None:
     """Exchange the ids of "a" and "b" in a model's tokenizer."""
     content = json.loads((folder / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    id_of_a = vocab["a"]
+    vocab["a"] = vocab["b"]
+    vocab["b"] = id_of_a
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
 def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
-    """Save a two-layer Llama with random weights, untied head, bf16, context 256, and its
-    tokenizer.  ``keys`` replace keys of its config; ``family``: another class of Transformers.
+    """Save a two-layer Llama with random weights, and its tokenizer.
+
+    It has an untied head, bf16 and a context of 256.  ``keys`` replace keys of its config;
+    ``family``: another class of Transformers.
     """
     import transformers
 
@@ -148,13 +154,13 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
         "dtype": "bfloat16",
         **keys,
     }
-    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(
-        transformers, f"{family}Config"
-    )
-    config = config_class(**shape)
-    getattr(transformers, f"{family}ForCausalLM")(config).to(
-        getattr(torch, shape["dtype"])
-    ).save_pretrained(folder)
+    # Families of image-text models have a config of their text model.
+    config_class = getattr(transformers, f"{family}TextConfig", None)
+    if config_class is None:
+        config_class = getattr(transformers, f"{family}Config")
+    model_class = getattr(transformers, f"{family}ForCausalLM")
+    model = model_class(config_class(**shape))
+    model.to(getattr(torch, shape["dtype"])).save_pretrained(folder)
     save_toy_tokenizer(folder)
     return folder
 
@@ -162,23 +168,24 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
 def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Window]:
     """Windows of random toy tokens."""
     generator = np.random.default_rng(1)
-    ids = [generator.integers(0, 256, length, dtype=np.int32) for _ in range(count)]
-    return [Window.scored_from(index, each, first) for index, each in enumerate(ids)]
+    windows = []
+    for index in range(count):
+        token_ids = generator.integers(0, 256, length, dtype=np.int32)
+        windows.append(Window.scored_from(index, token_ids, first))
+    return windows
 
 
 def with_gaps(window: Window) -> Window:
-    """Return a window with the same tokens in which only some ranges, without the last token, are
-    scored.
-    """
+    """Return a window with the same tokens, of which some ranges without the last are scored."""
     length = len(window.token_ids)
-    return replace(
-        window, spans=((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1))
-    )
+    spans = ((3, 4), (length // 4, length // 2), (length // 2 + 1, length - 1))
+    return replace(window, spans=spans)
 
 
 def log_softmax(logits: Sequence[float]) -> list[float]:
-    """Return the logarithm of the softmax in float64, in plain Python, independent of the code
-    under test.
+    """Return the logarithm of the softmax in float64, in plain Python.
+
+    Independent of the code under test.
     """
     peak = max(logits)
     log_total = math.log(math.fsum(math.exp(z - peak) for z in logits))
@@ -186,27 +193,28 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
 
 
 def brute_force(logits: torch.Tensor, window: Window) -> list[float]:
-    """Log-probabilities of a window's scored tokens from its logits [L, V], one position at a time."""
-    positions = window.positions.tolist()
-    return [
-        log_softmax(logits[at - 1].double().tolist())[int(window.token_ids[at])] for at in positions
-    ]
+    """Return log-probabilities of a window's scored tokens from its logits [L, V], one by one."""
+    logprobs = []
+    for position in window.positions.tolist():
+        row = log_softmax(logits[position - 1].double().tolist())
+        logprobs.append(row[int(window.token_ids[position])])
+    return logprobs
 
 
 def rounds_by_place(rows: int, width: int, entries: int, dtype: torch.dtype) -> bool:
-    """True if on this CPU a row's roundings in a product of [rows, width] and [width, entries]
-    depend on other rows.
+    """True if on this CPU the roundings of a row depend on other rows of the product.
 
-    This happens with MKL in float32 with AVX2, and oneDNN in bfloat16 with AVX-512 but without
-    AVX-512 BF16: about one entry in a million changes by one bit.
+    The product is that of [rows, width] and [width, entries].  This happens with MKL in float32
+    with AVX2, and oneDNN in bfloat16 with AVX-512 but without AVX-512 BF16: about one entry in a
+    million changes by one bit.
     """
+    from torch.nn.functional import linear
+
     generator = torch.Generator().manual_seed(0)
-    states, head = (
-        torch.randn(each, width, generator=generator).to(dtype) for each in (rows, entries)
-    )
-    whole = torch.nn.functional.linear(states, head)
-    firsts = range(1, min(rows, 100))
-    return any(
-        not torch.equal(whole[first:], torch.nn.functional.linear(states[first:], head))
-        for first in firsts
-    )
+    states = torch.randn(rows, width, generator=generator).to(dtype)
+    head = torch.randn(entries, width, generator=generator).to(dtype)
+    logits = linear(states, head)
+    for first in range(1, min(rows, 100)):
+        if not torch.equal(logits[first:], linear(states[first:], head)):
+            return True
+    return False

@@ -1,6 +1,4 @@
-"""Models for Transformers: the engine with one loaded, and copies of a model with other configs and
-tensors.
-"""
+"""Models for Transformers: the engine with one loaded, and changed copies of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tests.support.toy import planned
 
 
 def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> TransformersEngine:
-    """The model in ``folder``, loaded with these ``engine`` options."""
+    """Return the model in ``folder``, loaded with these ``engine`` options."""
     engine = TransformersEngine(planned("toy", load_fn, str(folder), 100, options))
     engine.load()
     return engine
@@ -25,16 +23,22 @@ def loaded(folder: Path, load_fn: str = "transformers", **options: Any) -> Trans
 def changed(
     source: Path, folder: Path, quantization: dict[str, Any], **tensors: torch.Tensor | None
 ) -> Path:
-    """Write a copy of a model with this ``quantization_config``, and with tensors replaced, added
-    or (None) omitted.
+    """Write a copy of a model with this ``quantization_config``, unless it is empty.
+
+    Tensors are replaced, added or (None) omitted.
     """
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
-    config |= {"quantization_config": quantization} if quantization else {}
+    if quantization:
+        config["quantization_config"] = quantization
     (folder / "config.json").write_text(json.dumps(config))
-    found = {**load_file(folder / "model.safetensors"), **tensors}
-    kept = {name: tensor for name, tensor in found.items() if tensor is not None}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    contents = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor is None:
+            contents.pop(name, None)
+        else:
+            contents[name] = tensor
+    save_file(contents, folder / "model.safetensors", {"format": "pt"})
     return folder

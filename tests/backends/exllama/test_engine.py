@@ -1,6 +1,4 @@
-"""The engine ExLlamaV3: refusals before loading, scores with a stand-in for its API, and real
-scores on a GPU.
-"""
+"""The engine ExLlamaV3: refusals, scores with a stand-in for its API, real scores on a GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +26,10 @@ from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Mod
 from tests.support.toy import TOY_VOCAB, brute_force, planned, refusal, save_llama, toy_windows
 
 ATOL_LOGIT = 0.1
-"""Tolerance from Transformers in float32, with logits up to 7.6; Transformers in float16 on a CPU
-is off by 0.025."""
+"""Tolerance from Transformers in float32, with logits up to 7.6.
+
+Transformers in float16 on a CPU is off by 0.025.
+"""
 ON_A_GPU = pytest.mark.skipif(
     not (torch.cuda.is_available() and installed_versions(("exllamav3",))),
     reason="no CUDA GPU, or no exllamav3",
@@ -59,9 +59,7 @@ def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> 
 
 
 def test_files_that_the_engine_would_load_as_well(toy_model: Path, tmp_path: Path) -> None:
-    """exllamav3 loads every safetensors file of the folder; the size and the scores' key would lack
-    this one.
-    """
+    """exllamav3 loads every safetensors file; the size and the scores' key would lack this one."""
     folder = tmp_path / "toy"
     shutil.copytree(toy_model, folder)
     other = folder / "down_proj-4.0bpw.safetensors"
@@ -83,9 +81,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def kept_as_reference(engine: LogitsEngine, folder: Path) -> tuple[str, str]:
-    """Return ("states" or "logits", the reason for logits) of a loaded model's record in ``folder /
-    "store"``.
-    """
+    """Return ("states" or "logits", the reason for logits) of what a loaded model records."""
     (folder / "store").mkdir()
     windows = toy_windows(1, 20)
     list(engine.score(windows, ScoreRequest(record=folder / "store")))
@@ -136,7 +132,8 @@ def test_states_and_head_give_the_logits(stand_in: Any, toy_model: Path, tmp_pat
     torch.testing.assert_close(head_logits(facts, engine.states(), weight, bias), logits)
     assert kept_as_reference(engine, tmp_path) == ("states", "")
     module = engine.model.modules[-1]
-    module.softcap, module.post_scale = 30.0, 0.5
+    module.softcap = 30.0
+    module.post_scale = 0.5
     assert engine.head()[2] == Head(TOY_VOCAB, "float16", 30.0, 0.5)
 
 
@@ -145,7 +142,8 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
     weight = engine.model.modules[-1].inner.weight
     for layer, (bits, ran) in enumerate([(3, True), (3.5, None), (3, True)]):
         inner = LinearEXL3(weight)
-        inner.K, inner._fused_reconstruct = bits, ran
+        inner.K = bits
+        inner._fused_reconstruct = ran
         engine.model.modules.insert(layer, Linear(f"model.layers.{layer}.mlp.up_proj", inner))
 
     def fn_triton_attn_nocache() -> None: ...
@@ -174,8 +172,9 @@ def test_layers_and_provenance(stand_in: Any, toy_model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fitting_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose projections are multiples of 128, as exllamav3 requires; its head of 320 is
-    padded to 384.
+    """A Llama whose projections are multiples of 128, as exllamav3 requires.
+
+    Its head of 320 is padded to 384.
     """
     keys = {
         "hidden_size": 256,
@@ -197,12 +196,11 @@ def test_logits_of_the_real_engine(fitting_toy: Path) -> None:
     backend.load()
     for length in (20, 300):  # fewer than 32 rows use other kernels
         (window,) = toy_windows(1, length)
-        logits, expected = backend.logits(window), peer.logits(window)
+        logits = backend.logits(window)
+        expected = peer.logits(window).to(logits.device)
         assert tuple(logits.shape) == (length, TOY_VOCAB)
-        torch.testing.assert_close(
-            logits.float(), expected.to(logits.device), atol=ATOL_LOGIT, rtol=0.0
-        )
-    assert sum(each.count for each in backend.layers()) == 2 * 7 + 1
+        torch.testing.assert_close(logits.float(), expected, atol=ATOL_LOGIT, rtol=0.0)
+    assert sum(layer.count for layer in backend.layers()) == 2 * 7 + 1
     assert backend.provenance()["attention"]
     peer.close()
     backend.close()

@@ -1,6 +1,4 @@
-"""Quantized checkpoints in Transformers: scores compared with their stored numbers, provenance, and
-refusals.
-"""
+"""Quantized checkpoints in Transformers: scores by their stored numbers, provenance, refusals."""
 
 from __future__ import annotations
 
@@ -39,11 +37,10 @@ def nibbles(packed: np.ndarray, count: int) -> np.ndarray:
 
 def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
     """Return a module's weight [out, in] in float64, from the stored tensors."""
-    parts = {
-        part.removeprefix(f"{name}."): tensor
-        for part, tensor in tensors.items()
-        if part.startswith(f"{name}.")
-    }
+    parts = {}
+    for tensor_name, tensor in tensors.items():
+        if tensor_name.startswith(f"{name}."):
+            parts[tensor_name.removeprefix(f"{name}.")] = tensor
     scale = parts["weight_scale"].double().numpy()
     if "weight_global_scale" in parts:
         values = E2M1[nibbles(parts["weight_packed"].numpy(), 2)]
@@ -55,12 +52,14 @@ def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
     return values * np.repeat(scale, values.shape[1] // scale.shape[1], axis=1)
 
 
-def rounded_by_token(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Round to symmetric int8 with one scale per token: 255 steps over twice the largest absolute
-    value.
+def rounded_by_token(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Round to symmetric int8 with one scale per token.
+
+    255 steps cover twice the largest absolute value.
     """
-    scale = given[0].abs().amax(-1, keepdim=True) / 127.5
-    return ((given[0] / scale).round().clamp(-128, 127) * scale, *given[1:])
+    states = inputs[0]
+    scale = states.abs().amax(-1, keepdim=True) / 127.5
+    return ((states / scale).round().clamp(-128, 127) * scale, *inputs[1:])
 
 
 @pytest.mark.parametrize(
@@ -79,16 +78,16 @@ def test_quantized_checkpoints_score_as_what_they_store(
     weights: str,
     activations: str,
 ) -> None:
-    """Compare with an unquantized model that has the dequantized weights, and for W8A8 rounded
-    activations.
+    """Compare with an unquantized model that has the dequantized weights.
 
-    Both use one dtype, because one value that rounds differently changes every later token of the
-    toy by 0.05.
+    For W8A8 it rounds activations.  Both use one dtype, because one value that rounds differently
+    changes every later token of the toy by 0.05.
     """
     from safetensors.torch import load_file
 
     tensors = load_file(quantized(preset) / "model.safetensors")
-    gold, plain = loaded(toy_model, dtype=dtype), loaded(toy_model, dtype=dtype)
+    gold = loaded(toy_model, dtype=dtype)
+    plain = loaded(toy_model, dtype=dtype)
     for name, module in gold.model.named_modules():
         if f"{name}.weight_scale" in tensors:
             module.weight.data = torch.from_numpy(weight_by_hand(tensors, name)).to(module.weight)
@@ -97,10 +96,12 @@ def test_quantized_checkpoints_score_as_what_they_store(
     (window,) = toy_windows(1, 100)
     engine = loaded(quantized(preset), dtype=dtype)
     (scores,) = engine.score([window], ScoreRequest())
-    expected, unquantized = (brute_force(model.logits(window), window) for model in (gold, plain))
+    expected = brute_force(gold.logits(window), window)
+    unquantized = brute_force(plain.logits(window), window)
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
-    groups, name = engine.layers(), "model.layers.*.self_attn.q_proj"
+    groups = engine.layers()
+    name = "model.layers.*.self_attn.q_proj"
     assert groups[0] == Layer(name, weights, activations, "torch linear (dequantized)", count=2)
     assert groups[-1] == Layer("lm_head", dtype, dtype, "torch linear")
     assert len(groups) == 8
@@ -108,10 +109,9 @@ def test_quantized_checkpoints_score_as_what_they_store(
 
 @needs_accelerate
 def test_a_missing_package_is_named_with_its_command(toy_model: Path, tmp_path: Path) -> None:
-    request = planned(
-        "toy", "transformers", str(changed(toy_model, tmp_path / "x", {"quant_method": "spqr"})), 10
-    )
-    assert refusal(TransformersEngine.check, request).endswith("pip install spqr_quant")
+    folder = changed(toy_model, tmp_path / "x", {"quant_method": "spqr"})
+    model = planned("toy", "transformers", str(folder), 10)
+    assert refusal(TransformersEngine.check, model).endswith("pip install spqr_quant")
 
 
 @needs_accelerate
@@ -123,12 +123,12 @@ def test_formats_that_only_run_in_bfloat16(
         lambda names: dict.fromkeys(names, "1"),
     )
     nvfp4 = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
-    request = planned("toy", "transformers", str(changed(toy_model, tmp_path / "nvfp4", nvfp4)), 10)
-    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in refusal(
-        TransformersEngine.check, request
-    )
-    TransformersEngine.check(request.updated(options={"dtype": "bfloat16"}))
-    TransformersEngine.check(request.updated(load_fn="transformers_auto_bf16"))
+    folder = changed(toy_model, tmp_path / "nvfp4", nvfp4)
+    model = planned("toy", "transformers", str(folder), 10)
+    reason = refusal(TransformersEngine.check, model)
+    assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in reason
+    TransformersEngine.check(model.updated(options={"dtype": "bfloat16"}))
+    TransformersEngine.check(model.updated(load_fn="transformers_auto_bf16"))
 
 
 def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:

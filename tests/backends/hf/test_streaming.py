@@ -1,6 +1,4 @@
-"""A streamed model gives, bit for bit, the logits of the whole model, with two layers on the device
-at most.
-"""
+"""A streamed model gives the whole model's logits, bit for bit, with two layers on the device."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ BF16 = "transformers_auto_bf16"
 def test_same_logits_as_the_whole_model(
     toy_model: Path, group: int | None, options: dict[str, Any]
 ) -> None:
-    """Layers run for three windows at a time, or for each window alone; with noise, each token
-    keeps its own noise.
-    """
+    """Layers run for some windows at a time, or for each alone; each token keeps its noise."""
     windows = toy_windows(5, 40)
     whole = loaded(toy_model, BF16, **options)
     streamed = loaded(toy_model, BF16, streaming=True, streaming_windows=group, **options)
@@ -42,33 +38,34 @@ def test_same_logits_as_the_whole_model(
 
 
 def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With six layers and three groups of windows, each layer is copied once per group, at most two
-    at a time.
-    """
+    """Each of six layers is copied once for each of three groups, at most two at a time."""
     save_llama(tmp_path, num_hidden_layers=6)
-    there, copies = [], layer_offload.Streamer.copies
+    resident_bytes: list[int] = []
+    copies = layer_offload.Streamer.copies
 
     def watched(self: layer_offload.Streamer, layer: int) -> list[torch.Tensor]:
-        held = [
-            host
-            for hosts in self.hosts
-            for weight, host in hosts
-            if weight.data_ptr() != host.data_ptr()
-        ]
-        there.append(sum(host.nbytes for host in [*held, *(host for _, host in self.hosts[layer])]))
+        n_bytes = sum(host.nbytes for _, host in self.hosts[layer])
+        for hosts in self.hosts:
+            for weight, host in hosts:
+                if weight.data_ptr() != host.data_ptr():
+                    n_bytes += host.nbytes
+        resident_bytes.append(n_bytes)
         return copies(self, layer)
 
     monkeypatch.setattr(layer_offload.Streamer, "copies", watched)
     streamed = loaded(tmp_path, BF16, streaming=True, streaming_windows=2)
     assert len(list(streamed.score(toy_windows(6, 40), ScoreRequest()))) == 6
     layer = sum(host.nbytes for _, host in streamed.streamer.hosts[0])
-    assert (len(there), max(there)) == (3 * 6, 2 * layer)
+    assert len(resident_bytes) == 3 * 6
+    assert max(resident_bytes) == 2 * layer
     streamed.close()
 
 
 def test_it_can_be_the_reference(toy_model: Path, tmp_path: Path) -> None:
     """The streamed model's states, head and scores equal those of the whole model."""
-    windows, stores, scores = toy_windows(4, 40, 3), [], []
+    windows = toy_windows(4, 40, 3)
+    stores = []
+    scores = []
     for name, options in (("whole", {}), ("streamed", {"streaming": True, "streaming_windows": 3})):
         (tmp_path / name).mkdir()
         engine = loaded(toy_model, BF16, **options)

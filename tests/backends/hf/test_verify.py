@@ -1,6 +1,4 @@
-"""Dequantized weights in Transformers, compared with the checkpoint's files: right ones are scored,
-others refused.
-"""
+"""Dequantized weights in Transformers, compared with the checkpoint's files: others are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +32,8 @@ pytestmark = pytest.mark.engine
 
 FAMILIES = ("Qwen3Moe", "Mixtral")
 DOWN = r"(down_proj|w2)$"
-INT4, INT8 = partial(integers, bits=4), partial(integers, bits=8)
+INT4 = partial(integers, bits=4)
+INT8 = partial(integers, bits=8)
 WORDS = "pack-quantized"
 SYMMETRIC = compressed(WORDS, group(["Linear"], 4))
 ASYMMETRIC = compressed(WORDS, group(["Linear"], 4, symmetric=False))
@@ -81,17 +80,25 @@ def test_experts_that_are_dequantized_right_score_as_what_they_store(
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.01
 
 
+def eight_bits_for_down(name: str) -> Quantizer:
+    if "down_proj" in name or "w2" in name:
+        return INT8
+    return INT4
+
+
+def eight_bits_for_layer_0(name: str) -> Quantizer:
+    if "layers.0." in name:
+        return INT8
+    return INT4
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("quantizer_of", "config", "cause"),
     [
         (lambda _: nvfp4, NVFP4, "weight_global_scale was probably left out"),
-        (
-            lambda name: INT8 if "down_proj" in name or "w2" in name else INT4,
-            EIGHT_BIT_DOWN,
-            "another group",
-        ),
-        (lambda name: INT8 if "layers.0." in name else INT4, EIGHT_BIT_LAYER, "another group"),
+        (eight_bits_for_down, EIGHT_BIT_DOWN, "another group"),
+        (eight_bits_for_layer_0, EIGHT_BIT_LAYER, "another group"),
         (
             lambda _: partial(INT4, symmetric=False),
             ASYMMETRIC,
@@ -108,10 +115,10 @@ def test_experts_that_are_dequantized_wrong_are_refused(
     config: dict[str, Any],
     cause: str,
 ) -> None:
-    """Transformers 5.19 ignores the global scale, has one scheme for all experts, and fails with
-    zero points.
+    """Transformers 5.19 ignores the global scale, and has one scheme for all experts.
 
-    A later version may do it right; then the experts are those of the files.
+    With zero points it fails.  A later version may do it right; then the experts are those of the
+    files.
     """
     folder, _ = save_quantized(mixtures[family], tmp_path / "quantized", quantizer_of, config)
     with pytest.raises(ModelError, match=cause):
@@ -141,7 +148,8 @@ def lose_a_number(weight: torch.Tensor) -> None:
 def test_a_layer_with_other_weights_is_named(
     quantized: Callable[[str], Path], name: str, damage: Callable[[torch.Tensor], Any]
 ) -> None:
-    engine, checkpoint = loaded(quantized("W4A16"), dtype="float32"), Checkpoint(quantized("W4A16"))
+    engine = loaded(quantized("W4A16"), dtype="float32")
+    checkpoint = Checkpoint(quantized("W4A16"))
     check_weights(checkpoint, engine.model)
     with torch.inference_mode():
         damage(engine.model.get_submodule(name).weight)
@@ -150,8 +158,9 @@ def test_a_layer_with_other_weights_is_named(
 
 
 def transposed_pairs(weight: torch.Tensor) -> torch.Tensor:
-    """[experts, 2 * out, in] -> [experts, in, 2 * out], with the rows of gate and up in turn, as
-    gpt-oss has them.
+    """[experts, 2 * out, in] -> [experts, in, 2 * out], as gpt-oss has them.
+
+    The rows of gate and up are in turn.
     """
     gate, up = weight.chunk(2, dim=1)
     return torch.stack((gate, up), 2).flatten(1, 2).transpose(1, 2)
@@ -161,7 +170,8 @@ def test_the_order_of_rows_in_a_stack_is_free(mixtures: dict[str, Path], tmp_pat
     folder, _ = save_quantized(
         mixtures["Qwen3Moe"], tmp_path / "quantized", lambda _: INT4, SYMMETRIC
     )
-    engine, checkpoint = loaded(folder, dtype="bfloat16"), Checkpoint(folder)
+    engine = loaded(folder, dtype="bfloat16")
+    checkpoint = Checkpoint(folder)
     for layer in engine.model.model.layers:
         experts = layer.mlp.experts
         experts.gate_up_proj = torch.nn.Parameter(transposed_pairs(experts.gate_up_proj.data))
@@ -180,7 +190,8 @@ def test_a_stored_matrix_that_is_cut_into_several(tmp_path: Path) -> None:
 
     folder = tmp_path / "quantized"
     quantize(save_llama(tmp_path / "toy", "HrmText"), "W4A16", folder, group_size=32)
-    engine, checkpoint = loaded(folder, dtype="bfloat16"), Checkpoint(folder)
+    engine = loaded(folder, dtype="bfloat16")
+    checkpoint = Checkpoint(folder)
     with torch.inference_mode():
         engine.model.model.H_module.layers[1].self_attn.v_proj.weight.mul_(2)
     with pytest.raises(ModelError, match=r"layers\.1\.attn\.gqkv_proj"):
