@@ -1,18 +1,18 @@
 """How to write an engine.
 
-An engine is a class that derives from ``Engine``.  Three parts of it:
+An engine is a class that derives from ``Engine``.
 
 - It must have ``capabilities`` (load_fns, fwd_fn, packages, install, summary) and two methods:
       load()                    load the model ``self.planned``; ModelError with a one-line reason
       score(windows, request)   yield the TokenScores of each window, in any order
-  An engine that returns logits derives from ``LogitsEngine`` instead, and has ``pieces`` in place
-  of ``score``; the docstring of ``backends/logits_engine.py`` shows a whole engine.
+  An engine that returns logits derives from ``LogitsEngine``, and has ``pieces`` instead of
+  ``score``.  The docstring of ``backends/logits_engine.py`` shows a whole engine.
 - It usually has ``files`` (a model before it loads), ``check`` and ``option_names`` (errors before
   anything loads), ``versions`` (part of the scores' key), ``layers`` and ``provenance`` (what ran)
   and ``close``.
-- It rarely has anything below the second comment line in ``Engine``.
+- It rarely has what follows "An engine rarely has these" in ``Engine``.
 
-CONTRIBUTING.md says how an engine is registered and tested.  All types that an engine and the
+CONTRIBUTING.md explains how to register and test an engine.  All types that an engine and the
 driver exchange can be imported from here.  This module depends on no engine, file format or
 statistic.
 """

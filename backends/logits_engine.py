@@ -6,7 +6,7 @@ The logits at position i predict token i + 1.  All engines share the definitions
 (``backends/reference/recorder.py``).
 
 This is a complete engine: all tokens of its vocabulary of 49,152 are equally probable.
-CONTRIBUTING.md says how an engine is registered:
+CONTRIBUTING.md explains how to register it:
 
     import torch
     from compare_q.backends.base import Capabilities, ModelFiles, Window

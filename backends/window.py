@@ -85,7 +85,7 @@ class Window:
 
     @cached_property
     def digest(self) -> str:
-        """The first 32 hexadecimal digits of a SHA-256 by which scores are found.
+        """The key of stored scores: the first 32 hexadecimal digits of a SHA-256.
 
         It covers the tokens, the scored positions and ``is_single``: windows with the same digest
         have the same scores, whichever text they are cut from.

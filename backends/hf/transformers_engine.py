@@ -213,7 +213,7 @@ class TransformersEngine(LogitsEngine):
             self.streamer = Streamer(self.model, self._forward, device, group)
 
     def _arguments(self, device: torch.device) -> dict[str, Any]:
-        """Return the arguments of ``from_pretrained``; those of the ``engine`` object come last."""
+        """Return the arguments of ``from_pretrained``; the ``engine`` object overrides defaults."""
         load_fn = self.planned.load_fn
         device_map = str(device)
         if self.options.streaming:

@@ -159,7 +159,7 @@ class ProductInputs(TorchFunctionMode):
 
 
 def measured_activations(module: Any, activations: str, dtype: str) -> str:
-    """Return the activations with which a compressed-tensors layer computes its product.
+    """Return the activations in the product of a compressed-tensors layer.
 
     These are the scheme's ``activations`` if product and layer have different inputs.  "unknown" if
     accelerate has moved the weights off the device.

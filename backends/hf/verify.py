@@ -62,7 +62,7 @@ SCALE_OR_BIAS = re.compile("scale|bias")
 class Sample(NamedTuple):
     """A quantized module.
 
-    ``expert``: index of its matrix in a tensor of several, stored or loaded; else None.
+    ``expert``: index of its matrix in a tensor of several, stored or loaded; None without one.
     """
 
     module: str
@@ -95,7 +95,7 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
                 raise UnreadError("its place in the loaded model is not known")
             difference = compared(checkpoint, sample, weight)
         except UnreadError as error:
-            # Only experts are refused unread: the known mistakes of Transformers 5.19 are there.
+            # Only experts are refused unread: Transformers 5.19 makes its known mistakes in them.
             if not is_routed(checkpoint, sample.module):
                 continue
             if not has_plain_experts(tensors, sample.module):
