@@ -205,6 +205,8 @@ def failure(ran: subprocess.CompletedProcess[str]) -> str:
     """Return the first failed test of a run of pytest; "" if none failed, RuntimeError if it found no test."""
     if ran.returncode == 0:
         return ""
+    if ran.returncode < 0:
+        return f"FAILED: signal {-ran.returncode} ended the tests"
     if ran.returncode != 1:
         raise RuntimeError(f"pytest ended with exit status {ran.returncode}: {ran.stdout[-1000:]}")
     return next(line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
