@@ -249,6 +249,8 @@ def failure(ran: subprocess.CompletedProcess[str]) -> str:
     """
     if ran.returncode == 0:
         return ""
+    if ran.returncode < 0:
+        return f"FAILED: signal {-ran.returncode} ended the tests"
     if ran.returncode != 1:
         raise RuntimeError(f"pytest ended with exit status {ran.returncode}: {ran.stdout[-1000:]}")
     return next(line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))

@@ -40,9 +40,9 @@ def folders(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="session")
 def data(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data spec of a text of 40 windows."""
+    """The data spec of a text of 40 windows.  ExLlamaV3's method needs one token after the last window."""
     folder = tmp_path_factory.mktemp("text")
-    letters = np.random.default_rng(0).choice(list("abcdefgh \n"), MANY * LENGTH)
+    letters = np.random.default_rng(0).choice(list("abcdefgh \n"), MANY * LENGTH + 1)
     text = folder / "text.txt"
     text.write_text("".join(letters))
     spec = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(text)}
