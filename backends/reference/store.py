@@ -295,8 +295,8 @@ def open_reference(path: Path) -> Reader:
     version = storage.version_of(path / STORE_MANIFEST)
     if not (path / STORE_MANIFEST).is_file():
         raise InputError(
-            f"{path}: holds no reference: there is no {STORE_MANIFEST}; name another path and mark the "
-            'model as the reference ("reference": true), so that it is recorded'
+            f"{path}: holds no reference: there is no {STORE_MANIFEST}; name another path and mark "
+            'the model as the reference ("reference": true), so that it is recorded'
         )
     if version is None:
         return Reader(path)

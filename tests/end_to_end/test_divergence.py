@@ -64,7 +64,7 @@ def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """All scores and logits.  Each engine loads once, Transformers again when vLLM's store exists."""
+    """All scores and logits.  Each engine loads once, Transformers again with vLLM's store."""
     from transformers import AutoTokenizer
 
     make_models()

@@ -40,7 +40,7 @@ def folders(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture(scope="session")
 def data(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data spec of a text of 40 windows.  ExLlamaV3's method needs one token after the last window."""
+    """The data spec of a text of 40 windows, and one token: ExLlamaV3's method needs it."""
     folder = tmp_path_factory.mktemp("text")
     letters = np.random.default_rng(0).choice(list("abcdefgh \n"), MANY * LENGTH + 1)
     text = folder / "text.txt"
@@ -138,7 +138,9 @@ def in_exllamav3(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     site = tmp_path_factory.mktemp("exllamav3")
     (site / "exllamav3").mkdir()
     (site / "exllamav3/__init__.py").write_text(
-        "import torch\nfrom tests.support.exllamav3_stub import Config, Model\ntorch.cuda.is_available = lambda: True\n"
+        "import torch\n"
+        "from tests.support.exllamav3_stub import Config, Model\n"
+        "torch.cuda.is_available = lambda: True\n"
     )
     about = site / "exllamav3-1.6.0.dist-info"
     about.mkdir()

@@ -195,7 +195,7 @@ def test_integers_without_a_scale(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_does_not_run(mixture: Path) -> None:
-    """The config names a class in a file of the checkpoint; Transformers' own class of the architecture is built."""
+    """The config names a class in a file of the checkpoint; Transformers' own class is built."""
     config = json.loads((mixture / "config.json").read_text())
     mine = {
         "architectures": ["MineForCausalLM"],

@@ -381,7 +381,7 @@ def test_two_headers(tmp_path: Path) -> None:
 
 
 def test_the_doctor_compares_two_headers(tmp_path: Path) -> None:
-    """No folder, and so no facts of Transformers, are needed; between a header and a folder they are."""
+    """They need no facts of Transformers; a header and a folder do."""
     file = header(tmp_path / "a.gguf")
     other = header(tmp_path / "b.gguf", rope__freq_base=1e6)
     (finding,) = checkpoint_doctor.differing_function(file, other, None, None)

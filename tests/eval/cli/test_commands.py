@@ -37,9 +37,11 @@ def test_each_command_has_a_page_with_its_own_flags_alone(compare_q: Run, comman
     assert len(ran.out.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("shown", ["-cc, --clear_cache", "-r, --rows N", "-d, --dataspec TEXT ...", "--pair A B"])
+@pytest.mark.parametrize(
+    "shown", ["-cc, --clear_cache", "-r, --rows N", "-d, --dataspec TEXT ...", "--pair A B"]
+)
 def test_help_shows_what_a_flag_takes(compare_q: Run, shown: str) -> None:
-    """A switch takes nothing, other flags take a word, several words or two; then two spaces and a description."""
+    """A switch takes nothing, other flags take a word, several words or two."""
     lines = compare_q("run", "--help").out.splitlines()
     assert sum(line.startswith(f"  {shown}  ") for line in lines) == 1
 

@@ -324,7 +324,7 @@ def test_a_gate_scores_everything_anew(gate: Any, own_cache: Path, tmp_path: Pat
 def test_a_first_variant_that_is_no_baseline_leaves_nothing(
     gate: Any, own_cache: Path, tmp_path: Path, option: str, outcome: str, status: int
 ) -> None:
-    """Its first pass succeeds, but no later gate can use its scores: such a gate is refused before a model loads."""
+    """Its first pass succeeds, but a later gate cannot use its scores, and is refused early."""
     ran, outcome_of, _ = gate("--variant", f"old:engine.{option}", "--variant", "new:")
     assert (ran.status, list(outcome_of.values())) == (status, [outcome])
     for section in ("scores", "references"):
