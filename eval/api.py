@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from compare_q.backends.common.errors import InputError
-from compare_q.backends.common.messages import one_line
+from compare_q.backends.common.messages import one_line, printable
 from compare_q.eval import merging
 from compare_q.eval.cli import flags, shorthand
 from compare_q.eval.common.cache import Cache, default_root
@@ -139,7 +139,8 @@ class Comparison:
 
         model = next((model for model in self.results.models if model.label == label), None)
         if model is None:
-            raise InputError(f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}")
+            labels = printable(", ".join(self.results.labels))
+            raise InputError(f"tokens: no model is called {label!r}; there are: {labels}")
         if self.data is None or self.cache is None:
             raise InputError("tokens: not in a run that was read back; compare the models again (from the cache)")
         names = [each.name for each in self.data.texts]

@@ -198,7 +198,7 @@ def matching(labels: Sequence[str], mask: str | None) -> list[str]:
     words = [word.strip().upper() for word in (mask or "").split(";") if word.strip()]
     found = [label for label in labels if not words or any(word in label.upper() for word in words)]
     if not found:
-        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(labels)}")
+        raise InputError(f"--mask: {mask!r} matches no label; there are: {printable(', '.join(labels))}")
     return found
 
 

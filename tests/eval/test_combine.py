@@ -90,6 +90,7 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
             ["windows", "3 windows by method once, x"],
         ),
         ({"reference": {**ON_GPU, "label": "fp16"}}, ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"]),
+        ({"reference": {"key": "a\nb", "label": "l\nm"}}, ["reference", "l\\nm, a\\nb, not bf16, aaaaaaaaaaaa"]),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],
 )

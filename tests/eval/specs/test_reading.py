@@ -13,7 +13,14 @@ from compare_q.backends.common.errors import InputError
 from compare_q.eval.run import plan
 from compare_q.eval.run.config import local_config
 from compare_q.eval.specs import reading
-from compare_q.eval.specs.reading import apply_mask, load_data_specs, load_model_specs, parse_model_spec, specs_in
+from compare_q.eval.specs.reading import (
+    apply_mask,
+    load_data_specs,
+    load_model_specs,
+    matching,
+    parse_model_spec,
+    specs_in,
+)
 from compare_q.eval.specs.types import ModelSpec
 from tests.support.toy import refusal
 
@@ -66,6 +73,11 @@ def test_duplicate_labels_are_told_apart_and_kept(tmp_path: Path) -> None:
     unlabelled, said = write(tmp_path / "c.json", [MODEL, {**MODEL, "load_fn": "exllamav3"}]), list[str]()
     assert [spec.name for spec in load_model_specs([unlabelled], say=said.append)] == ["m", "m (2)"]
     assert said == ["label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"]
+
+
+def test_a_mask_that_matches_nothing_is_refused_in_one_line() -> None:
+    """The labels of results that are shown may have any characters."""
+    assert refusal(matching, ["a\nb", "c"], "x").endswith("a\\nb, c")
 
 
 @pytest.mark.parametrize(("mask", "gold"), [(None, "012"), ("", "012"), ("gguf;EXL2", "12"), (" gguf ; ", "1")])
