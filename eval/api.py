@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from ..backends.common.errors import InputError
-from ..backends.common.message_text import one_line
+from ..backends.common.message_text import one_line, printable
 from . import merging
 from .cli import flag_table, shorthand
 from .common.cache import Cache, default_root
@@ -31,7 +31,7 @@ from .report.worst_tokens import with_worst_tokens
 from .results import NOT_FLAT, ModelResult, RunResult, json_schema
 from .run import runner, stored_scores
 from .run.run_config import local_config
-from .specs import spec_files as spec_files
+from .specs import spec_files
 from .specs.spec_files import S
 from .specs.spec_types import DataSpec, ModelSpec
 from .table import columns as table_columns
@@ -165,9 +165,8 @@ class Comparison:
 
         model = next((model for model in self.results.models if model.label == label), None)
         if model is None:
-            raise InputError(
-                f"tokens: no model is called {label!r}; there are: {', '.join(self.results.labels)}"
-            )
+            labels = printable(", ".join(self.results.labels))
+            raise InputError(f"tokens: no model is called {label!r}; there are: {labels}")
         if self.data is None or self.cache is None:
             raise InputError(
                 "tokens: not in a run that was read back; compare the models again (from the cache)"

@@ -75,9 +75,9 @@ class Identity(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """The words and the start of the digest."""
+        """The words and the start of the digest, on one line: both are from a file of results."""
         digest = self.digest or "none"
-        return f"{self.words} {digest[:12]}"
+        return printable(f"{self.words} {digest[:12]}")
 
 
 def identities(run: RunResult) -> tuple[Identity, ...]:

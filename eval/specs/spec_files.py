@@ -279,7 +279,8 @@ def matching(labels: Sequence[str], mask: str | None) -> list[str]:
         if not words or any(word in label.upper() for word in words):
             matching_labels.append(label)
     if not matching_labels:
-        raise InputError(f"--mask: {mask!r} matches no label; there are: {', '.join(labels)}")
+        all_labels = printable(", ".join(labels))
+        raise InputError(f"--mask: {mask!r} matches no label; there are: {all_labels}")
     return matching_labels
 
 

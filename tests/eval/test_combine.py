@@ -140,6 +140,10 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
             {"reference": {**ON_GPU, "label": "fp16"}},
             ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"],
         ),
+        (
+            {"reference": {"key": "a\nb", "label": "l\nm"}},
+            ["reference", "l\\nm, a\\nb, not bf16, aaaaaaaaaaaa"],
+        ),
         ({"reference": None}, ["reference", "none, not bf16"]),
     ],
 )

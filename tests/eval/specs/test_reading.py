@@ -16,6 +16,7 @@ from compare_q.eval.specs.spec_files import (
     apply_mask,
     load_data_specs,
     load_model_specs,
+    matching,
     parse_model_spec,
     specs_in,
 )
@@ -91,6 +92,11 @@ def test_a_changed_label_is_reported(tmp_path: Path) -> None:
     assert lines == [
         "label: an earlier model is called m too; this one (exllamav3 m) is called m (2)"
     ]
+
+
+def test_a_mask_that_matches_nothing_is_refused_in_one_line() -> None:
+    """The labels of results that are shown may have any characters."""
+    assert refusal(matching, ["a\nb", "c"], "x").endswith("a\\nb, c")
 
 
 @pytest.mark.parametrize(
