@@ -3,7 +3,8 @@
 The driver starts one engine process for each pair of a Python and an engine (``eval/common/processes.py``).  An engine
 process uses no GPU.  Each worker leads a process group.  When the worker ends, the engine process kills the rest of the
 group, deletes its temporary files and shared memory, and sends the driver the exit status.  When the driver ends, even
-by kill -9, the engine process does the same for all workers, and ends.
+by kill -9, the engine process does the same for all workers, and ends.  If the engine process itself is killed, the
+user's next one deletes what its workers have left.
 
 If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts itself without the
 engine, and its workers import the engine themselves.  The workers of an engine process without an engine do the same.
@@ -67,6 +68,8 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
                 signal.signal(number, action)
             os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, alone])
     signal.signal(LEAVE, signal.SIG_IGN)
+    for folder in temporary.abandoned():
+        delete_left(shared_memory.noted_files(folder), folder)
     gc.collect()
     gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
     me, code, workers, forked = os.getpid(), 1, Workers(), None
@@ -83,7 +86,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
         temporary.use(running.folder)
         from compare_q.backends.worker import worker
 
-        worker.serve(running.channel, requested, alone, running.folder)
+        worker.serve(running.channel, requested, alone)
         atexit._run_exitfuncs()
         code = 0
     except BaseException:
@@ -127,8 +130,11 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> tuple
     os.set_blocking(waking, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waking)
+    notes = shared_memory.Notes()
     while True:
-        ready = select.select([control.fileno(), woken], [], [])[0]
+        seconds = shared_memory.WATCH_S if workers else None
+        ready = select.select([control.fileno(), woken], [], [], seconds)[0]
+        notes.update({group: worker.folder for group, worker in workers.items()})
         if woken in ready:
             os.read(woken, 1 << 12)
             reap(workers)
@@ -183,15 +189,25 @@ def become_worker(parent: int, log: int, before: Mapping[int, Any], others: list
 
 def end_all(workers: Workers) -> None:
     """Kill the groups of all workers, and delete their temporary files and shared memory."""
-    shared_files: set[str] = set()
+    shared_files = {}
     for group, worker in workers.items():
-        shared_files |= shared_memory.files_of_worker(group, worker.folder)
+        shared_files[group] = shared_memory.files_of_worker(group, worker.folder)
         end_group(group)
     for group, worker in workers.items():
         with suppress(ChildProcessError):
             os.waitpid(group, 0)
-        temporary.remove(worker.folder)
-    shared_memory.remove(shared_files)
+        delete_left(shared_files[group], worker.folder)
+
+
+def delete_left(shared_files: set[str], folder: str) -> None:
+    """Delete what the processes of a worker have left, after they were killed.
+
+    The folder, with its note, stays if a file is still mapped: the next engine process tries again.
+    """
+    if shared_memory.remove(shared_files):
+        temporary.release(folder)
+    else:
+        temporary.remove(folder)
 
 
 def reap(workers: Workers) -> None:
@@ -206,8 +222,7 @@ def reap(workers: Workers) -> None:
             # Only living processes show their maps, and the folder has the worker's note.
             shared_files = shared_memory.files_of_worker(worker, folder)
             end_group(worker)
-            temporary.remove(folder)
-            shared_memory.remove(shared_files)
+            delete_left(shared_files, folder)
             send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 

@@ -32,7 +32,7 @@ from compare_q.backends.common.process import ending, in_worker
 from compare_q.backends.layers.groups import groups_to_json
 from compare_q.backends.reference.store import open_reference
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker import messages, shared_memory
+from compare_q.backends.worker import messages
 from compare_q.backends.worker.messages import Command, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
@@ -47,7 +47,7 @@ OUT_OF_MEMORY = re.compile(
 Send = Callable[[Message], None]
 
 
-def serve(channel: Connection, requested: float, alone: str = "", folder: str = "") -> None:
+def serve(channel: Connection, requested: float, alone: str = "") -> None:
     """Perform commands from the channel until the driver closes it or sends an empty one (arguments: ``Worker``)."""
     lock = threading.Lock()
 
@@ -56,7 +56,7 @@ def serve(channel: Connection, requested: float, alone: str = "", folder: str = 
             channel.send_bytes(messages.encoded(message))
 
     os.register_at_fork(after_in_child=channel.close)  # an engine's forks would keep it open after this worker's end
-    worker = Worker(requested, alone, folder)
+    worker = Worker(requested, alone)
     send(messages.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
         while data := channel.recv_bytes():
@@ -114,15 +114,12 @@ class Worker:
     """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
     ``requested``: when the driver requested the worker.  ``alone``: why the worker imports its engine itself; empty if
-    it is a fork of a process that has imported the engine.  ``folder``: its folder for temporary files; empty:
-    the user's.
+    it is a fork of a process that has imported the engine.
     """
 
-    def __init__(self, requested: float, alone: str = "", folder: str = "") -> None:
+    def __init__(self, requested: float, alone: str = "") -> None:
         machine.keep_compiled_kernels_apart()
-        self.requested = requested
-        self.alone = alone
-        self.folder = folder
+        self.requested, self.alone = requested, alone
         self.notes = list[str]()  # notes about the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
@@ -174,7 +171,6 @@ class Worker:
             raise ModelError(fault)
         self.engine = engine_class(model)
         self.engine.load()
-        shared_memory.note(self.folder)
         self.moments = {"started": self.requested, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.requested
 

@@ -11,6 +11,7 @@ ln(exp(boost) + V - 1) at every position: with boost 0 the model is uniform, and
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -183,6 +184,12 @@ class MadeEngine(FakeEngine):
             case "child":
                 child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
                 made("child").write_text(str(child.pid))
+            case "memory":  # as vLLM's queues
+                file = Path(f"/dev/shm/psm_{os.getpid()}")
+                file.write_bytes(bytes(mmap.PAGESIZE))
+                with file.open("r+b") as stream:
+                    self.memory = mmap.mmap(stream.fileno(), 0)
+                made("memory").write_text(str(file))
 
 
 def made(name: str) -> Path:
