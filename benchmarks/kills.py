@@ -60,6 +60,8 @@ PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
 """Seconds after which an undisturbed run counts as hanging."""
+TEMPORARY = "tmp"
+"""Folder for the temporary files of runs."""
 ROWS = {"two runs": 60, "Transformers": 100, "vLLM": 100, "vLLM's server": 100, "pack": 100, "gate": 16}
 """Windows of a campaign: on two cores with AVX2 alone, 400 of the toy's took Transformers two minutes in bf16."""
 SERVED = "vLLM's server"
@@ -174,7 +176,7 @@ class Run:
         words = work.words(self.folder, spec, ROWS[self.engine], self.out)
         environment = {**os.environ, "COMPARE_Q_CACHE": str(self.cache), "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
                        "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
-                       "KILLED_RUN": str(self.log)}  # fmt: skip
+                       "KILLED_RUN": str(self.log), "TMPDIR": str(self.folder / TEMPORARY)}  # fmt: skip
         with self.log.open("ab") as output:
             self.begin = output.tell()
             self.process = subprocess.Popen(
@@ -332,9 +334,10 @@ def left_over(run: Run, whole: Run) -> list[str]:
     return left
 
 
-def shared_memory() -> set[str]:
-    """Files of ``/dev/shm``; new files come from the campaign only if nothing else runs on the machine."""
-    return {str(file) for file in Path("/dev/shm").glob("*")}
+def in_memory_and_temporary(folder: Path) -> set[str]:
+    """Files of ``/dev/shm``, new ones from the campaign only if nothing else runs on the machine; workers' folders."""
+    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob("cq-*")]
+    return {str(file) for file in files}
 
 
 def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
@@ -376,7 +379,8 @@ def until_finished(
 
 def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> dict[str, Any]:
     """Kill runs of one engine ``kills`` times and send them ``pairs`` pairs of signals, until the time is over."""
-    seen, began, shared = Seen(), time.monotonic(), shared_memory()
+    folder.joinpath(TEMPORARY).mkdir(exist_ok=True)
+    seen, began, before = Seen(), time.monotonic(), in_memory_and_temporary(folder)
     whole = runs_on(folder, engine, "whole")
     until_finished(whole, seen, 0.0, [], over)
     gold, duration = [comparable(run) for run in whole], 0.0
@@ -396,7 +400,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
             seen.fields += [] if engine in BATCHES_DIFFER else itertools.islice(differing_fields(found, other), 40)
             if "models" in other:
                 seen.largest = max(seen.largest, difference(found, other))
-        seen.files_left += left_over(runs[0], whole[0]) + sorted(shared_memory() - shared)
+        seen.files_left += left_over(runs[0], whole[0]) + sorted(in_memory_and_temporary(folder) - before)
         shutil.rmtree(runs[0].cache)
         left = f"{seen.processes_left} processes, {seen.files_left} files"
         differing = f"{seen.differing} differ, by at most {seen.largest:.2g} {seen.fields[:12] or ''}"
