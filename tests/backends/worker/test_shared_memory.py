@@ -88,7 +88,7 @@ def test_a_file_that_another_process_maps_stays(model: Path) -> None:
 def test_notes_are_written_when_a_file_appears(model: Path, tmp_path: Path) -> None:
     """A note has the files of its group, and keeps those that are no longer mapped."""
     notes = shared_memory.Notes()
-    notes.update({os.getpgrp(): str(tmp_path)})
+    notes.update({})
     process, file = start(model)
     notes.update({process.pid: str(tmp_path)})
     assert shared_memory.noted_files(str(tmp_path)) == {str(file)}
