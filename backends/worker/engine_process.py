@@ -68,8 +68,7 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
                 signal.signal(number, action)
             os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, alone])
     signal.signal(LEAVE, signal.SIG_IGN)
-    for folder in temporary.abandoned():
-        delete_left(shared_memory.noted_files(folder), folder)
+    delete_abandoned()
     gc.collect()
     gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
     me, code, workers, forked = os.getpid(), 1, Workers(), None
@@ -78,6 +77,8 @@ def main(descriptor: str, driver: str, engine: str, verbose: str, alone: str = "
     finally:
         if forked is None:
             end_all(workers)
+            # Again: an engine process that was killed during this run may have had processes that lived on for a while.
+            delete_abandoned()
     if forked is None:
         os._exit(0)  # skip the cleanup of libraries, which takes seconds
     try:  # this is a fork
@@ -191,12 +192,17 @@ def end_all(workers: Workers) -> None:
     """Kill the groups of all workers, and delete their temporary files and shared memory."""
     shared_files = {}
     for group, worker in workers.items():
-        shared_files[group] = shared_memory.files_of_worker(group, worker.folder)
-        end_group(group)
+        shared_files[group] = end_worker(group, worker.folder)
     for group, worker in workers.items():
         with suppress(ChildProcessError):
             os.waitpid(group, 0)
         delete_left(shared_files[group], worker.folder)
+
+
+def delete_abandoned() -> None:
+    """Delete what workers of killed engine processes have left."""
+    for folder in temporary.abandoned():
+        delete_left(shared_memory.noted_files(folder), folder)
 
 
 def delete_left(shared_files: set[str], folder: str) -> None:
@@ -204,7 +210,9 @@ def delete_left(shared_files: set[str], folder: str) -> None:
 
     The folder, with its note, stays if a file is still mapped: the next engine process tries again.
     """
-    if shared_memory.remove(shared_files):
+    mapped_files = shared_memory.remove(shared_files)
+    if mapped_files:
+        shared_memory.write_note(folder, mapped_files)
         temporary.release(folder)
     else:
         temporary.remove(folder)
@@ -219,9 +227,7 @@ def reap(workers: Workers) -> None:
         ended, status = os.waitpid(worker, os.WNOHANG)
         if ended:
             channel, folder = workers.pop(worker)
-            # Only living processes show their maps, and the folder has the worker's note.
-            shared_files = shared_memory.files_of_worker(worker, folder)
-            end_group(worker)
+            shared_files = end_worker(worker, folder)
             delete_left(shared_files, folder)
             send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
@@ -232,10 +238,24 @@ def send_failed(channel: Connection, **fields: Any) -> None:
         channel.send_bytes(json.dumps({"type": "failed", **fields}).encode())
 
 
+def end_worker(group: int, folder: str) -> set[str]:
+    """Kill the processes of a worker's group; return the files of shared memory that they leave."""
+    # Stopped first: between a look at its maps and its end, a process could create another file.
+    signal_group(group, signal.SIGSTOP)
+    files = shared_memory.files_of_worker(group, folder)
+    end_group(group)
+    return files
+
+
 def end_group(group: int) -> None:
     """Kill every process of a group, if there is one."""
+    signal_group(group, signal.SIGKILL)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every process of a group, if there is one."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 if __name__ == "__main__":  # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE

@@ -50,12 +50,15 @@ class Notes:
 
 def note(group: int, folder: str) -> None:
     """Add the files that a process group maps now to the note in the worker's folder; "" writes nothing."""
-    if not folder:
-        return
+    if folder:
+        write_note(folder, noted_files(folder) | files_of_group(group))
+
+
+def write_note(folder: str, files: set[str]) -> None:
+    """Write the note of a worker's folder."""
     file = Path(folder, NOTE)
+    begun = file.with_suffix(".new")
     with suppress(OSError):  # a full disk: the files are still found while a process maps them
-        files = noted_files(folder) | files_of_group(group)
-        begun = file.with_suffix(".new")
         begun.write_text("\n".join(sorted(files)))
         os.replace(begun, file)
 
