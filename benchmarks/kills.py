@@ -64,6 +64,8 @@ PATIENCE_S = 5.0
 """Seconds after a kill in which every process must be gone."""
 HANG_S = 300.0
 """Seconds after which an undisturbed run counts as hanging."""
+TEMPORARY = "tmp"
+"""Folder for the temporary files of runs."""
 ROWS = {
     "two runs": 60,
     "Transformers": 100,
@@ -233,6 +235,7 @@ class Run:
             "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
             # Marks all processes of this run, which inherit it.
             "KILLED_RUN": str(self.log),
+            "TMPDIR": str(self.folder / TEMPORARY),
         }
         with self.log.open("ab") as output:
             self.begin = output.tell()
@@ -446,12 +449,13 @@ def left_over(run: Run, undisturbed: Run) -> list[str]:
     return surplus
 
 
-def shared_memory() -> set[str]:
-    """Return the files of ``/dev/shm``.
+def in_memory_and_temporary(folder: Path) -> set[str]:
+    """Return the files of ``/dev/shm``, and the folders for temporary files of workers.
 
-    New files come from the campaign only if nothing else runs on the machine.
+    New files in ``/dev/shm`` come from the campaign only if nothing else runs on the machine.
     """
-    return {str(file) for file in Path("/dev/shm").glob("*")}
+    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob("cq-*")]
+    return {str(file) for file in files}
 
 
 def runs_on(folder: Path, engine: str, name: str) -> list[Run]:
@@ -512,7 +516,8 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     ``kills``, ``pairs``: how many of them.
     """
     counts = Counts()
-    shared = shared_memory()
+    folder.joinpath(TEMPORARY).mkdir(exist_ok=True)
+    files_before = in_memory_and_temporary(folder)
     undisturbed = runs_on(folder, engine, "whole")
     until_finished(undisturbed, counts, 0.0, [], over)
     gold = [comparable(run) for run in undisturbed]
@@ -534,7 +539,7 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
         for run, gold_of_run in zip(runs, gold, strict=True):
             compare(comparable(run), gold_of_run, counts, batches_differ=engine in BATCHES_DIFFER)
         counts.files_left += left_over(runs[0], undisturbed[0])
-        counts.files_left += sorted(shared_memory() - shared)
+        counts.files_left += sorted(in_memory_and_temporary(folder) - files_before)
         shutil.rmtree(runs[0].cache)
         print(f"{engine}: {in_words(counts)}", flush=True)
     return {

@@ -2,9 +2,10 @@
 
 The driver starts one engine process for each pair of a Python and an engine
 (``eval/common/processes.py``).  An engine process uses no GPU.  Each worker leads a process group.
-When the worker ends, the engine process kills the rest of the group, deletes its temporary files,
-and sends the driver the exit status.  When the driver ends, even by kill -9, the engine process
-does the same for all workers, and ends.
+When the worker ends, the engine process kills the rest of the group, deletes its temporary files
+and shared memory, and sends the driver the exit status.  When the driver ends, even by kill -9, the
+engine process does the same for all workers, and ends.  If the engine process itself is killed, the
+user's next one deletes what its workers have left.
 
 If the engine process cannot be forked after importing its engine (``fork_blockers``), it restarts
 itself without the engine, and its workers import the engine themselves.  The workers of an engine
@@ -89,6 +90,7 @@ def main(
                 signal.signal(number, action)
             os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, import_note])
     signal.signal(LEAVE, signal.SIG_IGN)
+    delete_abandoned()
     gc.collect()
     gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
     engine_process = os.getpid()
@@ -99,6 +101,9 @@ def main(
     finally:
         if fork is None:
             end_all(workers)
+            # Again: an engine process that was killed during this run may have had processes that
+            # lived on for a while.
+            delete_abandoned()
     if fork is None:
         os._exit(0)  # skip the cleanup of libraries, which takes seconds
     status = 1
@@ -127,7 +132,7 @@ def run_worker(fork: Fork, import_note: str) -> None:
     temporary.use(fork.running.folder)
     from . import worker
 
-    worker.serve(fork.running.channel, fork.requested, import_note, fork.running.folder)
+    worker.serve(fork.running.channel, fork.requested, import_note)
     # os._exit does not call these functions, in which libraries clean up.
     atexit._run_exitfuncs()
 
@@ -171,8 +176,13 @@ def serve_forks(control: socket.socket, refusal: str, workers: Workers) -> Fork 
     # SIGCHLD has a handler, because Python writes only handled signals into the pipe.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup_write)
+    notes = shared_memory.Notes()
     while True:
-        ready, _, _ = select.select([control.fileno(), wakeup_read], [], [])
+        seconds = None
+        if workers:
+            seconds = shared_memory.WATCH_S
+        ready, _, _ = select.select([control.fileno(), wakeup_read], [], [], seconds)
+        notes.update({group: worker.folder for group, worker in workers.items()})
         if wakeup_read in ready:
             os.read(wakeup_read, 1 << 12)
             reap(workers)
@@ -239,15 +249,32 @@ def become_worker(
 
 def end_all(workers: Workers) -> None:
     """Kill the groups of all workers, and delete their temporary files and shared memory."""
-    shared_files: set[str] = set()
+    shared_files = {}
     for group, worker in workers.items():
-        shared_files |= shared_memory.files_of_worker(group, worker.folder)
-        end_group(group)
+        shared_files[group] = end_worker(group, worker.folder)
     for group, worker in workers.items():
         with suppress(ChildProcessError):
             os.waitpid(group, 0)
-        temporary.remove(worker.folder)
-    shared_memory.remove(shared_files)
+        delete_left(shared_files[group], worker.folder)
+
+
+def delete_abandoned() -> None:
+    """Delete what workers of killed engine processes have left."""
+    for folder in temporary.abandoned():
+        delete_left(shared_memory.noted_files(folder), folder)
+
+
+def delete_left(shared_files: set[str], folder: str) -> None:
+    """Delete what the processes of a worker have left, after they were killed.
+
+    The folder, with its note, stays if a file is still mapped: the next engine process tries again.
+    """
+    mapped_files = shared_memory.remove(shared_files)
+    if mapped_files:
+        shared_memory.write_note(folder, mapped_files)
+        temporary.release(folder)
+    else:
+        temporary.remove(folder)
 
 
 def reap(workers: Workers) -> None:
@@ -260,11 +287,8 @@ def reap(workers: Workers) -> None:
         if not ended:
             continue
         channel, folder = workers.pop(worker)
-        # Only living processes show their maps, and the folder has the worker's note.
-        shared_files = shared_memory.files_of_worker(worker, folder)
-        end_group(worker)
-        temporary.remove(folder)
-        shared_memory.remove(shared_files)
+        shared_files = end_worker(worker, folder)
+        delete_left(shared_files, folder)
         send_failed(channel, status=os.waitstatus_to_exitcode(status))
 
 
@@ -278,10 +302,24 @@ def send_failed(channel: Connection, **fields: Any) -> None:
         channel.send_bytes(json.dumps({"type": "failed", **fields}).encode())
 
 
+def end_worker(group: int, folder: str) -> set[str]:
+    """Kill the processes of a worker's group; return the files of shared memory that they leave."""
+    # Stopped first: between a look at its maps and its end, a process could create another file.
+    signal_group(group, signal.SIGSTOP)
+    files = shared_memory.files_of_worker(group, folder)
+    end_group(group)
+    return files
+
+
 def end_group(group: int) -> None:
     """Kill every process of a group, if there is one."""
+    signal_group(group, signal.SIGKILL)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every process of a group, if there is one."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 # python -m compare_q.backends.worker.engine_process SOCKET DRIVER ENGINE VERBOSE

@@ -12,27 +12,77 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 FILE = re.compile(r"/dev/shm/(psm_|sem\.|torch_|vllm_dist_)[^/]*")
 NOTE = "shared_memory.txt"
 """File in a worker's folder for temporary files, with the files that its processes have mapped."""
+WATCH_S = 0.2
+"""Seconds between looks for new files, while workers run."""
 ATTEMPTS = 20
 PAUSE_S = 0.05
 """Seconds between attempts: a process that was just killed still maps its files for a moment."""
 
 
-def note(folder: str) -> None:
-    """Write the files of this process group into the worker's folder; "" writes nothing.
+class Notes:
+    """Notes of the files that each worker's processes map, written by their engine process.
 
-    A worker does so after loading, because a process that is killed later no longer shows its maps.
+    A process that has been killed no longer shows its maps, and an engine process may be killed
+    with its workers.
+    """
+
+    def __init__(self) -> None:
+        self.files: frozenset[str] = frozenset()
+        self.is_again = False
+
+    def update(self, workers: Mapping[int, str]) -> None:
+        """Write the notes of workers (process group -> folder) if a file has appeared."""
+        files = frozenset(files_in_memory())
+        is_new = not files <= self.files
+        # Once more the next time: a new file may not have been mapped yet.
+        if is_new or self.is_again:
+            for group, folder in workers.items():
+                note(group, folder)
+        self.files = files
+        self.is_again = is_new
+
+
+def note(group: int, folder: str) -> None:
+    """Add the files that a process group maps now to the note in the worker's folder.
+
+    "" writes nothing.
     """
     if folder:
-        files = sorted(files_of_group(os.getpgrp()))
-        with suppress(OSError):  # a full disk: the files are still found while a process maps them
-            Path(folder, NOTE).write_text("\n".join(files))
+        write_note(folder, noted_files(folder) | files_of_group(group))
+
+
+def write_note(folder: str, files: set[str]) -> None:
+    """Write the note of a worker's folder."""
+    file = Path(folder, NOTE)
+    begun = file.with_suffix(".new")
+    with suppress(OSError):  # a full disk: the files are still found while a process maps them
+        begun.write_text("\n".join(sorted(files)))
+        os.replace(begun, file)
+
+
+def noted_files(folder: str) -> set[str]:
+    """Return the files in the note of a worker's folder; none without one."""
+    files = set()
+    with suppress(OSError):
+        for file in Path(folder, NOTE).read_text().splitlines():
+            if FILE.fullmatch(file):
+                files.add(file)
+    return files
+
+
+def files_in_memory() -> Iterator[str]:
+    """Yield the files of ``/dev/shm`` that may be an engine's."""
+    with suppress(OSError):
+        for name in os.listdir("/dev/shm"):
+            if FILE.fullmatch(f"/dev/shm/{name}"):
+                yield f"/dev/shm/{name}"
 
 
 def files_of_worker(group: int, folder: str) -> set[str]:
@@ -40,9 +90,7 @@ def files_of_worker(group: int, folder: str) -> set[str]:
 
     Without the files that this process maps: the worker, its fork, maps them too.
     """
-    files = files_of_group(group)
-    with suppress(OSError):
-        files.update(Path(folder, NOTE).read_text().splitlines())
+    files = files_of_group(group) | noted_files(folder)
     with suppress(OSError):
         files -= mapped_files(os.getpid())
     return files
@@ -58,8 +106,11 @@ def files_of_group(group: int) -> set[str]:
     return files
 
 
-def remove(files: set[str]) -> None:
-    """Delete files of processes that have been killed; a file that any process still maps stays."""
+def remove(files: set[str]) -> set[str]:
+    """Delete files of processes that have been killed.
+
+    Return those that stay, because a process still maps them.
+    """
     for attempt in range(ATTEMPTS):
         mapped: set[str] = set()
         for process in processes():
@@ -70,9 +121,10 @@ def remove(files: set[str]) -> None:
                 os.unlink(file)
         files = files & mapped
         if not files:
-            return
+            break
         if attempt < ATTEMPTS - 1:
             time.sleep(PAUSE_S)
+    return files
 
 
 def processes() -> Iterator[int]:

@@ -32,7 +32,7 @@ from ..common.process import ending, in_worker
 from ..layers.groups import groups_to_json
 from ..reference.store import open_reference
 from ..scoring import segments
-from . import protocol, shared_memory
+from . import protocol
 from .protocol import CallCommand, Command, InspectEngine, LoadCommand, Message, ScoreCommand
 
 COMMIT_S = 2.0
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(
 Send = Callable[[Message], None]
 
 
-def serve(channel: Connection, requested: float, import_note: str = "", folder: str = "") -> None:
+def serve(channel: Connection, requested: float, import_note: str = "") -> None:
     """Perform commands from the channel until the driver closes it or sends an empty one.
 
     Arguments: see ``Worker``.
@@ -63,7 +63,7 @@ def serve(channel: Connection, requested: float, import_note: str = "", folder: 
     # Forks of this process, such as vLLM's ranks, would keep the channel open after its end, and
     # the driver would not notice the end.
     os.register_at_fork(after_in_child=channel.close)
-    worker = Worker(requested, import_note, folder)
+    worker = Worker(requested, import_note)
     send(protocol.Done({"pid": os.getpid(), "code": machine.code()}))
     with suppress(EOFError, ConnectionError):
         data = channel.recv_bytes()
@@ -128,15 +128,13 @@ class Worker:
     """One worker and the model that it has loaded, if any; times are in seconds since 1970.
 
     ``requested``: when the driver requested the worker.  ``import_note``: why the worker imports
-    its engine itself; empty if it is a fork of a process that has imported the engine.  ``folder``:
-    its folder for temporary files; empty: the user's.
+    its engine itself; empty if it is a fork of a process that has imported the engine.
     """
 
-    def __init__(self, requested: float, import_note: str = "", folder: str = "") -> None:
+    def __init__(self, requested: float, import_note: str = "") -> None:
         machine.keep_compiled_kernels_apart()
         self.requested = requested
         self.import_note = import_note
-        self.folder = folder
         self.notes = list[str]()  # notes about the weights of the loaded model
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
@@ -200,7 +198,6 @@ class Worker:
             raise ModelError(fault)
         self.engine = engine_class(model)
         self.engine.load()
-        shared_memory.note(self.folder)
         self.moments = {"started": self.requested, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.requested
 

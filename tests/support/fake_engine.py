@@ -12,6 +12,7 @@ The logits are ``boost`` for the target and 0 for all others, so that log p = bo
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -210,6 +211,12 @@ class MadeEngine(FakeEngine):
                     [sys.executable, "-c", f"import time; time.sleep({LONG_S})"]
                 )
                 made("child").write_text(str(child.pid))
+            case "memory":  # as vLLM's queues
+                file = Path(f"/dev/shm/psm_{os.getpid()}")
+                file.write_bytes(bytes(mmap.PAGESIZE))
+                with file.open("r+b") as stream:
+                    self.memory = mmap.mmap(stream.fileno(), 0)
+                made("memory").write_text(str(file))
 
 
 def made(name: str) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from compare_q import backends
+from compare_q.backends.worker import shared_memory, temporary
 from compare_q.backends.worker.protocol import LoadCommand, encoded
 from compare_q.eval.common import processes
 from compare_q.eval.common.processes import PROCESSES, EngineProcess, WorkerProcess
@@ -165,6 +166,52 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
     assert_right(results, "good")
     assert launched == ["fake", "fake"]
     assert not {*killed} & {*processes_of(own_cache)}
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm on this system")
+@pytest.mark.parametrize("victim", ["worker", "engine process"])
+def test_shared_memory_of_killed_processes_is_deleted(
+    rows: Callable[..., Rows], own_cache: Path, victim: str
+) -> None:
+    """If the engine process is killed, too, the next one deletes what its worker has left.
+
+    It also deletes the worker's folder.
+    """
+    files: list[Path] = []
+
+    def kill() -> None:
+        note = own_cache / "memory"
+        wait_until(lambda: note.exists() and note.read_text())
+        file = Path(note.read_text())
+        (worker,) = workers_of(own_cache)
+        folder = folder_of(worker)
+        wait_until(lambda: str(file) in shared_memory.noted_files(str(folder)))
+        assert file.exists()
+        process = worker
+        if victim == "engine process":
+            parent = parent_of(worker)
+            assert parent is not None
+            process = parent
+        os.kill(process, signal.SIGKILL)
+        files.extend((file, folder))
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    found = rows(fake("memory", seconds=1.0), fake("good"))
+    thread.join()
+    assert found["memory"]["error"]
+    assert_right(found, "good")
+    assert len(files) == 2
+    wait_until(lambda: not any(file.exists() for file in files))
+
+
+def folder_of(worker: int) -> Path:
+    """Return the folder for temporary files of a worker, whose lock it has open."""
+    for descriptor in Path(f"/proc/{worker}/fd").iterdir():
+        target = descriptor.resolve()
+        if target.name == temporary.LOCK and target.parent.name.startswith(temporary.PREFIX):
+            return target.parent
+    raise AssertionError("the worker has no folder")
 
 
 def segments_of(cache: Path) -> int:

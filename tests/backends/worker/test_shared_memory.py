@@ -78,22 +78,45 @@ def test_a_file_that_another_process_maps_stays(model: Path) -> None:
     memory = python_shared_memory.SharedMemory(file.name)
     files = shared_memory.files_of_group(process.pid)
     kill(process)
-    shared_memory.remove(files)
+    assert shared_memory.remove(files) == {str(file)}
     assert file.exists()
     memory.close()
     memory.unlink()
     shared_memory.remove(files)
 
 
-def test_the_note_is_of_this_group(tmp_path: Path) -> None:
+def test_notes_are_written_when_a_file_appears(model: Path, tmp_path: Path) -> None:
+    """A note has the files of its group, and keeps those that are no longer mapped."""
+    notes = shared_memory.Notes()
+    notes.update({})
+    process, file = start(model)
+    notes.update({process.pid: str(tmp_path)})
+    assert shared_memory.noted_files(str(tmp_path)) == {str(file)}
+    kill(process)
+    shared_memory.note(process.pid, str(tmp_path))
+    assert shared_memory.noted_files(str(tmp_path)) == {str(file)}
+    (tmp_path / shared_memory.NOTE).unlink()
+    notes.update({process.pid: str(tmp_path)})  # once more after a new file
+    notes.update({process.pid: str(tmp_path / "nothing")})
+    assert shared_memory.remove({str(file)}) == set()
+    assert not file.exists()
+
+
+def test_files_of_this_process_are_not_a_workers(tmp_path: Path) -> None:
     memory = python_shared_memory.SharedMemory(create=True, size=4096)
-    shared_memory.note(str(tmp_path))
-    shared_memory.note("")
-    mine = shared_memory.files_of_worker(-1, str(tmp_path))  # this process still maps it
-    memory.close()
-    files = shared_memory.files_of_worker(-1, str(tmp_path))
-    memory.unlink()
     file = f"/dev/shm/{memory.name}"
-    assert file not in mine
-    assert file in files
+    shared_memory.note(os.getpgrp(), str(tmp_path))
+    shared_memory.note(os.getpgrp(), "")
+    assert file in shared_memory.noted_files(str(tmp_path))
+    assert file not in shared_memory.files_of_worker(-1, str(tmp_path))
+    memory.close()
+    assert file in shared_memory.files_of_worker(-1, str(tmp_path))
+    memory.unlink()
     assert shared_memory.files_of_worker(-1, str(tmp_path / "nothing")) == set()
+
+
+def test_a_note_cannot_name_other_files(tmp_path: Path) -> None:
+    (tmp_path / shared_memory.NOTE).write_text(
+        "/dev/shm/model.safetensors\n/dev/shm/psm_/x\n/etc/passwd\n"
+    )
+    assert shared_memory.noted_files(str(tmp_path)) == set()
