@@ -521,7 +521,11 @@ def campaign(folder: Path, engine: str, kills: int, pairs: int, over: float) -> 
     undisturbed = runs_on(folder, engine, "whole")
     until_finished(undisturbed, counts, 0.0, [], over)
     gold = [comparable(run) for run in undisturbed]
-    actions: list[Action] = [Run.kill_one] * kills + [Run.signal_twice] * pairs
+    actions: list[Action] = []
+    for _ in range(kills):
+        actions.append(Run.kill_one)
+    for _ in range(pairs):
+        actions.append(Run.signal_twice)
     random.shuffle(actions)
     duration = 0.0
     while actions:
