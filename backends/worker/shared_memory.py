@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 FILE = re.compile(r"/dev/shm/(psm_|sem\.|torch_|vllm_dist_)[^/]*")
+CREATED = re.compile(r"/dev/shm/sem\.\w+-(\d+)-.*")
+"""A semaphore with its creator's process id.  vLLM's EngineCore makes one that its worker maps only seconds later."""
 NOTE = "shared_memory.txt"
 """File in a worker's folder for temporary files, with the files that its processes have mapped."""
 WATCH_S = 0.2
@@ -97,12 +99,18 @@ def files_of_worker(group: int, folder: str) -> set[str]:
 
 
 def files_of_group(group: int) -> set[str]:
-    """Return the files of shared memory that the processes of a group map."""
+    """Return the files of shared memory that the processes of a group map, and semaphores that they have created."""
     files: set[str] = set()
+    members = set()
     for process in processes():
         with suppress(OSError):
             if os.getpgid(process) == group:
+                members.add(process)
                 files |= mapped_files(process)
+    for file in files_in_memory():
+        created = CREATED.fullmatch(file)
+        if created and int(created[1]) in members:
+            files.add(file)
     return files
 
 

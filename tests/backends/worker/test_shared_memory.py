@@ -115,6 +115,19 @@ def test_files_of_this_process_are_not_a_workers(tmp_path: Path) -> None:
     assert shared_memory.files_of_worker(-1, str(tmp_path / "nothing")) == set()
 
 
+def test_a_semaphore_that_nobody_maps_yet_is_its_creators(model: Path) -> None:
+    process, file = start(model)
+    mine = Path(f"/dev/shm/sem.loky-{process.pid}-a1_b")
+    other = Path(f"/dev/shm/sem.loky-{os.getpid()}-a1_b")
+    for semaphore in (mine, other):
+        semaphore.touch()
+    assert shared_memory.files_of_group(process.pid) == {str(file), str(mine)}
+    kill(process)
+    assert shared_memory.remove({str(file), str(mine)}) == set()
+    assert other.exists()
+    other.unlink()
+
+
 def test_a_note_cannot_name_other_files(tmp_path: Path) -> None:
     (tmp_path / shared_memory.NOTE).write_text(
         "/dev/shm/model.safetensors\n/dev/shm/psm_/x\n/etc/passwd\n"
