@@ -18,7 +18,10 @@ from pathlib import Path
 
 FILE = re.compile(r"/dev/shm/(psm_|sem\.|torch_|vllm_dist_)[^/]*")
 CREATED = re.compile(r"/dev/shm/sem\.\w+-(\d+)-.*")
-"""A semaphore with its creator's process id.  vLLM's EngineCore makes one that its worker maps only seconds later."""
+"""A semaphore with its creator's process id.
+
+vLLM's EngineCore makes one that its worker process maps only seconds later.
+"""
 NOTE = "shared_memory.txt"
 """File in a worker's folder for temporary files, with the files that its processes have mapped."""
 WATCH_S = 0.2
@@ -99,7 +102,10 @@ def files_of_worker(group: int, folder: str) -> set[str]:
 
 
 def files_of_group(group: int) -> set[str]:
-    """Return the files of shared memory that the processes of a group map, and semaphores that they have created."""
+    """Return the files of shared memory that the processes of a group map.
+
+    And the semaphores that they have created, which nobody may map yet.
+    """
     files: set[str] = set()
     members = set()
     for process in processes():
