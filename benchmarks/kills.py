@@ -49,6 +49,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import shapes
+from compare_q.backends.worker.temporary import PREFIX
 from compare_q.eval.gate.report import GateResult
 from tests.support.paths import TIMES, without_times
 from tests.support.real_server import running
@@ -336,7 +337,7 @@ def left_over(run: Run, whole: Run) -> list[str]:
 
 def in_memory_and_temporary(folder: Path) -> set[str]:
     """Files of ``/dev/shm``, new ones from the campaign only if nothing else runs on the machine; workers' folders."""
-    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob("cq-*")]
+    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob(f"{PREFIX}*")]
     return {str(file) for file in files}
 
 

@@ -35,16 +35,19 @@ def test_a_folder_is_deleted_although_a_process_still_writes(tmp_path: Path, mon
     assert len(attempts) == 2
 
 
-LOCKED = (
-    "import sys, time; from compare_q.backends.worker import temporary; print(temporary.new_folder(), flush=True); "
-)
+LOCKED = """
+import time
+from compare_q.backends.worker import temporary
+print(temporary.new_folder(), flush=True)
+time.sleep(60)
+"""
 
 
 def test_folders_of_killed_processes_are_found() -> None:
-    """Neither a folder whose process lives, nor another user's folder without a lock."""
+    """A folder whose process lives is not found, nor a folder without a lock."""
     with tempfile.TemporaryDirectory() as parent:
         environment = {**os.environ, "TMPDIR": parent}
-        command = [sys.executable, "-c", LOCKED + "time.sleep(60)"]
+        command = [sys.executable, "-c", LOCKED]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         folder = process.stdout.readline().strip()
