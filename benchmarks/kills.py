@@ -50,6 +50,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import shapes
+from compare_q.backends.worker.temporary import PREFIX
 from compare_q.eval.gate.gate_report import GateResult
 from tests.support.paths import TIMES, without_times
 from tests.support.real_server import running
@@ -454,7 +455,7 @@ def in_memory_and_temporary(folder: Path) -> set[str]:
 
     New files in ``/dev/shm`` come from the campaign only if nothing else runs on the machine.
     """
-    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob("cq-*")]
+    files = [*Path("/dev/shm").glob("*"), *folder.joinpath(TEMPORARY).glob(f"{PREFIX}*")]
     return {str(file) for file in files}
 
 

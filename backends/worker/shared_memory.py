@@ -64,7 +64,9 @@ def note(group: int, folder: str) -> None:
 
 
 def write_note(folder: str, files: set[str]) -> None:
-    """Write the note of a worker's folder."""
+    """Write the note of a worker's folder; "" writes nothing."""
+    if not folder:
+        return
     file = Path(folder, NOTE)
     begun = file.with_suffix(".new")
     with suppress(OSError):  # a full disk: the files are still found while a process maps them
@@ -73,8 +75,10 @@ def write_note(folder: str, files: set[str]) -> None:
 
 
 def noted_files(folder: str) -> set[str]:
-    """Return the files in the note of a worker's folder; none without one."""
-    files = set()
+    """Return the files in the note of a worker's folder; none without a note, and none for ""."""
+    files: set[str] = set()
+    if not folder:
+        return files
     with suppress(OSError):
         for file in Path(folder, NOTE).read_text().splitlines():
             if FILE.fullmatch(file):
@@ -91,7 +95,7 @@ def files_in_memory() -> Iterator[str]:
 
 
 def files_of_worker(group: int, folder: str) -> set[str]:
-    """Return the files that a worker's processes map now, and those that it has noted.
+    """Return the files that a worker's processes map now, and the files in the note in its folder.
 
     Without the files that this process maps: the worker, its fork, maps them too.
     """
@@ -152,7 +156,7 @@ def processes() -> Iterator[int]:
 def mapped_files(process: int) -> set[str]:
     """Return the files of shared memory that a process maps.
 
-    OSError if the process has ended or is not the user's.
+    OSError if the process has ended or is another user's.
     """
     files = set()
     with open(f"/proc/{process}/maps", encoding="utf-8", errors="surrogateescape") as lines:

@@ -63,22 +63,38 @@ def abandoned() -> Iterator[str]:
     Each is locked while it is yielded.
     """
     parent = tempfile.gettempdir()
-    with suppress(OSError):
-        for name in os.listdir(parent):
-            folder = os.path.join(parent, name)
-            if not name.startswith(PREFIX) or folder in locks:
-                continue
-            with suppress(OSError):
-                if os.lstat(folder).st_uid != os.getuid():
-                    continue
-                descriptor = os.open(
-                    os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-                )
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    yield folder
-                finally:
-                    os.close(descriptor)
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
+        folder = os.path.join(parent, name)
+        if not name.startswith(PREFIX) or folder in locks:
+            continue
+        try:
+            descriptor = locked(folder)
+        except OSError:  # no lock file, a lock that a process holds, or another user's folder
+            continue
+        try:
+            yield folder
+        finally:
+            os.close(descriptor)
+
+
+def locked(folder: str) -> int:
+    """Lock an existing folder of the user, and return the lock's descriptor.
+
+    OSError if that is impossible.
+    """
+    if os.lstat(folder).st_uid != os.getuid():
+        raise PermissionError(folder)
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def release(folder: str) -> None:

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +153,10 @@ def test_a_killed_engine_process_loses_the_row_of_its_worker(
     def kill() -> None:
         wait_until(lambda: segments_of(own_cache) > 1)  # the first are the cached model's
         (worker,) = workers_of(own_cache)
-        parent = parent_of(worker)
-        assert parent is not None
-        os.kill(parent, signal.SIGKILL)
-        killed.extend((parent, worker))
+        killed.extend((kill_engine_process(worker), worker))
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    results = rows(fake("slow", seconds=1.0), fake("good"))
-    thread.join()
+    with beside(kill):
+        results = rows(fake("slow", seconds=1.0), fake("good"))
     reason = "its worker was lost with its engine process, which was ended by SIGKILL"
     assert reason in results["slow"]["error"]
     assert_right(results, "good")
@@ -187,22 +183,35 @@ def test_shared_memory_of_killed_processes_is_deleted(
         folder = folder_of(worker)
         wait_until(lambda: str(file) in shared_memory.noted_files(str(folder)))
         assert file.exists()
-        process = worker
         if victim == "engine process":
-            parent = parent_of(worker)
-            assert parent is not None
-            process = parent
-        os.kill(process, signal.SIGKILL)
+            kill_engine_process(worker)
+        else:
+            os.kill(worker, signal.SIGKILL)
         files.extend((file, folder))
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    found = rows(fake("memory", seconds=1.0), fake("good"))
-    thread.join()
+    with beside(kill):
+        found = rows(fake("memory", seconds=1.0), fake("good"))
     assert found["memory"]["error"]
     assert_right(found, "good")
     assert len(files) == 2
     wait_until(lambda: not any(file.exists() for file in files))
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread meanwhile, and wait for its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+def kill_engine_process(worker: int) -> int:
+    """Kill the engine process of a worker, and return its process id."""
+    engine_process = parent_of(worker)
+    assert engine_process is not None
+    os.kill(engine_process, signal.SIGKILL)
+    return engine_process
 
 
 def folder_of(worker: int) -> Path:

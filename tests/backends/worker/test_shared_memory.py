@@ -56,11 +56,10 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_files_of_a_killed_group_are_deleted(model: Path, tmp_path: Path, noted: bool) -> None:
-    """They are known from maps before the kill, or from the note that the worker has written."""
+    """They are known from maps before the kill, or from a note that was written before it."""
     process, file = start(model)
     if noted:
-        files = shared_memory.files_of_group(process.pid)
-        (tmp_path / shared_memory.NOTE).write_text("\n".join(files))
+        shared_memory.note(process.pid, str(tmp_path))
         kill(process)
         files = shared_memory.files_of_worker(process.pid, str(tmp_path))
     else:
@@ -126,6 +125,18 @@ def test_a_semaphore_that_nobody_maps_yet_is_its_creators(model: Path) -> None:
     assert shared_memory.remove({str(file), str(mine)}) == set()
     assert other.exists()
     other.unlink()
+
+
+def test_without_a_folder_no_note_is_written_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder, a user's, may have a file of the same name."""
+    monkeypatch.chdir(tmp_path)
+    shared_memory.write_note("", {"/dev/shm/psm_1"})
+    assert list(tmp_path.iterdir()) == []
+    Path(shared_memory.NOTE).write_text("/dev/shm/psm_1")
+    assert shared_memory.noted_files("") == set()
+    assert "/dev/shm/psm_1" not in shared_memory.files_of_worker(-1, "")
 
 
 def test_a_note_cannot_name_other_files(tmp_path: Path) -> None:

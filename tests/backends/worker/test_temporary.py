@@ -46,7 +46,7 @@ time.sleep(60)
 
 
 def test_folders_of_killed_processes_are_found() -> None:
-    """Neither a folder whose process lives, nor another user's folder without a lock."""
+    """A folder whose process lives is not found, nor a folder without a lock."""
     with tempfile.TemporaryDirectory() as parent:
         environment = {**os.environ, "TMPDIR": parent}
         command = [sys.executable, "-c", LOCKED]
