@@ -24,7 +24,7 @@ from ...backends.common.json_files import exists
 from ...backends.common.message_text import bytes_in_words
 from ..common.cache import Cache
 from ..common.terminal import say
-from ..run import plan, reference
+from ..run import model_hardware, plan, reference, window_checks
 from ..run.run_config import RunConfig
 from ..run.run_model import RunModel
 from ..specs.spec_types import DataSpec, ModelSpec
@@ -62,7 +62,7 @@ def run(
             check_reference(config, model_specs, models, EvalData.joined(built_texts))
         except InputError as error:
             report.add_problems(error)
-    emulated_dtypes = plan.emulated_dtypes(config, models)
+    emulated_dtypes = model_hardware.emulated_dtypes(config, models)
     if emulated_dtypes:
         report.lines.append(emulated_dtypes)
     say(*report.lines)
@@ -138,7 +138,7 @@ def check_reference(
     data: EvalData,
 ) -> None:
     """InputError for models that do not fit the windows, or for an unusable reference."""
-    fitted_models = plan.fitted(config, model_specs, models, data)
+    fitted_models = window_checks.fitted(config, model_specs, models, data)
     reference_model = next((model for model in fitted_models if model.is_reference), None)
     if reference_model is not None:
         if not reference_model.files.is_remote:

@@ -22,7 +22,7 @@ from ...backends.common.message_text import amount, bytes_in_words
 from ...backends.reference import store
 from ...backends.reference.store import STORE_MANIFEST, Reader, is_free, open_reference
 from ..text.eval_data import EvalData
-from . import plan
+from . import model_identity
 from .claims import is_shared, short_lock
 from .run_config import RunConfig
 from .run_model import RunModel
@@ -107,7 +107,7 @@ def reference_of_model(config: RunConfig, model: RunModel, data: EvalData) -> Re
     if files.is_store:
         return reference_of_pack(config, model, data)
     identity = {
-        **plan.identity(config, model),
+        **model_identity.identity(config, model),
         "vocabulary": data.vocabulary,
         "reference": RECORDING_VERSION,
     }

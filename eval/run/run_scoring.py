@@ -8,8 +8,10 @@ from concurrent.futures import Executor, Future
 
 from ..text.eval_data import EvalData
 from . import plan
+from .model_checks import raise_all
 from .run_config import RunConfig
 from .run_model import RunModel
+from .window_checks import vocabulary_problems
 
 
 class Downloads:
@@ -68,7 +70,7 @@ class Scoring:
         model = self.downloads.result(planned)
         # The vocabulary of the others was checked before the run.
         if not plan.is_available(planned):
-            plan.raise_all(plan.vocabulary_problems(model, self.data))
+            raise_all(vocabulary_problems(model, self.data))
         return model
 
     def title_of(self, model: RunModel) -> str:

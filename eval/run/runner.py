@@ -19,7 +19,7 @@ from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import text_windows, tokens_cache
 from ..text.eval_data import EvalData
 from ..text.text_windows import TextWindows
-from . import plan
+from . import model_checks, model_hardware, plan, window_checks
 from .rows import RowList, ScoredModel
 from .run_config import RunConfig
 from .run_model import RunModel
@@ -104,8 +104,8 @@ def prepare(
         if needs_tokenizing(config, data_specs):
             import_first_engine(config, models)
     data = EvalData.joined(build_texts(config, data_specs, n_windows))
-    models = plan.fitted(config, specs, models, data)
-    for note in (config.cache.note_on_older(), plan.emulated_dtypes(config, models)):
+    models = window_checks.fitted(config, specs, models, data)
+    for note in (config.cache.note_on_older(), model_hardware.emulated_dtypes(config, models)):
         if note:
             config.progress.say(note)
     return models, data
@@ -153,5 +153,5 @@ def build_texts(
             single_windows = tuple(replace(window, is_single=True) for window in text.windows)
             text = replace(text, windows=single_windows)
         texts.append(text)
-    plan.raise_all(problems)
+    model_checks.raise_all(problems)
     return texts

@@ -1,6 +1,6 @@
 """The scores of one model: their key, and what they are compared with.
 
-The key of scores depends on the model, its engine and its hardware (``plan.identity``).  The tag
+The key of scores depends on the model, its engine and its hardware (``model_identity``).  The tag
 names the reference that they are compared with.  A reference must record the windows that a
 compared model has no scores of (``required_windows``).
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from ...backends.common.errors import CompareQError
 from ...backends.scoring import segments
 from ..common.cache import Cache
-from . import plan, reference
+from . import model_identity, reference
 from .reference import Reference, RunReference, reference_of_model, reference_of_store
 from .run_config import RunConfig
 from .run_model import RunModel
@@ -59,7 +59,7 @@ class ScoreTarget:
 
 def target_of(scoring: Scoring, model: RunModel, run_reference: RunReference | None) -> ScoreTarget:
     """Return the key and the tag of a model's scores; InputError if its files are damaged."""
-    key = Cache.key("scores", plan.identity(scoring.config, model))
+    key = Cache.key("scores", model_identity.identity(scoring.config, model))
     store = None
     if run_reference is not None:
         store = run_reference.store
@@ -93,7 +93,7 @@ def note_use(scoring: Scoring, target: ScoreTarget) -> None:
 def note_changed_rotary_factors(scoring: Scoring, target: ScoreTarget) -> None:
     """Print a line if windows that were scored with the other rotary factors are scored again."""
     config = scoring.config
-    identity = plan.identity(config, target.model)
+    identity = model_identity.identity(config, target.model)
     if "long_rope" not in identity:
         return
     other_identity = {**identity, "long_rope": not identity["long_rope"]}
@@ -186,7 +186,7 @@ def key_without_download(scoring: Scoring, model: RunModel) -> str | None:
         if planned is None:
             return None
         local_model = replace(model, planned=planned)
-        return Cache.key("scores", plan.identity(scoring.config, local_model))
+        return Cache.key("scores", model_identity.identity(scoring.config, local_model))
     except CompareQError:
         # The model's own row reports it.
         return None

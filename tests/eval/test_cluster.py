@@ -23,7 +23,7 @@ from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, HardwareClass, Node, RayWorker, check_node
 from compare_q.eval.common.cache import CACHE_VARIABLE
 from compare_q.eval.common.processes import PROCESSES
-from compare_q.eval.run.plan import hardware_of
+from compare_q.eval.run.model_hardware import hardware_of
 from tests.support.run_models import run_model
 from tests.support.scores import random_windows
 from tests.support.stores import IDENTITY, digest, record, state_store

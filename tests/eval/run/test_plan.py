@@ -23,7 +23,9 @@ from compare_q.backends.worker import worker
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.run.gpu_pool import GpuPool
-from compare_q.eval.run.plan import emulated_dtypes, identity, plan_models
+from compare_q.eval.run.model_hardware import emulated_dtypes
+from compare_q.eval.run.model_identity import identity
+from compare_q.eval.run.plan import plan_models
 from compare_q.eval.run.run_config import RunConfig
 from compare_q.eval.run.run_model import RunModel
 from compare_q.eval.run.workers import Workers
