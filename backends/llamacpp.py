@@ -14,11 +14,11 @@ Options that the spec's ``engine`` object does not set are llama.cpp's defaults,
 
 Some models exclude tokens by a logit of -inf or -3.4e38.  If a reference gives such a token any
 probability, the KL divergence of that position is infinite, and no position of such a model would
-have a finite one.  Logits below ``FLOOR``, the lowest float16, are therefore set to ``FLOOR``: the
+have a finite one.  Logits below ``LOWEST_LOGIT``, the lowest float16, are therefore set to it: the
 probability stays exactly 0 in float32, log-probabilities and entropies do not change, and the
-divergence becomes p_ref * (65504 + ...).  A *target* below ``FLOOR`` is set to -inf: its position
-is left out and counted.  A position without any logit above ``FLOOR`` is left out and counted too.
-NaN stays NaN.
+divergence becomes p_ref * (65504 + ...).  A *target* below ``LOWEST_LOGIT`` is set to -inf: its
+position is left out and counted.  A position without any logit above ``LOWEST_LOGIT`` is left out
+and counted too.  NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from .logits_engine import LogitsEngine
 if TYPE_CHECKING:
     import torch
 
-BATCH = 512
+BATCH_TOKENS = 512
 """Tokens of a batch: llama.cpp's own default for the physical batch."""
 Positive = Annotated[int, Field(gt=0)]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-FLOOR = -65504.0
+LOWEST_LOGIT = -65504.0
 """Logits below it are set to it: the lowest float16 (see the module)."""
 NO_TILES = (
     "this llama.cpp was built with AMX tile code, which GCC 12 miscompiles: its weights were not "
@@ -73,7 +73,7 @@ FLASH = re.compile(
 )
 
 DEBUG = 1
-WARNING = 3
+WARNING_LEVEL = 3
 ERROR = 4
 TILES = re.compile(r"\bAMX_\w+ = 1")
 """Pattern in ``llama_print_system_info`` of a build that multiplies in AMX tiles.
@@ -83,7 +83,7 @@ therefore drops the stores of ggml's tile configuration, and products of Q4_0 an
 """
 ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\w+)")
 LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)")
-FLOATS = ("f32", "f16", "bf16")
+FLOAT_TYPES = ("f32", "f16", "bf16")
 
 
 class LlamacppOptions(EngineOptions):
@@ -95,8 +95,8 @@ class LlamacppOptions(EngineOptions):
     tensor_split: (
         Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1, max_length=16)] | None
     ) = None
-    n_batch: Positive = BATCH
-    n_ubatch: Positive = BATCH
+    n_batch: Positive = BATCH_TOKENS
+    n_ubatch: Positive = BATCH_TOKENS
     n_threads: Positive | None = None
     flash_attn: bool | None = None
     use_extra_bufts: bool | None = None
@@ -106,7 +106,7 @@ class LlamacppOptions(EngineOptions):
     @field_validator("type_v")
     @classmethod
     def _flash_attention_reads_quantized_values(cls, type_v: str, info: ValidationInfo) -> str:
-        if info.data.get("flash_attn") is False and type_v not in FLOATS:
+        if info.data.get("flash_attn") is False and type_v not in FLOAT_TYPES:
             raise ValueError("quantized values need flash attention; leave flash_attn out")
         return type_v
 
@@ -235,7 +235,7 @@ class LlamacppEngine(LogitsEngine):
             yield self._piece(window, begin, min(begin + most, length))
 
     def _piece(self, window: Window, first: int, last: int) -> torch.Tensor:
-        """Return logits [last - first, V], computed at once; none is below ``FLOOR``."""
+        """Return logits [last - first, V], computed at once; none is below ``LOWEST_LOGIT``."""
         import torch
 
         library = self.library
@@ -322,7 +322,7 @@ class LlamacppEngine(LogitsEngine):
             ROPE: gguf.read_model(Path(self.planned.model_dir)).rope(n_ctx),
             MADE: self.made_tokens(),
             "logits_set_to_floor": {
-                "floor": FLOOR,
+                "floor": LOWEST_LOGIT,
                 "entries": self.floored,
                 "targets_left_out": self.excluded,
             },
@@ -345,7 +345,7 @@ class LlamacppEngine(LogitsEngine):
         if self.floored > self.excluded:
             # Without the count: a row may contain windows of other sessions and replicas.
             notes.append(
-                f"logits that llama.cpp excludes count as {FLOOR:.0f}: "
+                f"logits that llama.cpp excludes count as {LOWEST_LOGIT:.0f}: "
                 "KL divergence is finite where it would be infinite"
             )
         if not self.repacks and self.options.use_extra_bufts is None:
@@ -401,7 +401,7 @@ def kv_caches(log: str, tokens: int) -> Iterator[KVCache]:
         if keys != values:
             stored = f"{keys} (values {values})"
         scales = DYNAMIC
-        if stored in FLOATS:
+        if stored in FLOAT_TYPES:
             scales = ""
         yield KVCache(
             "blk.*",
@@ -454,19 +454,19 @@ def context_parameters(
 
 
 def raise_to_floor(logits: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
-    """Set logits [T, V] below ``FLOOR`` to ``FLOOR``, and targets int64 [T] below it to -inf.
+    """Set logits [T, V] below ``LOWEST_LOGIT`` to it, and targets int64 [T] below it to -inf.
 
-    Return the number of logits below ``FLOOR``, and the number of targets among them.  If all
-    logits of a position are below ``FLOOR``, all of them are set to -inf.
+    Return the number of logits below ``LOWEST_LOGIT``, and the number of targets among them.  If
+    all logits of a position are below ``LOWEST_LOGIT``, all of them are set to -inf.
     """
     import torch
 
-    if bool(logits.amin() >= FLOOR):
+    if bool(logits.amin() >= LOWEST_LOGIT):
         return 0, 0
-    low = logits < FLOOR
+    low = logits < LOWEST_LOGIT
     columns = targets[:, None]
     excluded = low.gather(1, columns)
-    logits.masked_fill_(low, FLOOR)
+    logits.masked_fill_(low, LOWEST_LOGIT)
     logits.scatter_(1, columns, torch.where(excluded, -torch.inf, logits.gather(1, columns)))
     logits[low.all(-1)] = -torch.inf
     return int(low.sum()), int(excluded.sum())
@@ -499,7 +499,7 @@ class Log:
         message = " ".join(line.partition(": ")[2].split())
         if not message:
             return
-        if level == WARNING:
+        if level == WARNING_LEVEL:
             self.warnings.append(message)
         elif level == ERROR:
             self.errors.append(message)

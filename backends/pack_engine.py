@@ -174,7 +174,7 @@ class PackEngine(LogitsEngine):
         differs much less.
         """
         limit = 4 * spacing(self.store.head.dtype) * self.largest_logit
-        for name in pack_files.COMPARED:
+        for name in pack_files.ENGINE_SCORES:
             rescored = getattr(scores, name)
             stored = engine_scores[name]
             # Two infinite scores are equal, though their difference is NaN.

@@ -33,7 +33,7 @@ from .gguf import LONG_FACTORS, ORIGINAL, GgufModel, is_gguf, read_model
 from .safetensors_files import Tensor
 
 Facts = dict[str, Any]
-ALIASES: Mapping[str, tuple[str, ...]] = {
+CONFIG_KEY_ALIASES: Mapping[str, tuple[str, ...]] = {
     "rms_norm_eps": ("rms_norm_eps", "norm_eps"),
     "layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon"),
     "hidden_act": ("hidden_activation", "hidden_act", "activation_function"),
@@ -62,7 +62,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Name of a value -> the config keys that may have it; the first key that is not null counts."""
-PLAIN = (
+UNALIASED_KEYS = (
     # attention
     "num_key_value_heads",
     "head_dim",
@@ -230,11 +230,11 @@ def of_config(text: Mapping[str, Any], *, hints: bool = True) -> Facts:
     ``hints``: also the keys that decide about values which are not stated.
     """
     facts = Facts()
-    keys_of = {**ALIASES, **MODEL_SIZES}
+    keys_of = {**CONFIG_KEY_ALIASES, **MODEL_SIZES}
     for name, keys in keys_of.items():
         if any(key in text for key in keys):
             facts[name] = first_value(text, keys)
-    for key in PLAIN:
+    for key in UNALIASED_KEYS:
         if key in text:
             facts[key] = text[key]
     activation = facts.get("hidden_act")

@@ -36,9 +36,9 @@ STAMPED = (
     "*.pth",
 )
 """Patterns of all files in a folder that an engine may open, except the tokenizer's."""
-PICKLED = (".bin", ".pt", ".pth")
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 SAMPLED_BLOCKS = 64
-BLOCK = 4096
+SAMPLED_BLOCK_BYTES = 4096
 """Number and bytes of the blocks of a file that its fingerprint reads."""
 
 
@@ -114,7 +114,7 @@ def is_name_inside(name: Any) -> bool:
 def no_weights(folder: Path) -> str:
     """Return why a folder without safetensors files has no weights to load, and what to do."""
     pickled = []
-    for suffix in PICKLED:
+    for suffix in PICKLED_SUFFIXES:
         pickled += sorted(folder.glob(f"*{suffix}"))
     advice = "are its weights downloaded?"
     if pickled:
@@ -139,12 +139,12 @@ def sampled(file: Path) -> bytes:
 
     Replaced weights may have the same size and header.
     """
-    last_start = max(file.stat().st_size - BLOCK, 0)
+    last_start = max(file.stat().st_size - SAMPLED_BLOCK_BYTES, 0)
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         for block in range(SAMPLED_BLOCKS):
             stream.seek(last_start * block // (SAMPLED_BLOCKS - 1))
-            digest.update(stream.read(BLOCK))
+            digest.update(stream.read(SAMPLED_BLOCK_BYTES))
     return digest.digest()
 
 

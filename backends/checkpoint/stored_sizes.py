@@ -47,7 +47,7 @@ from .safetensors_files import Tensor
 
 SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """Names of the scales next to ``weight`` and ``weight_packed``."""
-GROUP = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+GROUP_SIZES = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 """Number format -> the number of weights in each of its groups."""
 NO_SIZES = ("bitsandbytes", "exl3")
 """Methods whose config does not state the size of a group."""
@@ -55,7 +55,7 @@ TENSOR_BY_DEFAULT = ("fp8", "deepseek_v4_fp8")
 """Methods that mean one scale for a matrix if they state no size of a block."""
 NEUTRAL = {0, 0x77777777, 0x88888888, 0x7F7F7F7F, 0x80808080, 8, 128}
 """Zero points that mean "none": zeros, and the middle of 4 and 8 bits, packed in 32 bits or not."""
-BITS = re.compile(r"u?int([2-8])")
+INTEGER_FORMAT = re.compile(r"u?int([2-8])")
 """Number formats of integers, with their bits."""
 REQUANTIZE = "quantize the model again, or give it the config.json that belongs to these files"
 
@@ -153,8 +153,8 @@ def words_of_scheme(scheme: Scheme | None, stored_format: str) -> str:
     """
     if scheme is not None and scheme.weights:
         return scheme.weights
-    if stored_format in GROUP:
-        return f"{stored_format} g{GROUP[stored_format]}"
+    if stored_format in GROUP_SIZES:
+        return f"{stored_format} g{GROUP_SIZES[stored_format]}"
     return ""
 
 
@@ -168,10 +168,10 @@ def granularity_fault(parts: Parts, config: CheckpointConfig, words: str) -> Fau
     name = scale_name(parts)
     is_stated = config.quant_method not in TENSOR_BY_DEFAULT
     what = scales_fault(parts[name], sizes, granularity, is_stated=is_stated)
-    if not what and kind in GROUP and words != f"{kind} g{GROUP[kind]}":
+    if not what and kind in GROUP_SIZES and words != f"{kind} g{GROUP_SIZES[kind]}":
         what = (
             f"the config says {in_words(granularity)}, "
-            f"and {kind} always has groups of {GROUP[kind]}"
+            f"and {kind} always has groups of {GROUP_SIZES[kind]}"
         )
     if not what:
         return None
@@ -321,7 +321,7 @@ def bits_fault(parts: Parts, kind: str) -> Fault | None:
     The words are compressed-tensors' ``weight_packed``.
     """
     packed = parts.get("weight_packed")
-    bits = BITS.fullmatch(kind)
+    bits = INTEGER_FORMAT.fullmatch(kind)
     if packed is None or packed.dtype != "I32" or bits is None or len(packed.shape) != 2:
         return None
     sizes = sizes_of(parts, kind)
@@ -376,7 +376,7 @@ def packed_integers(parts: Parts, quantization: Mapping[str, Any], scheme: Schem
     """
     packed = parts.get("qweight")
     scales = parts.get("scales")
-    integers = BITS.fullmatch(number_format(scheme.weights))
+    integers = INTEGER_FORMAT.fullmatch(number_format(scheme.weights))
     if packed is None or scales is None or integers is None or is_gemv(quantization):
         return None
     if packed.dtype != "I32" or len(packed.shape) != 2 or len(scales.shape) != 2:

@@ -92,7 +92,7 @@ def hidden(match: re.Match[str]) -> str:
     return f"{bearer}{HIDDEN}"
 
 
-ALIASES = {
+KEYS_OF_OTHER_TOOLS = {
     "tokenizer": ("tokenizer_dir", "tokenizer"),
     "model": ("model_dir",),
     "path": ("model_dir",),
@@ -137,7 +137,7 @@ def nearest(name: str, known: Iterable[str], shown: Mapping[str, str] = {}) -> s
 def nearest_name(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that means the same or is close; None if there is none."""
     # A key that means the same comes first: one that only looks similar may mean something else.
-    for alias in ALIASES.get(name.lower(), ()):
+    for alias in KEYS_OF_OTHER_TOOLS.get(name.lower(), ()):
         if alias in known:
             return alias
     by_lower_case = {known_name.lower(): known_name for known_name in known}

@@ -24,14 +24,14 @@ from .schemes import UNKNOWN, has_rounded_scales, number_format
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-EXPERTS = re.compile(r"\.experts(?:\.|$)")
+ROUTED_EXPERTS = re.compile(r"\.experts(?:\.|$)")
 """Names of routed experts."""
 SUFFIX = re.compile(r"(?:ScaledMM)?(?:LinearKernel|LinearMethod|EmbeddingMethod|Kernel|Method)$")
-PLAIN = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
+UNQUANTIZED_FORMATS = {"bfloat16", "float16", "float32", "bf16", "f16", "f32"}
 """Names of unquantized weights in torch and ggml."""
 LOADED = "loaded"
 """The scales of a quantized cache come from the checkpoint."""
-ONE = "1.0"
+UNIT_SCALES = "1.0"
 """The scales of a quantized cache have no origin: all are 1.0."""
 DYNAMIC = "dynamic"
 """The scales of a quantized cache are computed from the keys and values."""
@@ -72,7 +72,7 @@ class KVCache:
     layers: str  # the module's path, with ``*`` for its numbers if there are several
     count: int
     stored: str  # number format of keys and values: "bfloat16", "fp8"
-    scales: str = ""  # ``LOADED``, ``ONE`` or ``DYNAMIC``; "" for an unquantized cache
+    scales: str = ""  # ``LOADED``, ``UNIT_SCALES`` or ``DYNAMIC``; "" for an unquantized cache
     asked: str = ""  # number format in the checkpoint's config if another one ran
     attention: str = "this attention"  # the engine's name of the attention that reads the cache
     # ``FIRST_STEP`` or ``SPARSE``; "" if prefill reads the cache or nothing is quantized
@@ -164,9 +164,9 @@ def kernel_of(groups: Sequence[Layer]) -> str:
     others: Counter[str] = Counter()
     unquantized: Counter[str] = Counter()
     for group in groups:
-        if group.weights in PLAIN:
+        if group.weights in UNQUANTIZED_FORMATS:
             counts = unquantized
-        elif EXPERTS.search(group.name):
+        elif ROUTED_EXPERTS.search(group.name):
             counts = experts
         else:
             counts = others
@@ -222,7 +222,7 @@ def kv_cache_as_asked(cache: KVCache, asked: str, dtype: str) -> KVCache:
     if requested not in (number_format(cache.stored), UNKNOWN):
         deviating = requested
     described = replace(cache, asked=deviating)
-    if cache.stored in PLAIN:
+    if cache.stored in UNQUANTIZED_FORMATS:
         return replace(described, scales="", prefill="")
     return described
 
@@ -296,7 +296,7 @@ def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
                 f"kept in {group.stored} ({group.count} layers)"
             )
     for group in groups:
-        if group.prefill and group.stored not in PLAIN:
+        if group.prefill and group.stored not in UNQUANTIZED_FORMATS:
             note = PREFILL_NOTES.get(group.prefill, PREFILL_NOTES[UNKNOWN])
             clauses.append(note.format(**asdict(group)))
     return clauses
@@ -309,7 +309,7 @@ def kv_notes(groups: Sequence[KVCache], cache_dtype: str) -> list[str]:
     ``cache_dtype``, the engine's word for the number format of all caches, is quantized.  (With
     TurboQuant, vLLM keeps the first two and the last two layers in the model's dtype.)
     """
-    is_quantized = cache_dtype != "auto" and cache_dtype not in PLAIN
+    is_quantized = cache_dtype != "auto" and cache_dtype not in UNQUANTIZED_FORMATS
     if not groups and is_quantized:
         return [
             f"KV cache in {cache_dtype}: how this model's layers keep it, and whether prefill "
@@ -324,13 +324,13 @@ def kv_notes(groups: Sequence[KVCache], cache_dtype: str) -> list[str]:
                 f"the checkpoint asks for {group.asked}"
             )
     for group in groups:
-        if is_quantized and group.stored in PLAIN and not group.asked:
+        if is_quantized and group.stored in UNQUANTIZED_FORMATS and not group.asked:
             notes.append(
                 f"{group.count} of {n_layers} layers keep their KV cache in {group.stored}, "
                 f"not in {cache_dtype}"
             )
     for group in groups:
-        if group.scales == ONE:
+        if group.scales == UNIT_SCALES:
             notes.append(
                 f"KV cache in {group.stored} with scales of 1.0 ({group.count} layers): "
                 "the checkpoint brings no others"

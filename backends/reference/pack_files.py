@@ -38,28 +38,28 @@ from ..common.message_text import amount, bytes_in_words, one_line, shortened
 from . import store
 from .store import Reader
 
-FORMAT = 2
+PACK_FORMAT = 2
 """Version of the layout; others are refused.
 
 1: windows were numbered, and the store named its text; compare_q 0.3 wrote it.
 2: windows are found by their digests.
 """
 PACK_MANIFEST = "pack.json"
-CARD = "README.md"
+CARD_FILE = "README.md"
 STATES = "states"
-TOKENS = "tokens.safetensors"
-SCORES = "scores.safetensors"
+TOKENS_FILE = "tokens.safetensors"
+SCORES_FILE = "scores.safetensors"
 TOKENIZER = "tokenizer"
-COMPARED = ("logprob", "top1_logprob", "entropy")
-"""Scores of ``SCORES``, each float32 [N], in nats.
+ENGINE_SCORES = ("logprob", "top1_logprob", "entropy")
+"""Scores of ``SCORES_FILE``, each float32 [N], in nats.
 
 ``digests`` uint8 [W, 16] of the file are the digests of its windows, and ``ends`` int64 [W] where
 their scores end.
 """
 DIGEST_BYTES = 16
-LONGEST_NAME = 40
+LONGEST_MODEL_NAME = 40
 """Characters of the model's name in the label of a pack's row."""
-PATTERNS = (PACK_MANIFEST, CARD, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS, SCORES)
+PATTERNS = (PACK_MANIFEST, CARD_FILE, f"{STATES}/*", f"{TOKENIZER}/*", TOKENS_FILE, SCORES_FILE)
 """Files of a data set on the hub that are downloaded."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*){0,2}$")]
 WindowDigest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -91,7 +91,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
-    format: int = FORMAT
+    format: int = PACK_FORMAT
     model: str = Field(description="the reference: hub id or name of the folder")
     revision: str | None = Field(None, description="its revision on the hub")
     model_digest: str = Field("", description="digest of its files")
@@ -126,7 +126,7 @@ class Manifest(BaseModel):
     def label(self) -> str:
         """A short label for the pack's row: the last part of the model's name."""
         name = self.model.rpartition("/")[2]
-        return f"{shortened(name, LONGEST_NAME)} (pack)"
+        return f"{shortened(name, LONGEST_MODEL_NAME)} (pack)"
 
 
 def is_pack(folder: Path) -> bool:
@@ -159,7 +159,7 @@ def read(folder: Path) -> Manifest:
     file = folder / PACK_MANIFEST
     try:
         content = storage.load_file(file, strict=True)
-        if content.get("format") == FORMAT:
+        if content.get("format") == PACK_FORMAT:
             return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         fault = describe(error, Manifest.model_fields)
@@ -171,7 +171,7 @@ def read(folder: Path) -> Manifest:
     advice = "update compare_q"
     if version == 1:
         advice = "record it again with this compare_q (compare-q pack), in another folder"
-    raise InputError(f"{file}: format {version}, this compare_q reads {FORMAT}; {advice}")
+    raise InputError(f"{file}: format {version}, this compare_q reads {PACK_FORMAT}; {advice}")
 
 
 def verified(folder: Path) -> Manifest:
@@ -284,8 +284,8 @@ def write_scores(
 ) -> None:
     """Write the engine's own scores of windows, which users reproduce from the pack's states.
 
-    ``windows``: their digests; ``columns``: float32 [N] by the names in ``COMPARED``; ``ends``:
-    where the scores of each window end.
+    ``windows``: their digests; ``columns``: float32 [N] by the names in ``ENGINE_SCORES``;
+    ``ends``: where the scores of each window end.
     """
     import numpy as np
     from safetensors.numpy import save_file
@@ -295,37 +295,40 @@ def write_scores(
         "ends": np.array(ends, np.int64),
         "digests": digests.reshape(len(windows), DIGEST_BYTES),
     }
-    for name in COMPARED:
+    for name in ENGINE_SCORES:
         arrays[name] = columns[name]
-    save_file(arrays, folder / SCORES)
+    save_file(arrays, folder / SCORES_FILE)
 
 
 def scores_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the engine's own scores: digest of the window -> name in ``COMPARED`` -> float32 [T].
+    """Return the engine's own scores: digest -> name in ``ENGINE_SCORES`` -> float32 [T].
 
-    InputError if they are damaged.
+    The digests are those of the windows.  InputError if they are damaged.
     """
-    arrays, _ = arrays_of(folder / SCORES)
+    arrays, _ = arrays_of(folder / SCORES_FILE)
     try:
         return scores_by_window(arrays)
     except ValueError as error:
-        raise InputError(f"{folder / SCORES}: damaged: {error}") from None
+        raise InputError(f"{folder / SCORES_FILE}: damaged: {error}") from None
 
 
 def scores_by_window(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Cut the arrays of ``SCORES`` at the ends of the windows; ValueError if they do not fit."""
+    """Cut the arrays of ``SCORES_FILE`` at the ends of the windows.
+
+    ValueError if they do not fit.
+    """
     check_array(arrays, "digests", "u", 2)
     check_array(arrays, "ends", "i", 1)
-    for name in COMPARED:
+    for name in ENGINE_SCORES:
         check_array(arrays, name, "f", 1)
-    shortest = min(len(arrays[name]) for name in COMPARED)
+    shortest = min(len(arrays[name]) for name in ENGINE_SCORES)
     digests = [row.tobytes().hex() for row in arrays["digests"]]
     edges = [0, *arrays["ends"].tolist()]
     scores = {}
     for digest, (begin, end) in zip(digests, itertools.pairwise(edges), strict=True):
         if begin > end or end > shortest:
             raise ValueError("its windows do not fit its scores")
-        scores[digest] = {name: arrays[name][begin:end] for name in COMPARED}
+        scores[digest] = {name: arrays[name][begin:end] for name in ENGINE_SCORES}
     return scores
 
 

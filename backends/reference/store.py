@@ -52,7 +52,7 @@ from .head import Contents, Head
 if TYPE_CHECKING:
     import torch
 
-VERSION = 4
+STORE_VERSION = 4
 """Version of the layout; others are not read.
 
 1: one file per window, one or more files for the head, and a manifest that names them; compare_q
@@ -74,7 +74,7 @@ DOCUMENTS = re.compile(f"{re.escape(STORE_MANIFEST)}|{re.escape(UNFINISHED)}")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Dtypes by the names that safetensors gives them."""
 CANNOT = "an engine that cannot record a reference sets reference=False in its capabilities"
-AGAIN = "run with -cc, or give another path, so that it is made again"
+REMAKE_ADVICE = "run with -cc, or give another path, so that it is made again"
 FileName = Annotated[
     str, Field(pattern=r"^(row\.[0-9a-f]{32}|head\.\d{6,9})\.[0-9a-f]{40}\.safetensors$")
 ]
@@ -99,7 +99,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, validate_by_name=True)
 
-    version: int = VERSION
+    version: int = STORE_VERSION
     identity: dict[str, Any]
     contents: Contents = Field(validation_alias="kind", serialization_alias="kind")
     reason: str
@@ -149,14 +149,18 @@ def read_manifest(folder: Path) -> Manifest:
         if not file.is_file():
             raise ValueError("it is not there")
         content = storage.load_file(file)
-        if content.get("version") == VERSION:
+        if content.get("version") == STORE_VERSION:
             return Manifest.model_validate_json(json.dumps(content))
     except InputError as error:
-        raise InputError(f"{error}; {AGAIN}") from None
+        raise InputError(f"{error}; {REMAKE_ADVICE}") from None
     except (OSError, ValueError) as error:  # pydantic's error is a ValueError
-        raise InputError(f"{file}: not a reference store: {one_line(error)}; {AGAIN}") from None
+        raise InputError(
+            f"{file}: not a reference store: {one_line(error)}; {REMAKE_ADVICE}"
+        ) from None
     version = content.get("version")
-    raise InputError(f"{file}: layout {version}, this compare_q reads {VERSION}; {AGAIN}")
+    raise InputError(
+        f"{file}: layout {version}, this compare_q reads {STORE_VERSION}; {REMAKE_ADVICE}"
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -212,7 +216,7 @@ class Reader:
                 names.append(name)
         for problem in store_folder(self.path).problems(names):
             if problem:
-                raise InputError(f"{problem}; {AGAIN}")
+                raise InputError(f"{problem}; {REMAKE_ADVICE}")
             if advance is not None:
                 advance()
 
@@ -277,7 +281,7 @@ class Reader:
                         biases.append(file.get_tensor("bias")[low:high])
         if not weights or sum(len(piece) for piece in weights) != last - first:
             missing = f"the reference's head lacks entries between {first} and {last}"
-            raise InputError(f"{self.path}: {missing}; {AGAIN}")
+            raise InputError(f"{self.path}: {missing}; {REMAKE_ADVICE}")
         # A single piece is not copied: copying 1 GB of a head took longer than comparing it.
         weight = weights[0]
         if len(weights) > 1:
@@ -327,7 +331,7 @@ def manifest_in(folder: Path, identity: Mapping[str, Any] | None = None) -> Mani
 def is_older(folder: Path) -> bool:
     """Return True if a folder has a store of an older layout, also an unfinished one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return bool(storage.load((folder / STORE_MANIFEST).read_bytes())["version"] < VERSION)
+        return bool(storage.load((folder / STORE_MANIFEST).read_bytes())["version"] < STORE_VERSION)
     for file in store_folder(folder).own_tensor_files():
         if OLDER_WINDOW.fullmatch(storage.stem_of(file.name)):
             return True

@@ -27,7 +27,7 @@ from .driver import Floats, VllmDriver
 from .scoring_plan import ScoringPlan
 from .vllm_scores import token_scores
 
-BLOCK = 256
+LARGEST_KV_BLOCK = 256
 """Tokens of a KV cache's largest block, which may extend beyond the end of a window."""
 SET_IN_DECODE = {
     "long_prefill_token_threshold": "step",
@@ -79,7 +79,7 @@ def llm_arguments(decode: Decode, options: Mapping[str, Any], *, cpu: bool) -> d
 
 def cached_tokens(decode: Decode, longest: int) -> int:
     """Return the tokens in the KV cache of a batch of windows of ``longest`` tokens."""
-    return decode.batch * (longest + BLOCK)
+    return decode.batch * (longest + LARGEST_KV_BLOCK)
 
 
 class PrefillCheck:

@@ -19,9 +19,9 @@ from ..layers.groups import (
     DYNAMIC,
     FIRST_STEP,
     LOADED,
-    ONE,
-    PLAIN,
     SPARSE,
+    UNIT_SCALES,
+    UNQUANTIZED_FORMATS,
     KVCache,
     deviation,
     kv_cache_as_asked,
@@ -362,7 +362,7 @@ def check_caches(model: Any, cache_dtype: str, dtype: str) -> None:
             raise RuntimeError(
                 f"{name}: {class_name(module.impl)} cannot read a KV cache in {cache_dtype}"
             )
-    unquantized = {"auto", *PLAIN}
+    unquantized = {"auto", *UNQUANTIZED_FORMATS}
     if not attention_layers or cache_dtype in unquantized:
         return
     if all(module.kv_cache_dtype in unquantized for module in attention_layers.values()):
@@ -391,7 +391,7 @@ def kv_scales(module: Any, cache_dtype: str) -> str:
         scale = getattr(module, name, None)
         if scale is not None and bool((scale != 1.0).any()):
             return LOADED
-    return ONE
+    return UNIT_SCALES
 
 
 def type_name(number_type: Any, dtype: str) -> str:

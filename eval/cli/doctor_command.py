@@ -114,7 +114,7 @@ def check_pack(folder: Path) -> None:
     unscored_windows = [window for window in manifest.windows if window not in scores]
     if unscored_windows:
         raise InputError(
-            f"{folder / pack_files.SCORES}: lacks {len(unscored_windows):,} of "
+            f"{folder / pack_files.SCORES_FILE}: lacks {len(unscored_windows):,} of "
             f"{len(manifest.windows):,} windows"
         )
     # Both raise InputError if a run could not read the text.

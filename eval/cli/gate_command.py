@@ -22,7 +22,7 @@ from ..common.terminal import say
 from ..gate import gate_report, variants
 from ..gate.floor import COPIES, Floor, VariantTokens
 from ..gate.gate_report import GateResult
-from ..gate.variants import AGAIN, DECODE, FULL, ONE, PREFILL, Variant
+from ..gate.variants import BATCH_OF_ONE, DECODE, FULL, PREFILL, PREFILL_AGAIN, Variant
 from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from ..report import worst_tokens
 from ..results import ModelResult, origin
@@ -46,9 +46,9 @@ GATE_LENGTH = 512
 SHOWN_TOKENS = 3
 """Number of tokens shown for a variant that differs."""
 PASSES: dict[str | None, tuple[str, ...]] = {
-    "prefill": (PREFILL, AGAIN),
+    "prefill": (PREFILL, PREFILL_AGAIN),
     "decode": (DECODE,),
-    None: (PREFILL, AGAIN, DECODE),
+    None: (PREFILL, PREFILL_AGAIN, DECODE),
 }
 """Value of ``--phase`` -> names of the passes of each variant."""
 
@@ -105,7 +105,7 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
     if rows is None:
         rows = spec.max_rows or GATE_WINDOWS
     texts = {}
-    sizes = {FULL: (length, rows), ONE: (part_of(spec, length), 1)}
+    sizes = {FULL: (length, rows), BATCH_OF_ONE: (part_of(spec, length), 1)}
     for name, (size, count) in sizes.items():
         keys["max_rows"] = count
         if size != spec.eval_len:
@@ -168,7 +168,9 @@ class Gate:
             slice_names.slices_of(data, ["text"], reference=True),
         )
         # A run refuses a model whose decode differs from its prefill; here both are compared.
-        self.config = replace(config, is_temporary=True, check_decode=False, alone=frozenset([ONE]))
+        self.config = replace(
+            config, is_temporary=True, check_decode=False, alone=frozenset([BATCH_OF_ONE])
+        )
         # The name is part of the scores' keys, so that no score of an earlier gate is read, except
         # the first variant's of a baseline.
         run_name = f"{os.getpid()} {os.urandom(8).hex()}"
@@ -232,10 +234,10 @@ class Gate:
         copies = [first.copy_with_noise(number) for number in range(1, COPIES + 1)]
         first_rows: list[Row] = []
         # In two steps: if the first variant fails, its copies are not scored.
-        for specs in ([self.first_spec, first.copied(AGAIN)], copies):
+        for specs in ([self.first_spec, first.copied(PREFILL_AGAIN)], copies):
             self.score([spec for spec in specs if spec is not self.first_spec])
             for spec in specs:
-                first_rows += [self.rows[FULL][spec.name], self.rows[ONE][spec.name]]
+                first_rows += [self.rows[FULL][spec.name], self.rows[BATCH_OF_ONE][spec.name]]
             self.check_baseline(first_rows)
             verdict = first_verdict(first.spec.name, first_rows, {})
             if verdict is not None:
@@ -247,7 +249,7 @@ class Gate:
         # The first variant's passes in prefill have rows already.
         unscored = []
         for variant_pass in self.variant_passes:
-            if variant_pass.texts and variant_pass.spec.name not in self.rows[ONE]:
+            if variant_pass.texts and variant_pass.spec.name not in self.rows[BATCH_OF_ONE]:
                 unscored.append(variant_pass.spec)
         self.score(unscored)
         return self.report(floors, self.verdicts_of(floors))
@@ -268,7 +270,7 @@ class Gate:
         """Return the noise floor on each text, from copies of the first variant."""
         comparisons = sum(len(variant_pass.texts) for variant_pass in self.variant_passes)
         floors = {}
-        for text in (FULL, ONE):
+        for text in (FULL, BATCH_OF_ONE):
             copies_tokens = []
             for spec in copies:
                 tokens = self.rows[text][spec.name].tokens
@@ -304,7 +306,7 @@ class Gate:
         """Score specs on both texts, compared with the first variant."""
         if not specs:
             return
-        for row in self.run([self.first_spec, *specs], (FULL, ONE)):
+        for row in self.run([self.first_spec, *specs], (FULL, BATCH_OF_ONE)):
             # The first variant has a row in each run; the first one counts.
             self.rows.setdefault(row.text, {}).setdefault(row.model.label, row)
 

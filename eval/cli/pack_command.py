@@ -230,7 +230,7 @@ def write_pack(folder: Path, cache: Cache, recording: Recording) -> Manifest:
         "text_license": LICENSES.get(recording.text.dataset.lower()),
     }
     manifest = Manifest.model_validate({**facts, "files": {}})
-    (folder / pack_files.CARD).write_text(
+    (folder / pack_files.CARD_FILE).write_text(
         card(manifest, results.subtitle, recording.reader), encoding="utf-8"
     )
     # Last: the manifest lists the other files.

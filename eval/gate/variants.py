@@ -15,10 +15,10 @@ from ..specs import spec_files
 from ..specs.spec_types import ENGINE, ModelSpec
 
 PREFILL = "prefill"
-AGAIN = "prefill again"
+PREFILL_AGAIN = "prefill again"
 DECODE = "decode"
 FULL = "full batch"
-ONE = "batch 1"
+BATCH_OF_ONE = "batch 1"
 """The texts of a gate: several windows, which run together, and one shorter window, which runs
 alone."""
 SEPARATOR = " | "
@@ -61,7 +61,7 @@ class Variant:
         """Return the texts that a pass scores; none for decode if the engine cannot decode."""
         if pass_name == DECODE and not self.capabilities.decodes:
             return ()
-        return (FULL, ONE)
+        return (FULL, BATCH_OF_ONE)
 
     def copy_with_noise(self, number: int) -> ModelSpec:
         """Return the spec of a copy with other roundings.

@@ -17,16 +17,16 @@ from ..common.stored import Stored, Text
 from ..results import ModelResult, WorstToken
 from ..table.numbers import error_text
 from .floor import Floor, VariantTokens
-from .variants import AGAIN, FULL, ONE, PREFILL
+from .variants import BATCH_OF_ONE, FULL, PREFILL, PREFILL_AGAIN
 
 Outcome = Literal["as before", "differs", "not deterministic", "not applied", "failed"]
-BATCH = 2.0
+LARGEST_BATCH_CHANGE = 2.0
 """Log-probabilities of a full batch and of batch 1 may differ by this many times the floor's
 ``change_limit``."""
-STEP = 3.0
-STILL = 1.5
-"""A fault begins at a position if the KLD is at most STILL times the copies' KLD at earlier
-positions, and at least STEP times at this and later positions."""
+FAULT_RATIO = 3.0
+FAULTLESS_RATIO = 1.5
+"""A fault begins at a position if the KLD is at most FAULTLESS_RATIO times the copies' KLD at
+earlier positions, and at least FAULT_RATIO times at this and later positions."""
 LOWEST_RATIO = 0.1
 """Lower limit of the ratio of the KLD to the copies' KLD, because 0 does not have a logarithm."""
 POSITIONS_FOR_A_PLACE = 4
@@ -113,13 +113,19 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
     None if it can be compared.  ``rows``: the variant, its second run, and its copies with other
     roundings.  ``floors``: empty if not known yet.
     """
-    published_rows = tuple(without_curves(row) for row in rows if row.pass_name in (PREFILL, AGAIN))
+    published_rows = tuple(
+        without_curves(row) for row in rows if row.pass_name in (PREFILL, PREFILL_AGAIN)
+    )
     for row in rows:
         if not floors and (row.tokens is None or row.model.kld_non_finite):
             reason = row.model.error or "tokens without a finite KLD"
             words = f"failed in {row.shape}: {reason}"
             return Verdict(label=label, outcome="failed", words=words, rows=published_rows)
-        if floors and row.pass_name == AGAIN and floors[row.text].is_nondeterministic(row.kld):
+        if (
+            floors
+            and row.pass_name == PREFILL_AGAIN
+            and floors[row.text].is_nondeterministic(row.kld)
+        ):
             words = f"not deterministic: a second run has KLD {row.kld:.3g} from the first"
             return Verdict(
                 label=label, outcome="not deterministic", words=words, rows=published_rows
@@ -153,7 +159,7 @@ def outcomes_that_hold(
         if row.tokens is not None:
             tokens[row.pass_name, row.text] = row.tokens
     for text, floor in floors.items():
-        change = logprob_change(tokens.get((PREFILL, text)), tokens.get((AGAIN, text)))
+        change = logprob_change(tokens.get((PREFILL, text)), tokens.get((PREFILL_AGAIN, text)))
         times = times_the_limit(change, floor)
         if times > 1:
             yield (
@@ -170,8 +176,8 @@ def outcomes_that_hold(
     if differing:
         parts = ", ".join(differences(rows, floors, differing))
         yield "differs", f"differs: {parts}"
-    change = logprob_change(tokens.get((PREFILL, FULL)), tokens.get((PREFILL, ONE)))
-    if times_the_limit(change, floors[ONE]) > BATCH:
+    change = logprob_change(tokens.get((PREFILL, FULL)), tokens.get((PREFILL, BATCH_OF_ONE)))
+    if times_the_limit(change, floors[BATCH_OF_ONE]) > LARGEST_BATCH_CHANGE:
         yield (
             "differs",
             f"differs: batch 1 and a full batch differ by {change:.3g} nats of log-probability per "
@@ -241,7 +247,7 @@ def where(variant: NDArray[np.float64], copies: NDArray[np.float64]) -> str:
     cut = first_position(variant, copies)
     early = summed_ratio(variant[:cut], copies[:cut])
     late = summed_ratio(variant[cut:], copies[cut:])
-    if early <= STILL and late >= STEP:
+    if early <= FAULTLESS_RATIO and late >= FAULT_RATIO:
         return f"from position {positions[cut]} on"
     quarter = max(len(positions) // 4, 1)
     first_ratio = summed_ratio(variant[:quarter], copies[:quarter])

@@ -27,7 +27,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from ...backends import ENGINES
-from ...backends.layers.groups import PLAIN
+from ...backends.layers.groups import UNQUANTIZED_FORMATS
 from ..common.output_files import replacing
 from ..results import MARK, ModelResult
 from .fonts import harmless
@@ -39,7 +39,7 @@ WIDTH = 10.5
 """Width of a picture (inches).  A wider one would have smaller characters on a phone."""
 CHARACTERS = 105
 """Characters of a line of a picture's heading."""
-CARD = 7.5, 4.21875
+CARD_SIZE = 7.5, 4.21875
 """Width and height (inches) of a picture for social media: 1,200 x 675 pixels."""
 LOG_AXIS_RATIO = 10**1.5
 """An axis is logarithmic if the largest value above 0 is more than this many times the smallest."""
@@ -137,7 +137,7 @@ def family_of(model: ModelResult) -> str:
         return group
     if not model.is_quantized:
         return "unquantized"
-    quantized = [layer for layer in model.layers if layer.weights not in PLAIN]
+    quantized = [layer for layer in model.layers if layer.weights not in UNQUANTIZED_FORMATS]
     weights = ""
     if quantized:
         weights = max(quantized, key=lambda layer: layer.count).weights

@@ -213,7 +213,7 @@ def scatter_plot(
     width = picture_style.WIDTH
     characters = picture_style.CHARACTERS
     if card:
-        width, height = picture_style.CARD
+        width, height = picture_style.CARD_SIZE
         characters = CARD_CHARACTERS
     with picture_style.canvas(
         height, title, subtitle, dark=dark, characters=characters, width=width

@@ -275,7 +275,7 @@ class ModelResult(RowStatistics, ModelDescription):
             return self.bpw_layer < 16
         if not self.layers:
             return True
-        return any(group.weights not in groups.PLAIN for group in self.layers)
+        return any(group.weights not in groups.UNQUANTIZED_FORMATS for group in self.layers)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

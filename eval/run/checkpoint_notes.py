@@ -31,7 +31,7 @@ FEW_BITS = re.compile(r"[a-z]*[1-7](?!\d)")
 
 Matches int4, nvfp4 and q6_k, but not int8 or bfloat16.
 """
-PLAIN_CACHES = groups.PLAIN | {"f16", "f32", "bf16", "auto", ""}
+PLAIN_CACHES = groups.UNQUANTIZED_FORMATS | {"f16", "f32", "bf16", "auto", ""}
 """Number formats of unquantized KV caches."""
 
 
@@ -116,7 +116,9 @@ def eight_bit_note(row: ModelResult) -> str:
         if FEW_BITS.match(layer.weights.lower()):
             return ""
     causes = "wrongly converted, or another model"
-    activations = {layer.activations for layer in row.layers} - groups.PLAIN - {UNKNOWN}
+    activations = (
+        {layer.activations for layer in row.layers} - groups.UNQUANTIZED_FORMATS - {UNKNOWN}
+    )
     caches = {cache.stored for cache in row.kv_caches} - PLAIN_CACHES
     if activations or caches:
         causes += ", or the loss of its activations or KV cache"

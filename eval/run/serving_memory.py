@@ -14,7 +14,7 @@ from ...backends.layers.groups import KVCache
 from ..results import CachePart, Memory
 from .run_model import RunModel
 
-BITS = dict.fromkeys(groups.PLAIN, 16.0) | {"float32": 32.0, "f32": 32.0}
+UNQUANTIZED_BITS = dict.fromkeys(groups.UNQUANTIZED_FORMATS, 16.0) | {"float32": 32.0, "f32": 32.0}
 """Number formats of unquantized weights -> bits."""
 
 
@@ -36,7 +36,7 @@ def memory_of(model: RunModel, storage: Storage, provenance: Mapping[str, Any]) 
     if not parts:
         kv_source = ""
     has_sliding_window = any(part.window for part in parts)
-    number_bytes = facts.float_bytes or BITS.get(run_dtype, 16.0) / 8
+    number_bytes = facts.float_bytes or UNQUANTIZED_BITS.get(run_dtype, 16.0) / 8
     logits = None
     if facts.vocab_size is not None:
         # In float32.
@@ -72,11 +72,13 @@ def reported_parts(caches: Sequence[KVCache], facts: ServingFacts) -> list[Cache
 
 def computed_parts(facts: ServingFacts, cache_dtype: str) -> list[CachePart]:
     """Return the parts of an unquantized KV cache by the config; empty for other number formats."""
-    if cache_dtype not in BITS:
+    if cache_dtype not in UNQUANTIZED_BITS:
         return []
     parts = []
     for numbers, window in facts.kv:
-        parts.append(CachePart(token_bytes=numbers * BITS[cache_dtype] / 8, window=window))
+        parts.append(
+            CachePart(token_bytes=numbers * UNQUANTIZED_BITS[cache_dtype] / 8, window=window)
+        )
     return parts
 
 
@@ -117,9 +119,9 @@ def weights_missing(model: RunModel, storage: Storage, provenance: Mapping[str, 
         return ""
     loaded_bits = []
     for layer in layers:
-        if layer.weights not in BITS:
+        if layer.weights not in UNQUANTIZED_BITS:
             return ""
-        loaded_bits.append(BITS[layer.weights])
+        loaded_bits.append(UNQUANTIZED_BITS[layer.weights])
     # A difference of one percent does not count.
     if 0.99 * min(loaded_bits) <= stored_bits <= 1.01 * max(loaded_bits):
         return ""

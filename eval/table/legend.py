@@ -10,7 +10,7 @@ from ..stats.block_sums import short_text_cautions
 from ..stats.uncertainty import longest_documents
 from .measured_rows import blocks_of
 from .numbers import KLD_DIGITS, kld_in_words, number_text
-from .row_marks import BEST, FLOOR
+from .row_marks import BEST, FLOOR_MARK
 
 COMMON_ERROR = (
     "the ± of PPL shows how far another text of this kind would move all rows together: "
@@ -62,7 +62,7 @@ def noise_floor_legend(run: RunResult) -> list[str]:
     """Return the meaning of a noise floor's mark; empty without one."""
     if not any(model.noise_floor for model in run.models):
         return []
-    meaning = f"{FLOOR}: a noise floor, the reference's weights with other roundings"
+    meaning = f"{FLOOR_MARK}: a noise floor, the reference's weights with other roundings"
     if run.noise_floor is not None:
         kld = kld_in_words(run.noise_floor.kld or 0.0)
         if not kld:

@@ -10,7 +10,7 @@ BEST = "\N{BLACK STAR}"
 """Before the best value of a column."""
 TOO_LARGE = "\N{BALLOT X}"
 """After the label of a row that ``--fit`` excludes."""
-FLOOR = "\N{ALMOST EQUAL TO}"
+FLOOR_MARK = "\N{ALMOST EQUAL TO}"
 """After the label of a noise floor."""
 
 
@@ -18,7 +18,7 @@ def label_of(model: ModelResult) -> str:
     """Return the label with its marks."""
     label = model.marked_label
     if model.noise_floor:
-        label += f" {FLOOR}"
+        label += f" {FLOOR_MARK}"
     if model.fits is False:
         label += f" {TOO_LARGE}"
     return label

@@ -40,7 +40,7 @@ def tokens_of_pack(folder: Path) -> Tokens:
 
     InputError if they are damaged, or of an older compare_q.
     """
-    file = folder / pack_files.TOKENS
+    file = folder / pack_files.TOKENS_FILE
     arrays, texts = pack_files.arrays_of(file)
     if "facts" in texts and "special" not in arrays:
         raise InputError(
@@ -50,7 +50,7 @@ def tokens_of_pack(folder: Path) -> Tokens:
     try:
         # A pack may come from anybody: everything in it is checked.
         check_arrays(arrays)
-        tokens = tokens_from_arrays({**arrays, **texts}, pack_files.TOKENS)
+        tokens = tokens_from_arrays({**arrays, **texts}, pack_files.TOKENS_FILE)
         if tokens is not None:
             check_facts(tokens)
     except RecursionError:
@@ -68,13 +68,13 @@ def write_pack(folder: Path, tokens: Tokens) -> None:
 
     arrays = {}
     texts = {}
-    for name, value in arrays_of(tokens, pack_files.TOKENS).items():
+    for name, value in arrays_of(tokens, pack_files.TOKENS_FILE).items():
         if isinstance(value, str):
             texts[name] = value
         else:
             # Not ascontiguousarray, which makes an array of one element of a number (``top_id``).
             arrays[name] = np.asarray(value, order="C")
-    save_file(arrays, folder / pack_files.TOKENS, texts)
+    save_file(arrays, folder / pack_files.TOKENS_FILE, texts)
 
 
 def check_arrays(arrays: Mapping[str, Any]) -> None:

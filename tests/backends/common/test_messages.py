@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare_q.backends.common.message_text import ALIASES, nearest, printable, redacted
+from compare_q.backends.common.message_text import KEYS_OF_OTHER_TOOLS, nearest, printable, redacted
 
 HUB = "hf_" + "aB3" * 10
 TEXTS = {
@@ -87,7 +87,7 @@ KEYS = (
 )
 def test_a_name_from_elsewhere_is_what_its_user_meant(name: str, meant: str | None) -> None:
     """The suggestion is from a table or the nearest name, and always a key of this object."""
-    assert len(ALIASES) <= 25
+    assert len(KEYS_OF_OTHER_TOOLS) <= 25
     hint = ""
     if meant is not None:
         hint = f" (did you mean {meant!r}?)"

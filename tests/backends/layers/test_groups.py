@@ -12,7 +12,14 @@ import pytest
 
 from compare_q.backends.base import Layer
 from compare_q.backends.layers import groups as layers
-from compare_q.backends.layers.groups import DYNAMIC, FIRST_STEP, LOADED, ONE, SPARSE, KVCache
+from compare_q.backends.layers.groups import (
+    DYNAMIC,
+    FIRST_STEP,
+    LOADED,
+    SPARSE,
+    UNIT_SCALES,
+    KVCache,
+)
 from compare_q.backends.layers.module_names import FUSED_LAYERS
 
 
@@ -62,7 +69,7 @@ def test_a_row_names_the_kernel_of_most_quantized_layers(groups: list[Layer], ke
 
 
 BF16 = "bfloat16"
-EIGHT = KVCache("layers.*.attn", 2, "fp8", ONE, BF16, "FlashInferImpl", "")
+EIGHT = KVCache("layers.*.attn", 2, "fp8", UNIT_SCALES, BF16, "FlashInferImpl", "")
 SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")
 
 

@@ -16,7 +16,7 @@ import torch
 from benchmarks.stale_inputs import write_gguf
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.transformers_engine import TransformersEngine
-from compare_q.backends.llamacpp import FLOOR
+from compare_q.backends.llamacpp import LOWEST_LOGIT
 from compare_q.backends.reference import store as reference
 from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
@@ -113,7 +113,7 @@ def test_excluded_tokens_leave_every_score_but_the_divergence(
 
     monkeypatch.setattr(engine, "_decode", decode)
     logits = engine.logits(window)
-    assert (logits[:99, rare] == FLOOR).all()
+    assert (logits[:99, rare] == LOWEST_LOGIT).all()
     assert logits[40, target] == -math.inf
     (scores,) = engine.score([window], ScoreRequest())
     assert [i for i in range(99) if not math.isfinite(scores.logprob[i])] == [40]

@@ -22,7 +22,12 @@ from compare_q.backends.common import storage
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.pack_engine import PackEngine
 from compare_q.backends.reference import pack_files, store
-from compare_q.backends.reference.pack_files import COMPARED, PACK_MANIFEST, SCORES, STATES
+from compare_q.backends.reference.pack_files import (
+    ENGINE_SCORES,
+    PACK_MANIFEST,
+    SCORES_FILE,
+    STATES,
+)
 from tests.support.fake_engine import FakeEngine
 from tests.support.stores import recorded, state_store
 from tests.support.toy import TOY_VOCAB, planned, refusal, toy_windows
@@ -68,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
     order = [WINDOWS[index] for index in (2, 0, 3, 1)]
     scores = list(engine.score(order, ScoreRequest()))
     columns = {}
-    for name in COMPARED:
+    for name in ENGINE_SCORES:
         columns[name] = np.concatenate([getattr(window, name) for window in scores])
     ends = np.cumsum([window.n_scored for window in order])
     pack_files.write_scores(folder, [window.digest for window in order], ends.tolist(), columns)
@@ -86,7 +91,7 @@ def test_the_scores_of_a_window_are_found_by_its_digest(folder: Path) -> None:
     stored = pack_files.scores_of(folder)
     assert stored.keys() == set(DIGESTS)
     for window, scores in zip(WINDOWS, fake().score(WINDOWS, ScoreRequest()), strict=True):
-        for name in COMPARED:
+        for name in ENGINE_SCORES:
             np.testing.assert_array_equal(stored[window.digest][name], getattr(scores, name))
 
 
@@ -111,7 +116,7 @@ def test_a_pack_scores_windows_under_any_index(folder: Path) -> None:
 
 
 def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -> None:
-    arrays, _ = pack_files.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES_FILE)
     ends = arrays["ends"].tolist()
     digests = [row.tobytes().hex() for row in arrays["digests"]]
     exchanged = [digests[1], digests[0], *digests[2:]]
@@ -142,15 +147,15 @@ def test_a_lacking_window_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["fewer digests", "no digests", "beyond the end"])
 def test_damaged_scores_are_refused(folder: Path, damage: str) -> None:
-    arrays, _ = pack_files.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES_FILE)
     if damage == "fewer digests":
         arrays["digests"] = arrays["digests"][:-1]
     elif damage == "no digests":
         del arrays["digests"]
     else:
         arrays["ends"][-1] += 1
-    save_file(arrays, folder / SCORES)
-    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+    save_file(arrays, folder / SCORES_FILE)
+    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES_FILE}: damaged: ")
 
 
 @pytest.mark.parametrize(("version", "advice"), [(1, "record it again"), (3, "update compare_q")])
@@ -239,8 +244,8 @@ DEEP = "[" * 20_000 + "]" * 20_000
         (manifest_with(lambda content: "[" + content[1:-1] + "]"), PACK_MANIFEST),
         (sparse(PACK_MANIFEST), "too large: 200.0 GB"),
         (sparse(f"{STATES}/reference.json"), "damaged: it has 200,000,000,000 bytes"),
-        (special(SCORES), "is a pipe or a device"),
-        (special(SCORES, "/dev/zero"), "is a pipe or a device"),
+        (special(SCORES_FILE), "is a pipe or a device"),
+        (special(SCORES_FILE, "/dev/zero"), "is a pipe or a device"),
         (special(f"{STATES}/reference.json"), "is a pipe or a device"),
         (special("tokenizer/added_tokens.json"), "is a pipe or a device"),
         (special("tokenizer/chat_template.jinja", "/dev/zero"), "is a pipe or a device"),
@@ -280,10 +285,10 @@ def signals_after(seconds: int) -> Iterator[None]:
 def test_scores_of_another_shape_are_refused(
     folder: Path, name: str, changed: Callable[[Any], Any]
 ) -> None:
-    arrays, _ = pack_files.arrays_of(folder / SCORES)
+    arrays, _ = pack_files.arrays_of(folder / SCORES_FILE)
     arrays[name] = changed(arrays[name])
-    save_file(arrays, folder / SCORES)
-    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES}: damaged: ")
+    save_file(arrays, folder / SCORES_FILE)
+    assert refusal(pack_files.scores_of, folder).startswith(f"{folder / SCORES_FILE}: damaged: ")
 
 
 @pytest.mark.parametrize("shape", [[], {}, None])

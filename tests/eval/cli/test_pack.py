@@ -100,7 +100,7 @@ def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(
     """A pack may contain a number as an array of one element; numpy refuses to convert such an
     array from 2.5 on.
     """
-    file = copy / pack_files.TOKENS
+    file = copy / pack_files.TOKENS_FILE
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
     arrays = load_file(file)
@@ -244,7 +244,9 @@ def huge(folder: Path) -> None:
     header = json.dumps(
         {"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}
     ).encode()
-    (folder / pack_files.TOKENS).write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    (folder / pack_files.TOKENS_FILE).write_bytes(
+        len(header).to_bytes(8, "little") + header + b"1234"
+    )
     resealed(folder)
 
 
@@ -283,16 +285,16 @@ def fewer_windows(folder: Path) -> None:
 
 
 def other_scores(folder: Path) -> None:
-    scores = load_file(folder / pack_files.SCORES)
+    scores = load_file(folder / pack_files.SCORES_FILE)
     scores["logprob"][7] -= 3
-    save_file(scores, folder / pack_files.SCORES)
+    save_file(scores, folder / pack_files.SCORES_FILE)
     resealed(folder)
 
 
 def short_scores(folder: Path) -> None:
     save_file(
-        load_file(folder / pack_files.SCORES) | {"entropy": np.zeros(3, np.float32)},
-        folder / pack_files.SCORES,
+        load_file(folder / pack_files.SCORES_FILE) | {"entropy": np.zeros(3, np.float32)},
+        folder / pack_files.SCORES_FILE,
     )
     resealed(folder)
 

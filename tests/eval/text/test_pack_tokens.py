@@ -80,10 +80,10 @@ def text(name: str, content: Any) -> Callable[[dict[str, Any], dict[str, str]], 
         array("roles", lambda roles: roles.reshape(1, -1)),
         text("facts", DEEP),
         text("facts", "9" * 5_000),
-        text("facts", [pack_files.TOKENS, 5, "", ""]),
-        text("facts", [pack_files.TOKENS, [5], "", ""]),
-        text("facts", [pack_files.TOKENS, [], 1, 2]),
-        text("facts", [pack_files.TOKENS, [], "", "", *range(20)]),
+        text("facts", [pack_files.TOKENS_FILE, 5, "", ""]),
+        text("facts", [pack_files.TOKENS_FILE, [5], "", ""]),
+        text("facts", [pack_files.TOKENS_FILE, [], 1, 2]),
+        text("facts", [pack_files.TOKENS_FILE, [], "", "", *range(20)]),
         text("facts", {}),
         text("chat", DEEP),
         text("chat", ["mask", "x", "t", ["assistant"]]),
@@ -95,9 +95,9 @@ def test_hostile_tokens_are_refused_in_one_line(
     tmp_path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]
 ) -> None:
     stored_tokens.write_pack(tmp_path, TOKENS)
-    arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS)
+    arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS_FILE)
     change(arrays, texts)
-    file = tmp_path / pack_files.TOKENS
+    file = tmp_path / pack_files.TOKENS_FILE
     contiguous = {name: np.array(value, order="C") for name, value in arrays.items()}
     save_file(contiguous, file, texts)
     assert refusal(stored_tokens.tokens_of_pack, tmp_path).startswith(f"{file}: ")

@@ -327,7 +327,7 @@ def test_a_pack_without_roles_and_special_tokens_or_with_wrong_ones_is_refused(
     stored_tokens.write_pack(
         tmp_path, Tokens(NUMBERS, NUMBERS, 9, "words", **KINDS["conversations"])
     )
-    file = tmp_path / pack_files.TOKENS
+    file = tmp_path / pack_files.TOKENS_FILE
     arrays, texts = pack_files.arrays_of(file)
     arrays.pop(array)
     if content is not None:
