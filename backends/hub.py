@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 from .common.errors import InputError
 from .common.json_files import expanded, is_file, is_folder
 from .common.message_text import bytes_in_words, nearest, one_line
-from .hub_files import INDEX, WEIGHTS, expected, matching
+from .hub_files import WEIGHTS, WEIGHTS_INDEX, expected, matching
 
 REMEMBERED_S = 60.0
 """Seconds before another request to an endpoint that did not answer."""
@@ -140,7 +140,7 @@ def fetch(
         return cached(repo_type, name, revision, patterns)
     if needed_files.lacks_index:
         # The index names the weights: with it, copies in other formats are left out.
-        download(repo_type, name, revision, [INDEX], SILENT)
+        download(repo_type, name, revision, [WEIGHTS_INDEX], SILENT)
         by_index = missing_files(repo_type, name, revision, patterns, SILENT)
         if by_index is not None:
             needed_files = by_index
@@ -221,7 +221,7 @@ def missing_files(
             return Path(path)
         return None  # also for a note of the cache that the hub has no such file
 
-    files = matching(sizes, patterns, in_cache(INDEX))
+    files = matching(sizes, patterns, in_cache(WEIGHTS_INDEX))
     check_available(name, files, sizes)
     names = set[str]()
     for matched in files.values():
@@ -233,7 +233,7 @@ def missing_files(
     # The weights by their names: the pattern would fetch other copies of them too.
     exact = [pattern for pattern in patterns if pattern != WEIGHTS]
     exact += [glob.escape(file) for file in files.get(WEIGHTS, ())]
-    return NeededFiles(exact, missing, lacks_index=WEIGHTS in patterns and INDEX in missing)
+    return NeededFiles(exact, missing, lacks_index=WEIGHTS in patterns and WEIGHTS_INDEX in missing)
 
 
 def check_available(name: str, files: Mapping[str, Sequence[str]], names: Iterable[str]) -> None:

@@ -16,14 +16,14 @@ from .common.errors import InputError
 from .common.json_files import read_object
 
 SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
 WEIGHTS = "*.safetensors"
 """The pattern of weights in lists of patterns.
 
 It is replaced by the files that ``weights_among`` returns.
 """
 USUAL = "model*.safetensors"
-COPIES = "consolidated*"
+CONSOLIDATED_FILES = "consolidated*"
 BELOW = "*/*.safetensors"
 
 
@@ -52,9 +52,9 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
         return [name for name in names if name in named_files]
     files = [name for name in fnmatch.filter(names, WEIGHTS) if "/" not in name]
     preferred = fnmatch.filter(files, USUAL)
-    if INDEX in names:
+    if WEIGHTS_INDEX in names:
         # The index may name any file; Mistral's repositories hold a second copy of the weights.
-        preferred = [name for name in files if not fnmatch.fnmatch(name, COPIES)]
+        preferred = [name for name in files if not fnmatch.fnmatch(name, CONSOLIDATED_FILES)]
     if preferred:
         return preferred
     return files
@@ -82,7 +82,7 @@ def named_in(index: Path | None) -> set[str]:
 
 def expected(folder: Path) -> tuple[list[str], list[str]]:
     """Return patterns (allowed, ignored) of the weights that make a cached folder complete."""
-    named_files = named_in(folder / INDEX)
+    named_files = named_in(folder / WEIGHTS_INDEX)
     if named_files:
         return [glob.escape(name) for name in sorted(named_files)], []
     pattern = WEIGHTS

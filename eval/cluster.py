@@ -47,12 +47,12 @@ from .run.run_config import RunConfig
 from .run.run_model import RunModel
 from .run.workers import Hardware, Worker, Workers
 
-INSTALL = "pip install 'ray>=2.49'"
+INSTALL_RAY = "pip install 'ray>=2.49'"
 """First version whose actors can be bound to several nodes by labels.
 
 compare_q was run with 2.60.
 """
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parent.parent
 REMEDY = (
     f"install it in the Python that runs ray on this node, or put this checkout at {ROOT} there"
 )
@@ -745,7 +745,7 @@ def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> R
     try:
         import ray
     except ImportError:
-        raise InputError(f"--ray: ray is not installed: {INSTALL}") from None
+        raise InputError(f"--ray: ray is not installed: {INSTALL_RAY}") from None
     host, _, port = address.rpartition(":")
     try:
         # Ray waits two minutes for a closed port.

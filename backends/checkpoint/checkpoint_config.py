@@ -18,7 +18,7 @@ from ..base import ServingFacts
 from ..common.errors import InputError
 from ..common.json_files import exists, is_file, read_object
 from ..common.message_text import printable, shortened
-from ..hub_files import INDEX, SINGLE
+from ..hub_files import SINGLE, WEIGHTS_INDEX
 from ..layers.schemes import objects_in, part
 from .safetensors_files import ADAPTER
 
@@ -41,7 +41,7 @@ OTHER_CACHES = (
 UNEQUAL_CACHES = ("global_head_dim", "num_global_key_value_heads")
 """Keys of configs whose attention layers have caches of different sizes (Gemma 4's)."""
 EXTERNAL_WEIGHTS = {
-    "transformers_weights": (SINGLE, INDEX),
+    "transformers_weights": (SINGLE, WEIGHTS_INDEX),
     "text_model_id": (),
     "audio_model_id": (),
 }

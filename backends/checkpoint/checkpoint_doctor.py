@@ -18,7 +18,7 @@ from ..common.errors import InputError
 from ..common.json_files import exists
 from ..common.message_text import amount, bytes_in_words, printable, shortened
 from ..hub import SILENT, Watch
-from ..hub_files import INDEX
+from ..hub_files import WEIGHTS_INDEX
 from ..layers.module_names import is_left_by_quantizer, kind_of, module_and_part
 from ..layers.schemes import (
     asks_for_input_scales,
@@ -33,13 +33,13 @@ from ..layers.schemes import (
 from . import largest_weights, model_function, stored_sizes, zeros
 from .contents import LARGEST, Contents
 from .folder import Checkpoint, storage_of
-from .formats import FLOATS, INPUT_SCALES, KV_SCALES, NUMBERS, Parts, main_part, values
+from .formats import FLOAT_DTYPES, INPUT_SCALES, KV_SCALES, NUMPY_TYPES, Parts, main_part, values
 from .gguf import BLOCK, GgufModel, is_gguf, read_model
 from .nvfp4_scales import ONE_SCALE, SHARED, unequal
 from .safetensors_files import Tensor, read_headers, strays
 from .stored_sizes import Fault
 from .token_rules import SERVED, faults
-from .tokenizers import CONFIG, FILE, SAMPLES, Tokens, of_folder, of_gguf
+from .tokenizers import CONFIG, TOKENIZER_FILE, TOKENIZER_SAMPLES, Tokens, of_folder, of_gguf
 from .zeros import Zeros
 
 Severity = Literal["wrong", "warning", "note"]
@@ -145,7 +145,9 @@ def examine(
             findings += check(checkpoint)
         if contents is not None:
             findings += differing_tensors(checkpoint, contents)
-            findings += [Finding("warning", FILE, note, RULES_DIFFER) for note in contents.tokens]
+            findings += [
+                Finding("warning", TOKENIZER_FILE, note, RULES_DIFFER) for note in contents.tokens
+            ]
             if contents.unchecked:
                 unchecked.append(f"tensors against the config: {contents.unchecked}")
     findings += zero_findings(zeros.find(placed, whole=watch is not None, watch=watch or SILENT))
@@ -423,11 +425,11 @@ def differing_tokens(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
 
     An entry that only one model has does not count.
     """
-    if reference.vocabulary and not mine.vocabulary and mine.where == FILE:
-        yield Finding("warning", FILE, "missing, and the reference has one", COPY)
+    if reference.vocabulary and not mine.vocabulary and mine.where == TOKENIZER_FILE:
+        yield Finding("warning", TOKENIZER_FILE, "missing, and the reference has one", COPY)
     yield from differing_encoding(mine, reference)
     # The rules of two folders were compared by the tokens of samples, above.
-    if mine.where != FILE or reference.where != FILE:
+    if mine.where != TOKENIZER_FILE or reference.where != TOKENIZER_FILE:
         for fault in faults(mine.rules, reference.rules):
             severity: Severity = "warning"
             if fault.is_sure:
@@ -456,7 +458,9 @@ def differing_encoding(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     if differing or has_other_merges:
         return
     # GGUF files have no encoded samples.
-    for text, our_ids, their_ids in zip(SAMPLES, mine.encoded, reference.encoded, strict=False):
+    for text, our_ids, their_ids in zip(
+        TOKENIZER_SAMPLES, mine.encoded, reference.encoded, strict=False
+    ):
         if our_ids != their_ids:
             what = f"its rules cut text into other tokens, such as {text!r}"
             yield Finding("wrong", mine.where, what, COPY)
@@ -471,7 +475,7 @@ def differing_special_tokens(mine: Tokens, reference: Tokens) -> Iterator[Findin
         where, _, key = name.rpartition(": ")
         if not where:
             where = mine.where
-            if mine.where == FILE:
+            if mine.where == TOKENIZER_FILE:
                 where = CONFIG
         severity: Severity = "wrong"
         consequence = "answers begin or end differently"
@@ -488,7 +492,7 @@ def differing_template(mine: Tokens, reference: Tokens) -> Iterator[Finding]:
     if reference.template is None or mine.template == reference.template:
         return
     where = f"{mine.where}.chat_template"
-    if mine.where == FILE:
+    if mine.where == TOKENIZER_FILE:
         where = "chat template"
     if mine.template is None:
         what = "no chat template, and the reference has one: chats get another prompt"
@@ -720,14 +724,14 @@ def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Find differences between the index and the headers of the files."""
-    weight_map = checkpoint.json(INDEX).get("weight_map")
+    weight_map = checkpoint.json(WEIGHTS_INDEX).get("weight_map")
     if not isinstance(weight_map, dict):
         return
     unlisted = [checkpoint.where(name) for name in checkpoint.tensors if name not in weight_map]
     what = "is in the file and not in the index: some engines load it and some do not"
     fix = "make the index again, or save the model without it"
     yield from one_finding("warning", unlisted, what, fix)
-    absent = [f"{INDEX}: {name}" for name in weight_map if name not in checkpoint.tensors]
+    absent = [f"{WEIGHTS_INDEX}: {name}" for name in weight_map if name not in checkpoint.tensors]
     what = "is in the index and in none of its files"
     yield from one_finding("wrong", absent, what, "download the model again")
 
@@ -740,10 +744,10 @@ def dtypes(checkpoint: Checkpoint) -> Iterator[Finding]:
     for module, parts in checkpoint.matrices.items():
         dtype = parts[main_part(parts) or ""].dtype
         where = checkpoint.where(module)
-        if dtype in FLOATS:
-            is_as_stated = config_dtype in ("", FLOATS[dtype])
+        if dtype in FLOAT_DTYPES:
+            is_as_stated = config_dtype in ("", FLOAT_DTYPES[dtype])
             if not is_as_stated and module.rpartition(".")[2] not in KEPT_IN_FLOAT32:
-                places_by_dtype.setdefault(FLOATS[dtype], []).append(where)
+                places_by_dtype.setdefault(FLOAT_DTYPES[dtype], []).append(where)
         elif len(parts.keys() - {"bias"}) == 1:
             without_scale.append(f"{where} ({dtype})")
     for name, places in places_by_dtype.items():
@@ -785,7 +789,7 @@ def faulty(scales: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 def fault_of(scale: Tensor) -> str:
     """Return what is wrong with the values of a scale; "" if nothing is."""
-    if scale.dtype not in NUMBERS:
+    if scale.dtype not in NUMPY_TYPES:
         return f"of a dtype that is not known ({scale.dtype})"
     numbers = values(scale)
     if np.isnan(numbers).any():

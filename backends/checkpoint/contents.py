@@ -305,7 +305,7 @@ def matches_any(patterns: Iterable[re.Pattern[str]], name: str) -> bool:
 
 def is_all_zero(tensor: Tensor) -> bool:
     """Return True if a small tensor is zeros; False for a large one and for an unknown dtype."""
-    if tensor.dtype not in formats.NUMBERS or tensor.numel > LARGEST:
+    if tensor.dtype not in formats.NUMPY_TYPES or tensor.numel > LARGEST:
         return False
     return not formats.values(tensor).any()
 
@@ -374,7 +374,7 @@ def unequal_tied_heads(
         embedding = tensors[other_name]
         if head.dtype != embedding.dtype or head.shape != embedding.shape:
             continue
-        if head.dtype not in formats.NUMBERS:
+        if head.dtype not in formats.NUMPY_TYPES:
             continue
         head_rows = formats.stored(head)[::ROW_STEP]
         if not np.array_equal(head_rows, formats.stored(embedding)[::ROW_STEP]):

@@ -18,7 +18,7 @@ from .checkpoint_config import CheckpointConfig
 from .formats import (
     EIGHT_BITS,
     POWERS,
-    SCALES,
+    WEIGHT_SCALES,
     Parts,
     as_float32,
     main_part,
@@ -236,7 +236,7 @@ def numbers(tensor: Tensor) -> Floats:
 def scalars(parts: Parts) -> Mapping[str, float]:
     """Return the scales of a module that are one number, by their names."""
     single = {}
-    for name in (*SCALES, GLOBAL, GLOBAL_FACTOR):
+    for name in (*WEIGHT_SCALES, GLOBAL, GLOBAL_FACTOR):
         if name in parts and math.prod(parts[name].shape) == 1:
             single[name] = float(numbers(parts[name]).reshape(-1)[0])
     return single

@@ -24,20 +24,20 @@ from .safetensors_files import Tensor
 Parts = dict[str, Tensor]
 """Part name ("weight", "scales", "weight.absmax", ...) -> tensor, of one module."""
 
-UNKNOWN = "stored in a format that compare_q cannot size"
+UNSIZED_FORMAT = "stored in a format that compare_q cannot size"
 DAMAGED = "other tensors of its module do not fit it"
 PADDED = "padded, and config.json does not say from which size"
 UNEXPLAINED = "has the vocabulary's size, but its name does not identify it as head or embedding"
 LONGEST_LIST = 1024
 """Largest number of integers in one row that do not count as weights."""
-SMALL = 4096
+SMALL_TENSOR_BYTES = 4096
 """Bytes of a tensor that is read at once."""
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """dtype in a header -> its name, for unquantized weights."""
 EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
 POWERS = {"U8", "F8_E8M0"}
 """Dtypes of the scales of OCP's microscaling formats (powers of two)."""
-NUMBERS = {
+NUMPY_TYPES = {
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -55,7 +55,7 @@ NUMBERS = {
 }
 """dtype in a header -> numpy's type of the same bytes."""
 TORCH_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
-SCALES = ("weight_scale", "weight_scale_inv", "scale")
+WEIGHT_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 """Names of scales; codes are multiplied by them.
 
 ``weight_scale_inv``, DeepSeek's name, is not an inverse.
@@ -99,7 +99,7 @@ class Layout(NamedTuple):
 
 Reader = Callable[[Parts, CheckpointConfig, frozenset[int]], Layout]
 """Reads the layout of a module's parts; the third argument: sizes that it can have unpadded."""
-NOT_KNOWN = Layout("", UNKNOWN)
+NOT_KNOWN = Layout("", UNSIZED_FORMAT)
 
 
 # Stored numbers, without torch where numpy knows them.
@@ -110,13 +110,15 @@ def stored(tensor: Tensor) -> NDArray[Any]:
 
     A tensor that is not small is mapped into memory.
     """
-    if tensor.dtype not in NUMBERS:
+    if tensor.dtype not in NUMPY_TYPES:
         raise ValueError(f"its dtype {tensor.dtype} is not known")
     # A map takes three times as long, and models of many experts have 100,000 small tensors.
-    if tensor.nbytes <= SMALL:
-        numbers = np.fromfile(tensor.file, NUMBERS[tensor.dtype], tensor.numel, offset=tensor.start)
+    if tensor.nbytes <= SMALL_TENSOR_BYTES:
+        numbers = np.fromfile(
+            tensor.file, NUMPY_TYPES[tensor.dtype], tensor.numel, offset=tensor.start
+        )
         return numbers.reshape(tensor.shape)
-    return np.memmap(tensor.file, NUMBERS[tensor.dtype], "r", tensor.start, tensor.shape)
+    return np.memmap(tensor.file, NUMPY_TYPES[tensor.dtype], "r", tensor.start, tensor.shape)
 
 
 def values(tensor: Tensor) -> NDArray[np.float32]:
@@ -141,7 +143,7 @@ def as_float32(numbers: Any, dtype: str) -> NDArray[np.float32]:
 
 def scale_of(parts: Parts) -> Tensor | None:
     """Return the scales of a module's codes; None if the module has no scales."""
-    for name in SCALES:
+    for name in WEIGHT_SCALES:
         if name in parts:
             return parts[name]
     return None
@@ -211,7 +213,7 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     scale = scale_of(parts)
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)
-    is_float = weight.dtype in FLOATS
+    is_float = weight.dtype in FLOAT_DTYPES
     # Floats need no scale, so that this is an unknown format.
     if is_float and "scale" in parts:
         return NOT_KNOWN
@@ -219,7 +221,7 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
         return NOT_KNOWN
     words = ""
     if is_float:
-        words = FLOATS[weight.dtype]
+        words = FLOAT_DTYPES[weight.dtype]
     elif scale is not None:
         words = _eight_bits(weight, scale, config)
     has_padded_shape = len(weight.shape) == 2 and not any(size % 128 for size in weight.shape)
@@ -278,7 +280,7 @@ def _integers(parts: Parts, config: CheckpointConfig, scale: Tensor | None) -> L
         if remainder or not words:
             return NOT_KNOWN
         return Layout(words, weight.numel * 32 // group_bytes)
-    if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOATS:
+    if weight.dtype == "I8" and "weight_scale" in parts and scale.dtype in FLOAT_DTYPES:
         return Layout(_eight_bits(weight, scale, config), weight.numel)
     return NOT_KNOWN
 
@@ -368,7 +370,7 @@ def _torchao(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> L
     scale = parts.get("_weight_scale")
     if scale is None:
         return NOT_KNOWN
-    if zeros is not None and zeros.dtype in FLOATS:
+    if zeros is not None and zeros.dtype in FLOAT_DTYPES:
         if scale.shape != zeros.shape or scale.shape[-1] != codes.shape[-2]:
             return NOT_KNOWN
         if codes.dtype not in ("I8", "U8"):
@@ -431,7 +433,7 @@ def main_part(parts: Parts) -> str | None:
 def is_quantized(parts: Parts) -> bool:
     """Return True if a module's weights are stored in less than 16 bits."""
     main = main_part(parts)
-    return main is not None and (main != "weight" or parts[main].dtype not in FLOATS)
+    return main is not None and (main != "weight" or parts[main].dtype not in FLOAT_DTYPES)
 
 
 def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
@@ -467,7 +469,7 @@ def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig)
         if may_be_weights:
             unexplained.append(part)
     if unexplained:
-        raise UnsizedError(f"{name}.{min(unexplained)}: {UNKNOWN}")
+        raise UnsizedError(f"{name}.{min(unexplained)}: {UNSIZED_FORMAT}")
     if main is None:
         return 0, 0
     weights = layout_of(parts, config, role).weights

@@ -34,7 +34,7 @@ from ..layers.module_names import is_outside, kind_of
 from ..layers.schemes import number_format
 from .checkpoint_config import CheckpointConfig
 from .folder import Checkpoint
-from .formats import NUMBERS, POWERS, Parts, as_float32, layout_of
+from .formats import NUMPY_TYPES, POWERS, Parts, as_float32, layout_of
 from .safetensors_files import Tensor
 from .stored_sizes import Fault
 
@@ -247,7 +247,7 @@ def numbers_of(scale: Tensor, file: RawIOBase, most: int) -> NDArray[np.float32]
             starts.append(scale.start + size * (last * place // (PLACES - 1)))
     # A map of each tensor takes ten times as long for a model with many experts.
     data = b"".join(os.pread(file.fileno(), length, start) for start in starts)
-    numbers = np.frombuffer(data, NUMBERS[scale.dtype])
+    numbers = np.frombuffer(data, NUMPY_TYPES[scale.dtype])
     if scale.dtype in POWERS:
         return np.exp2(numbers.view(np.uint8).astype(np.float32) - 127)
     return np.abs(as_float32(numbers, scale.dtype))

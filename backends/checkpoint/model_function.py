@@ -27,7 +27,7 @@ import numpy as np
 from ..common.message_text import one_line, printable, shortened
 from .checkpoint_config import UNEQUAL_CACHES, CheckpointConfig, scaling_type
 from .folder import Checkpoint
-from .formats import NUMBERS, main_part
+from .formats import NUMPY_TYPES, main_part
 from .formats import stored as stored_numbers
 from .gguf import LONG_FACTORS, ORIGINAL, GgufModel, is_gguf, read_model
 from .safetensors_files import Tensor
@@ -690,7 +690,11 @@ def head_is_embedding(path: Path) -> bool:
         return False
     head = ends["head"][0]
     embedding = ends["embedding"][0]
-    if head.dtype != embedding.dtype or head.shape != embedding.shape or head.dtype not in NUMBERS:
+    if (
+        head.dtype != embedding.dtype
+        or head.shape != embedding.shape
+        or head.dtype not in NUMPY_TYPES
+    ):
         return False
     head_rows = stored_numbers(head)
     embedding_rows = stored_numbers(embedding)

@@ -18,7 +18,7 @@ from ..layers.module_names import fused_layers
 from ..layers.schemes import args_text, objects_in, part
 from .checkpoint_config import CheckpointConfig
 from .folder import Checkpoint
-from .formats import NUMBERS, Parts, main_part, values
+from .formats import NUMPY_TYPES, Parts, main_part, values
 
 GLOBAL_SCALES = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
 """Global scale of weights -> of activations: their names in compressed-tensors and in ModelOpt."""
@@ -93,7 +93,7 @@ def unequal(layers: Mapping[str, Parts]) -> dict[str, str]:
         for name in GLOBAL_SCALES:
             if name not in parts:
                 continue
-            if parts[name].numel == 1 and parts[name].dtype in NUMBERS:
+            if parts[name].numel == 1 and parts[name].dtype in NUMPY_TYPES:
                 scales[path] = float(values(parts[name]).reshape(-1)[0])
                 scale_names[path] = name
     faults: dict[str, str] = {}

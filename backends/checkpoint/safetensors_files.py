@@ -20,7 +20,7 @@ from ..common.errors import InputError
 from ..common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
 from ..common.message_text import one_line, printable
 from ..common.storage import times_of
-from ..hub_files import INDEX, SINGLE
+from ..hub_files import SINGLE, WEIGHTS_INDEX
 
 ADAPTER = "adapter_config.json"
 STAMPED = (
@@ -68,7 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"{printable(folder / ADAPTER)}: an adapter, which some engines add to the model and "
             "others ignore; merge it into the weights, or move it out of the folder"
         )
-    if exists(folder / INDEX):
+    if exists(folder / WEIGHTS_INDEX):
         return indexed_files(folder)
     single = folder / SINGLE
     if is_file(single):
@@ -82,7 +82,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def indexed_files(folder: Path) -> list[Path]:
     """Return the files that a folder's index names; InputError as for ``weight_files``."""
-    index = folder / INDEX
+    index = folder / WEIGHTS_INDEX
     weight_map = read_object(index, strict=False).get("weight_map")
     if not isinstance(weight_map, dict) or not all(map(is_name_inside, weight_map.values())):
         raise InputError(
@@ -93,14 +93,14 @@ def indexed_files(folder: Path) -> list[Path]:
     single = folder / SINGLE
     if exists(single) and SINGLE not in names:
         raise InputError(
-            f"{printable(single)}: not one of the {len(names)} files that {INDEX} names: there are "
-            "two sets of weights, and engines differ in which one they load; move one of them out "
-            "of the folder"
+            f"{printable(single)}: not one of the {len(names)} files that {WEIGHTS_INDEX} names: "
+            "there are two sets of weights, and engines differ in which one they load; move one of "
+            "them out of the folder"
         )
     for name in names:
         if not is_file(folder / name):
             raise InputError(
-                f"{folder / printable(name)}: named in {INDEX} but missing; "
+                f"{folder / printable(name)}: named in {WEIGHTS_INDEX} but missing; "
                 "download the model again"
             )
     return [folder / name for name in names]

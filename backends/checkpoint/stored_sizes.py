@@ -33,9 +33,10 @@ from ..layers.schemes import Declared, Scheme, declared, ignored_names, is_ignor
 from .checkpoint_config import CheckpointConfig
 from .folder import Checkpoint
 from .formats import (
-    NUMBERS,
+    NUMPY_TYPES,
     POWERS,
-    SMALL,
+    SMALL_TENSOR_BYTES,
+    WEIGHT_SCALES,
     Parts,
     layout_of,
     main_part,
@@ -45,8 +46,6 @@ from .formats import (
 )
 from .safetensors_files import Tensor
 
-SCALES = ("weight_scale", "weight_scale_inv", "scale")
-"""Names of the scales next to ``weight`` and ``weight_packed``."""
 GROUP_SIZES = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 """Number format -> the number of weights in each of its groups."""
 NO_SIZES = ("bitsandbytes", "exl3")
@@ -180,7 +179,7 @@ def granularity_fault(parts: Parts, config: CheckpointConfig, words: str) -> Fau
 
 def scale_name(parts: Parts) -> str:
     """Return the name of a matrix's scales; "" if it has none."""
-    return next((name for name in SCALES if name in parts), "")
+    return next((name for name in WEIGHT_SCALES if name in parts), "")
 
 
 def class_of(kind: str) -> str:
@@ -468,6 +467,6 @@ def first_numbers(tensor: Tensor) -> NDArray[Any]:
     Real zero points differ within the first row.
     """
     # A model may have 100,000 of these tensors on a network disk.
-    size = np.dtype(NUMBERS[tensor.dtype]).itemsize
-    count = min(tensor.numel, SMALL // size)
+    size = np.dtype(NUMPY_TYPES[tensor.dtype]).itemsize
+    count = min(tensor.numel, SMALL_TENSOR_BYTES // size)
     return stored(tensor._replace(shape=(count,), nbytes=count * size))

@@ -1,8 +1,9 @@
 """Read a model's tokenizer, special tokens and chat template, which the doctor compares.
 
-Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of ``SAMPLES``
-are compared, not the rules.  A special token is read as text (tokenizer_config.json) and as ids
-(config.json and generation_config.json), because engines begin and end answers with these ids.
+Libraries write the rules of one tokenizer in different ways.  Therefore the tokens of
+``TOKENIZER_SAMPLES`` are compared, not the rules.  A special token is read as text
+(tokenizer_config.json) and as ids (config.json and generation_config.json), because engines begin
+and end answers with these ids.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from .folder import Checkpoint
 from .gguf import TOKENS, GgufModel
 from .token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
 
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
-GENERATION = "generation_config.json"
-SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
+GENERATION_CONFIG = "generation_config.json"
+SPECIAL_TOKEN_KEYS = (
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "add_bos_token",
+    "add_eos_token",
+)
 IDS = ("bos_token_id", "eos_token_id")
-SAMPLES = (*ORDINARY, *SCRIPTS)
+TOKENIZER_SAMPLES = (*ORDINARY, *SCRIPTS)
 """Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
 No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such
@@ -49,7 +57,7 @@ class Tokens:
     merges: Sequence[Any] = ()  # of BPE
     special: Mapping[str, Any] = field(default_factory=dict)  # special tokens as text and ids
     template: str | None = None  # the chat template
-    encoded: Sequence[Sequence[int]] = ()  # ids of each of ``SAMPLES``
+    encoded: Sequence[Sequence[int]] = ()  # ids of each of ``TOKENIZER_SAMPLES``
     rules: Rules = field(default_factory=Rules)  # compared with those of GGUF files
 
 
@@ -63,13 +71,13 @@ def of_folder(folder: Path) -> Tokens:
         template = read_bytes(folder / TEMPLATE).decode(errors="replace")
     elif isinstance(template, list):  # several, by name
         template = json.dumps(template, sort_keys=True)
-    tokens = Tokens(FILE, special=special, template=stripped(template))
-    if not exists(folder / FILE):
+    tokens = Tokens(TOKENIZER_FILE, special=special, template=stripped(template))
+    if not exists(folder / TOKENIZER_FILE):
         return tokens
     tokenizer = of_file(folder)
     vocabulary = {number: token for token, number in tokenizer.get_vocab().items()}
     merges = json.loads(tokenizer.to_str())["model"].get("merges") or ()
-    encoded = [tokenizer.encode(text).ids for text in SAMPLES]
+    encoded = [tokenizer.encode(text).ids for text in TOKENIZER_SAMPLES]
     return replace(
         tokens,
         vocabulary=vocabulary,
@@ -82,13 +90,13 @@ def of_folder(folder: Path) -> Tokens:
 def special_tokens(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a folder's special tokens, as text and as ids; ``config``: tokenizer_config.json."""
     special = {}
-    for name in SPECIAL:
+    for name in SPECIAL_TOKEN_KEYS:
         token = config.get(name)
         if isinstance(token, Mapping):  # an object that contains the text
             special[name] = token.get("content")
         elif token is not None:
             special[name] = token
-    for file in ("config.json", GENERATION):
+    for file in ("config.json", GENERATION_CONFIG):
         ids = checkpoint.json(file)
         for key in IDS:
             if ids.get(key) is not None:
@@ -101,9 +109,11 @@ def of_file(folder: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(folder / FILE))
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     except Exception as error:  # the library raises no narrower class
-        raise InputError(f"{FILE}: tokenizers cannot read it: {one_line(error, 160)}") from None
+        raise InputError(
+            f"{TOKENIZER_FILE}: tokenizers cannot read it: {one_line(error, 160)}"
+        ) from None
     tokenizer.no_truncation()  # calibration leaves its truncation length in the file
     tokenizer.no_padding()
     return tokenizer
@@ -151,7 +161,7 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
     with suppress(Exception):
         ids = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
     normalizer = None
-    if tokenizer.is_fast and exists(folder / FILE):
+    if tokenizer.is_fast and exists(folder / TOKENIZER_FILE):
         file = of_file(folder)
         # Special tokens stay as loaded, also those that the file lacks.
         file.add_tokens(list(tokenizer.added_tokens_decoder.values()))
@@ -162,7 +172,7 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
             class_count = sum(map(len, ids))
             file_count = sum(map(len, file_ids))
             notes.append(
-                f"tokens are those of {FILE}: Transformers' {type(tokenizer).__name__} reads it "
+                f"tokens are those of {TOKENIZER_FILE}: Transformers' {type(tokenizer).__name__} reads it "
                 f"differently, {class_count:,} tokens instead of {file_count:,} in a sample; "
                 "software that loads the tokenizer by its class gives the model other tokens"
             )
@@ -193,13 +203,16 @@ def pieces_of(texts: Sequence[str]) -> list[str]:
 
 
 def class_notes(folder: Path) -> tuple[str, ...]:
-    """Return the notes of ``follow_file`` on ``SAMPLES``; none if the tokenizer does not load."""
+    """Return the notes of ``follow_file`` on ``TOKENIZER_SAMPLES``.
+
+    There are none if the tokenizer does not load.
+    """
     from transformers import AutoTokenizer
 
     # Transformers and its classes raise their own errors.
     with suppress(Exception):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return follow_file(tokenizer, folder, SAMPLES)
+        return follow_file(tokenizer, folder, TOKENIZER_SAMPLES)
     return ()
 
 

@@ -22,7 +22,7 @@ from .engine_options import named_files
 from .message_text import bytes_in_words, is_secret
 from .packages import installed_versions
 
-PACKAGES = (
+RECORDED_PACKAGES = (
     "torch",
     "transformers",
     "vllm",
@@ -80,7 +80,7 @@ of the scores' key.
 Threads that spin at barriers are slow when another process uses a core (window of 1,024 tokens on 2
 cores, 1 busy: 2.5 to 9 s spinning, 1.6 s passive; both cores idle: 0.78 s and 0.82 s).
 """
-HARMLESS = re.compile(
+HARMLESS_VARIABLES = re.compile(
     r"VERBOSE|_DEBUG($|_SUBSYS|_FILE)|_LOGS?(_|$)|_LOGGING|_DIR$|_HOME$|_CACHE_|TIMEOUT|DUMP|PRINT|"
     r"DISPLAY_ENV|(COMPILE|DYNAMIC)_THREADS|BLOCKTIME|TORCHELASTIC|SOCKET|_RUN_ID|"
     r"DUPLICATE_LIB_OK|INIT_AT_FORK"
@@ -94,7 +94,7 @@ CHOOSES_KERNELS = re.compile(
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that matter to scores."""
-    return {"python": platform.python_version(), **installed_versions(PACKAGES)}
+    return {"python": platform.python_version(), **installed_versions(RECORDED_PACKAGES)}
 
 
 def commit() -> str | None:
@@ -346,7 +346,9 @@ def settings() -> dict[str, str]:
     return variables(SETTINGS)
 
 
-def variables(prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS) -> dict[str, str]:
+def variables(
+    prefixes: tuple[str, ...], harmless: re.Pattern[str] = HARMLESS_VARIABLES
+) -> dict[str, str]:
     """Return environment variables with these prefixes, except harmless ones and secrets.
 
     A value that names files is followed by digests of the files.

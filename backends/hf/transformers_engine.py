@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ..reference.head import RecomputableHead
 
-DTYPES = {
+DEFAULT_DTYPES = {
     "transformers": "float16",
     "transformers_auto": "float16",
     "transformers_auto_bf16": "bfloat16",
@@ -56,10 +56,10 @@ DTYPES = {
 DEVICE_MAP_AUTO = {"transformers_auto", "transformers_auto_bf16"}
 SPECIAL_ARGUMENTS = re.compile(r"\b(?:softcap|s_aux)=self\.(\w+)")
 """Arguments of attention that torch's sdpa does not accept, and a layer's attribute for each."""
-WEIGHT_SCALE = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
+SCALE_ENDING = re.compile(r"\.(weight_scale\w*|scales|qzeros)$")
 BF16_ONLY = re.compile("nvfp4|mxfp4|mxfp8")
 """Formats that compressed-tensors 0.17 always decompresses to bfloat16."""
-PACKAGES = {
+PACKAGES_OF_METHOD = {
     "aqlm": ("aqlm",),
     "auto-round": ("auto-round",),
     "awq": ("gptqmodel",),
@@ -79,7 +79,7 @@ PACKAGES = {
     "vptq": ("vptq",),
 }
 """quant_method -> distributions that Transformers needs to load it."""
-OWN_OPTIONS = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
+OPTIONS_NOT_PASSED = {"streaming", "streaming_windows", "quantization_config", *OPTIONS}
 """Options that are not passed unchanged to Transformers."""
 
 
@@ -105,7 +105,7 @@ class TransformersFolder(HuggingFaceFolder):
         facts = super().facts()
         if "dtype" in self.planned.options:
             return facts
-        return replace(facts, dtype=DTYPES[self.planned.load_fn])
+        return replace(facts, dtype=DEFAULT_DTYPES[self.planned.load_fn])
 
     def storage(self) -> Storage:
         on_load = self.planned.options.get("quantization_config") or {}
@@ -122,7 +122,7 @@ class TransformersEngine(LogitsEngine):
     """A causal language model of Transformers."""
 
     capabilities = Capabilities(
-        load_fns=tuple(DTYPES),
+        load_fns=tuple(DEFAULT_DTYPES),
         fwd_fn="transformers",
         packages=("transformers",),
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
@@ -157,7 +157,7 @@ class TransformersEngine(LogitsEngine):
             stored = files.config.quantization
         check_packages("engine.quantization_config", options.quantization_config or {})
         check_packages("model_dir", stored)
-        dtype = options.dtype or DTYPES[model.load_fn]
+        dtype = options.dtype or DEFAULT_DTYPES[model.load_fn]
         if dtype == "auto" and not files.is_remote:
             dtype = files.config.dtype or dtype
         check_dtype(dtype, stored)
@@ -221,10 +221,10 @@ class TransformersEngine(LogitsEngine):
         elif load_fn in DEVICE_MAP_AUTO and device.type == "cuda":
             device_map = "auto"
         arguments: dict[str, Any] = {
-            "dtype": DTYPES[load_fn],
+            "dtype": DEFAULT_DTYPES[load_fn],
             "use_safetensors": True,
             "device_map": device_map,
-            **self.options.model_dump(exclude_none=True, exclude=OWN_OPTIONS),
+            **self.options.model_dump(exclude_none=True, exclude=OPTIONS_NOT_PASSED),
         }
         if self.options.quantization_config:
             arguments["quantization_config"] = transformers_config(self.options.quantization_config)
@@ -434,7 +434,7 @@ def check_streaming(options: TransformersOptions, stored: dict[str, Any]) -> Non
 
 def check_packages(where: str, config: dict[str, Any]) -> None:
     """InputError with the pip command if a quantization needs packages that are not installed."""
-    needed = PACKAGES.get(str(config.get("quant_method")), ())
+    needed = PACKAGES_OF_METHOD.get(str(config.get("quant_method")), ())
     installed = installed_versions(needed)
     missing = [package for package in needed if package not in installed]
     if missing:
@@ -498,11 +498,11 @@ def check_complete(folder: Path, loading_info: Mapping[str, Any], *, on_load: bo
     initialized = list(loading_info["missing_keys"])
     initialized += [key for key, *_ in loading_info["mismatched_keys"]]
     for name in sorted(initialized):
-        if on_load and WEIGHT_SCALE.search(name):
+        if on_load and SCALE_ENDING.search(name):
             continue
         raise ModelError(f"{folder}: Transformers found no {name} that fits, and made one up")
     for name in sorted(loading_info["unexpected_keys"]):
-        if WEIGHT_SCALE.search(name):
+        if SCALE_ENDING.search(name):
             raise ModelError(
                 f"{folder}: Transformers left {name} out; it does not run this model's quantization"
             )

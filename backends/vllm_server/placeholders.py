@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-FEW = 4
+TOKENS_FOR_TWO_VALUES = 4
 """From this number of tokens on, an answer must have two different values."""
-MANY = 16
+TOKENS_FOR_THREE_VALUES = 16
 """From this number of tokens on, an answer must have three different values."""
 
 
@@ -22,9 +22,9 @@ def placeholder(logprob: NDArray[np.float32]) -> str:
     answers therefore have other values too.
     """
     values = np.unique(logprob)
-    if len(logprob) < FEW:
+    if len(logprob) < TOKENS_FOR_TWO_VALUES:
         fewest = 1
-    elif len(logprob) < MANY:
+    elif len(logprob) < TOKENS_FOR_THREE_VALUES:
         fewest = 2
     else:
         fewest = 3

@@ -24,7 +24,7 @@ from .client import ServerError
 
 FIRST_TOKENS = 32
 """Number of tokens of the first repetition of a window."""
-FEWEST_TOKENS = 9
+FEWEST_REPEATED_TOKENS = 9
 """Number of tokens of the shortest windows that are repeated: in a few tokens, rounding may look
 like another model."""
 MORE_TOKENS = 32
@@ -36,7 +36,7 @@ SHARE = 1 / 32
 """
 NOW = 0.75
 """Probability that a repetition follows a window at once, while more of them are allowed."""
-WAITING = 1024
+MOST_WAITING_WINDOWS = 1024
 """Largest number of windows that wait for their repetition."""
 ENOUGH = 4
 """Smallest number of repetitions in which one can be found to differ from the others."""
@@ -60,7 +60,7 @@ CERTAIN = 0.5
 repetitions."""
 NOTED = 0.1
 """Smallest mean difference in nats per token that adds a note to the row."""
-LARGEST = 1.0
+LARGEST_TOKEN_DIFFERENCE = 1.0
 """A token's difference counts at most this many nats: one very improbable token must not decide."""
 
 
@@ -92,15 +92,18 @@ class Repeats:
         self.problem = ""  # why the answers cannot come from one model
 
     def add(self, ids: NDArray[np.int32], logprob: NDArray[np.float32]) -> None:
-        """Add a window and its answer; windows of fewer than ``FEWEST_TOKENS`` are not repeated."""
-        if len(ids) < FEWEST_TOKENS:
+        """Add a window and its answer.
+
+        Windows of fewer than ``FEWEST_REPEATED_TOKENS`` are not repeated.
+        """
+        if len(ids) < FEWEST_REPEATED_TOKENS:
             return
         window = Beginning(ids, logprob).cut(FIRST_TOKENS + MORE_TOKENS)
         self.windows += 1
         self.tokens += len(ids)
         if len(self.first) < ALWAYS:
             self.first.append(window)
-        if len(self.waiting) == WAITING:
+        if len(self.waiting) == MOST_WAITING_WINDOWS:
             self.take()
         self.waiting.append(window.cut(FIRST_TOKENS))
 
@@ -188,12 +191,12 @@ class Repeats:
 def difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     """Return the mean absolute difference of log-probabilities [n], in nats.
 
-    A token counts at most ``LARGEST``; equal infinities count 0.  The mean of a window with fewer
-    than ``FIRST_TOKENS`` tokens varies more.  It is therefore multiplied by the square root of its
-    share of ``FIRST_TOKENS``.  Otherwise the rounding in one of many short windows would look like
-    another model.
+    A token counts at most ``LARGEST_TOKEN_DIFFERENCE``; equal infinities count 0.  The mean of a
+    window with fewer than ``FIRST_TOKENS`` tokens varies more.  It is therefore multiplied by the
+    square root of its share of ``FIRST_TOKENS``.  Otherwise the rounding in one of many short
+    windows would look like another model.
     """
     with np.errstate(invalid="ignore"):  # the difference of two infinities
         by_token = np.where(one == other, 0.0, np.abs(one.astype(np.float64) - other))
     share = min(len(by_token) / (FIRST_TOKENS - 1), 1.0)
-    return float(np.minimum(by_token, LARGEST).mean() * np.sqrt(share))
+    return float(np.minimum(by_token, LARGEST_TOKEN_DIFFERENCE).mean() * np.sqrt(share))

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-FILE = re.compile(r"/dev/shm/(psm_|sem\.|torch_|vllm_dist_)[^/]*")
+SHARED_MEMORY_FILE = re.compile(r"/dev/shm/(psm_|sem\.|torch_|vllm_dist_)[^/]*")
 CREATED = re.compile(r"/dev/shm/sem\.\w+-(\d+)-.*")
 """A semaphore with its creator's process id.
 
@@ -81,7 +81,7 @@ def noted_files(folder: str) -> set[str]:
         return files
     with suppress(OSError):
         for file in Path(folder, NOTE).read_text().splitlines():
-            if FILE.fullmatch(file):
+            if SHARED_MEMORY_FILE.fullmatch(file):
                 files.add(file)
     return files
 
@@ -90,7 +90,7 @@ def files_in_memory() -> Iterator[str]:
     """Yield the files of ``/dev/shm`` that may be an engine's."""
     with suppress(OSError):
         for name in os.listdir("/dev/shm"):
-            if FILE.fullmatch(f"/dev/shm/{name}"):
+            if SHARED_MEMORY_FILE.fullmatch(f"/dev/shm/{name}"):
                 yield f"/dev/shm/{name}"
 
 
@@ -164,6 +164,6 @@ def mapped_files(process: int) -> set[str]:
             # address, permissions, offset, device, inode, path
             fields = line.rstrip("\n").split(maxsplit=5)
             path = fields[-1]
-            if FILE.fullmatch(path) and not path.endswith(" (deleted)"):
+            if SHARED_MEMORY_FILE.fullmatch(path) and not path.endswith(" (deleted)"):
                 files.add(path)
     return files

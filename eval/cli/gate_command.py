@@ -20,7 +20,7 @@ from .. import ranking
 from ..common.output_files import Outputs, write_text
 from ..common.terminal import say
 from ..gate import gate_report, variants
-from ..gate.floor import COPIES, Floor, VariantTokens
+from ..gate.floor import FLOOR_COPIES, Floor, VariantTokens
 from ..gate.gate_report import GateResult
 from ..gate.variants import BATCH_OF_ONE, DECODE, FULL, PREFILL, PREFILL_AGAIN, Variant
 from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
@@ -231,7 +231,7 @@ class Gate:
         The gate ends early if the first variant cannot be compared with the others.
         """
         first = self.variants[0]
-        copies = [first.copy_with_noise(number) for number in range(1, COPIES + 1)]
+        copies = [first.copy_with_noise(number) for number in range(1, FLOOR_COPIES + 1)]
         first_rows: list[Row] = []
         # In two steps: if the first variant fails, its copies are not scored.
         for specs in ([self.first_spec, first.copied(PREFILL_AGAIN)], copies):

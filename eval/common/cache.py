@@ -40,7 +40,7 @@ CACHE_VARIABLE = "COMPARE_Q_CACHE"
 """Environment variable with the folder of the cache."""
 FORMAT_FILE = "format"
 """File of a cache with the ``VERSIONS`` of the compare_q that looked for older entries last."""
-VERSIONS = f"segments {segments.VERSION}, references {reference_store.STORE_VERSION}\n"
+VERSIONS = f"segments {segments.SEGMENT_VERSION}, references {reference_store.STORE_VERSION}\n"
 KEY_DIGITS = 40
 ENTRY_NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),

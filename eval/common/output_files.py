@@ -19,7 +19,7 @@ from ...backends.common import json_files, storage
 from ...backends.common.errors import CompareQError
 from ...backends.common.message_text import one_line, printable, with_class
 
-INSTALL = "install what compare_q needs to draw: pip install matplotlib"
+INSTALL_MATPLOTLIB = "install what compare_q needs to draw: pip install matplotlib"
 CURE = "free space or name another place, and run again: what was measured is kept"
 
 
@@ -135,7 +135,7 @@ def failure_reason(error: Exception, target: Path | str) -> str:
         reason = str(error).removeprefix(f"{target}: ")
         return reason.removeprefix("could not be written: ")
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed; {INSTALL}"
+        return f"{error.name} is not installed; {INSTALL_MATPLOTLIB}"
     if isinstance(error, OSError):
         cause = error.strerror or one_line(error)
         return f"{cause}; {CURE}"

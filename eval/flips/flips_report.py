@@ -39,7 +39,7 @@ Klds = Mapping[str, Value]
 """Label -> KLD of a results.json."""
 
 
-COLUMNS = (
+FLIPS_COLUMNS = (
     Column("task", "task", "", wraps=True),
     Column("metric", "metric", "", wraps=True),
     Column("label", "label", "", wraps=True),
@@ -69,7 +69,7 @@ def table_of_flips(report: FlipReport, klds: Klds | None = None) -> Table:
 
 def columns_of_flips(rows: Sequence[Comparison], klds: Klds | None) -> list[FilledColumn]:
     """Return the columns, with a cell for each comparison."""
-    columns = [column for column in COLUMNS if column.name != "kld" or klds is not None]
+    columns = [column for column in FLIPS_COLUMNS if column.name != "kld" or klds is not None]
     margins = margins_of(rows)
     if margins:
         header = f"equal within {points(max(margins))}"

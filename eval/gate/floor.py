@@ -27,7 +27,7 @@ from ..stats.uncertainty import student_t
 
 PASS_LEVEL = 0.99
 """Probability that a gate passes if all its variants are right."""
-COPIES = 6
+FLOOR_COPIES = 6
 """Copies of the first variant: with fewer, Student's t makes the limit wide."""
 OTHER_PLACES = 1.25
 """On an H100 correct kernels had up to 1.08 times the copies' KLD, and an FP8 KV cache 1.33

@@ -23,7 +23,7 @@ Boxes = NDArray[np.float64]
 
 FONT_SIZES: tuple[float, ...] = (10.5, 9.0, 7.5, 6.0)
 """In points.  The largest size at which all labels fit is taken."""
-FEW = 15
+FEW_LABELS = 15
 """If there are more labels, the largest size is not tried."""
 LABEL_PADDING = (8, 4)
 """Pixels kept free around a label, in width and height."""
@@ -46,7 +46,7 @@ ALL_PLACES = 5000
 
 Every place is compared with every other one.
 """
-MANY = 60
+MANY_LABELS = 60
 """If there are more labels, only the smallest size and one arrangement are tried."""
 MOST_LABELS = 100
 """Largest number of labels in a picture.
@@ -152,10 +152,10 @@ def _boxes_of_labels(
     """
     font_sizes = FONT_SIZES
     trials = TRIALS
-    if len(texts) > MANY:
+    if len(texts) > MANY_LABELS:
         font_sizes = FONT_SIZES[-1:]
         trials = 1
-    elif len(texts) > FEW:
+    elif len(texts) > FEW_LABELS:
         font_sizes = FONT_SIZES[1:]
     for font_size in font_sizes:
         for text in texts:

@@ -24,7 +24,7 @@ from .points import Level, Point
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
 HEIGHT_OF_FEW_POINTS = 8.4
-"""Height of a picture of at most ``labels.FEW`` points (inches)."""
+"""Height of a picture of at most ``labels.FEW_LABELS`` points (inches)."""
 HEIGHT_OF_POINT = 0.12
 """Increase of the height for each further point (inches)."""
 MARKER_SIZE = 9.0
@@ -45,7 +45,7 @@ The rest is linear down to 0, so that a noise floor far below does not stretch t
 WRAP_MANY = 24
 """Characters per line of a label, if there are many."""
 WRAP_FEW = 28
-"""Characters per line of a label, if there are at most ``labels.FEW``."""
+"""Characters per line of a label, if there are at most ``labels.FEW_LABELS``."""
 NAMES_ON_CARD = 8
 """Largest number of points on a card that all have labels.
 
@@ -209,7 +209,7 @@ def scatter_plot(
     points, edge = data.at_edge(sorted(points, key=lambda point: (point.x, point.y, point.label)))
     has_few_names = len(points) <= NAMES_ON_CARD
     n_labels = min(len(points), labels.MOST_LABELS)
-    height = HEIGHT_OF_FEW_POINTS + HEIGHT_OF_POINT * max(n_labels - labels.FEW, 0)
+    height = HEIGHT_OF_FEW_POINTS + HEIGHT_OF_POINT * max(n_labels - labels.FEW_LABELS, 0)
     width = picture_style.WIDTH
     characters = picture_style.CHARACTERS
     if card:
@@ -467,7 +467,7 @@ def _draw_labels(
     front_ends = _ends_of_families(front)
     names = picture_style.names_of([point.label for point in points])
     wrap = WRAP_MANY
-    if len(points) <= labels.FEW:
+    if len(points) <= labels.FEW_LABELS:
         wrap = WRAP_FEW
     texts = {}
     for i in data.nearest_to_front(points, labels.MOST_LABELS):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ...backends.checkpoint.tokenizers import TOKENIZER_FILE
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import one_line
 from ..common import processes
@@ -130,7 +131,7 @@ def decoded(data: EvalData, contexts: Sequence[TokenContext]) -> list[dict[str, 
     """
     from tokenizers import Tokenizer
 
-    file = data.tokenizer / vocabulary.FILE
+    file = data.tokenizer / TOKENIZER_FILE
     if not file.is_file():
         texts: list[dict[str, str]] = processes.run_in_subprocess(
             split_by_transformers,

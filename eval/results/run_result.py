@@ -19,7 +19,7 @@ from ..common.stored import JsonObject, Stored, Text
 from ..stats.uncertainty import Count
 from .model_result import ModelResult, noise_floor_of
 
-FORMAT = 9
+RESULTS_FORMAT = 9
 """Version of the layout of results.json; other versions are not read."""
 EMBEDDED = b'<script type="application/json" id="results">'
 EMBEDDED_END = b"</script>"
@@ -201,11 +201,11 @@ class RunResult(Stored):
         raw = json_files.parsed(content, name)
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
-        if raw["format"] != FORMAT:
+        if raw["format"] != RESULTS_FORMAT:
             number = shortened(repr(raw["format"]), 20)
             raise InputError(
-                f"{name}: results of format {number}, but this compare_q reads format {FORMAT}; "
-                "run compare_q again with -o (token scores in the cache are used)"
+                f"{name}: results of format {number}, but this compare_q reads format "
+                f"{RESULTS_FORMAT}; run compare_q again with -o (token scores in the cache are used)"
             )
         try:
             run = cls.model_validate_json(content)

@@ -32,7 +32,7 @@ from ..results import Timing
 from ..stats.uncertainty import BlockAssignment, assign_blocks
 from ..text.eval_data import EvalData
 
-INDEX = ("window", "position", "token_id")
+INDEX_COLUMNS = ("window", "position", "token_id")
 FIRST = ("started", "score_began", "first_window")
 """Moments that every run records; with replicas, the earliest one counts."""
 LAST = ("loaded", "last_window")
@@ -263,7 +263,7 @@ def index_of(scores: StoredScores, data: EvalData) -> dict[str, Any]:
     if len(data.texts) > 1:
         names = np.array([text.name for text in data.texts], dtype=object)
         index["text"] = names[data.text_of[scores.window]]
-    for name in INDEX:
+    for name in INDEX_COLUMNS:
         index[name] = getattr(scores, name)
     return index
 

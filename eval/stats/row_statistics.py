@@ -41,7 +41,7 @@ from .uncertainty import (
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
-COMPARED = frozenset({"ref_logprob", "kld", "same_top"})
+COMPARISON_COLUMNS = frozenset({"ref_logprob", "kld", "same_top"})
 """Scores of a model that was compared with a reference."""
 COUNT_FIELDS = {
     "ppl": {"logprob_sum": "logprob_sum", "tokens": "tokens", "non_finite": "non_finite"},
@@ -190,7 +190,7 @@ def statistics_of(
     fields: dict[str, Any] = {}
     for name, average in averages_of(columns, assignment, text_size).items():
         fields |= average_fields(name, average)
-    if columns.keys() >= COMPARED:
+    if columns.keys() >= COMPARISON_COLUMNS:
         kld = columns["kld"]
         pairs = paired_logprobs(columns)
         changes = pairs.probability_changes()
@@ -237,7 +237,7 @@ def averages_of(
     # The size of the text is that of all scored tokens, also of those that the mean leaves out.
     if text_size is not None and not mean_logprob.non_finite:
         averages |= text_rates(mean_logprob, text_size)
-    if columns.keys() >= COMPARED:
+    if columns.keys() >= COMPARISON_COLUMNS:
         averages |= compared_averages(columns, assignment)
     return averages
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from .uncertainty import Array, Columns
 
-MOST_TOKENS = 50_000
+MOST_FITTED_TOKENS = 50_000
 """Number of tokens, spread over all, that a fit uses."""
-FEWEST_TOKENS = 200
+FEWEST_FITTED_TOKENS = 200
 INVERSE_TEMPERATURES = np.geomspace(1 / 4, 4, 241)
 """Those that are tried, 1.2 % apart."""
 CLEAR = 0.5
@@ -54,9 +54,9 @@ def fit(reference: Columns, logprob: Array) -> Fit | None:
     scores = [np.asarray(reference[name], np.float64) for name in NEEDS]
     scores.append(np.asarray(logprob, np.float64))
     usable = np.flatnonzero(np.isfinite(scores).all(axis=0))
-    if len(usable) < FEWEST_TOKENS:
+    if len(usable) < FEWEST_FITTED_TOKENS:
         return None
-    step = -(-len(usable) // MOST_TOKENS)  # rounded up
+    step = -(-len(usable) // MOST_FITTED_TOKENS)  # rounded up
     used_values = [column[usable[::step]] for column in scores]
     x, entropy, top, y = used_values
     errors = []

@@ -39,7 +39,7 @@ SHAREGPT = {
     "system": "system",
     "tool": "tool",
 }
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MACRO = re.compile(r"\{%-?\s*(macro|call|filter)\b.*?\{%-?\s*end\1\b", re.DOTALL)
 """Transformers places generation marks inside one of these blocks too early."""
 Parts = list[tuple[int, int]]
@@ -399,9 +399,9 @@ def scored_turns(
 
 def marks_are_usable(source: str) -> bool:
     """Return True if a template marks what is generated, but not in a macro (``MACRO``)."""
-    if not GENERATION.search(source):
+    if not GENERATION_TAG.search(source):
         return False
-    return not any(GENERATION.search(macro[0]) for macro in MACRO.finditer(source))
+    return not any(GENERATION_TAG.search(macro[0]) for macro in MACRO.finditer(source))
 
 
 def turn_in(text: str, template: Template, conversation: Conversation, number: int) -> Turn:

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...backends.checkpoint.tokenizers import TOKENIZER_FILE
 from ...backends.common import json_files
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import one_line
 from ..common import processes
 
-FILE = "tokenizer.json"
 NO_IDS: frozenset[int] = frozenset()
 
 
@@ -29,7 +29,7 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
             folder, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # tokenizers, sentencepiece and Transformers each raise their own
-        reason = f"no {FILE}; name the folder or hub id of the unquantized model"
+        reason = f"no {TOKENIZER_FILE}; name the folder or hub id of the unquantized model"
         if has_tokenizer_files(folder):
             reason = one_line(error)
         raise InputError(f"tokenizer_dir: {folder}: no usable tokenizer: {reason}") from None
@@ -125,7 +125,7 @@ def vocabulary_of_file(
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_buffer(json_files.read_bytes(folder / FILE))
+        tokenizer = Tokenizer.from_buffer(json_files.read_bytes(folder / TOKENIZER_FILE))
         config_file = folder / "tokenizer_config.json"
         config: Mapping[str, Any] = {}
         if config_file.is_file():
@@ -189,7 +189,7 @@ def disagreement(
 
 def have_same_file(folder: Path, other: Path) -> bool:
     """Return True if two folders have the same tokenizer.json."""
-    files = (folder / FILE, other / FILE)
+    files = (folder / TOKENIZER_FILE, other / TOKENIZER_FILE)
     if not (files[0].is_file() and files[1].is_file()):
         return False
     return files[0].read_bytes() == files[1].read_bytes()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.scoring.segments import COLUMNS
+from compare_q.backends.scoring.segments import SCORE_COLUMNS
 
 
 def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]:
@@ -29,7 +29,9 @@ def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]
     return windows
 
 
-def random_scores(window: Window, names: Iterable[str] = COLUMNS, seed: int = 0) -> TokenScores:
+def random_scores(
+    window: Window, names: Iterable[str] = SCORE_COLUMNS, seed: int = 0
+) -> TokenScores:
     """Return scores from the whole range of float32.
 
     NaN with any payload, infinities, subnormals and signed zeros are among them.
@@ -41,7 +43,7 @@ def random_scores(window: Window, names: Iterable[str] = COLUMNS, seed: int = 0)
         bits = rng.integers(0, 1 << 32, window.n_scored, dtype=np.uint32)
         is_special = rng.random(window.n_scored) < 0.2
         bits = np.where(is_special, special[rng.integers(6, size=window.n_scored)], bits)
-        if COLUMNS[name] is np.float32:
+        if SCORE_COLUMNS[name] is np.float32:
             columns[name] = bits.view(np.float32)
         else:
             columns[name] = (bits & 1).astype(np.bool_)

@@ -22,7 +22,7 @@ from safetensors import numpy as safetensors
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common import storage
 from compare_q.backends.scoring import segments
-from compare_q.backends.scoring.segments import ALONE, COLUMNS, commit, committed, load
+from compare_q.backends.scoring.segments import ALONE, SCORE_COLUMNS, commit, committed, load
 from tests.support.flips import KilledError, flips, killed_at
 from tests.support.scores import random_scores, random_windows
 from tests.support.toy import refusal
@@ -32,7 +32,7 @@ OTHER = "fedcba9876543210"
 
 
 def pairs(
-    windows: list[Window], names: Any = segments.COLUMNS, seed: int = 0
+    windows: list[Window], names: Any = segments.SCORE_COLUMNS, seed: int = 0
 ) -> list[tuple[Window, TokenScores]]:
     return [(window, random_scores(window, names, seed)) for window in windows]
 
@@ -44,7 +44,7 @@ def named(windows: Iterable[Window]) -> set[str]:
 
 def segment_files(folder: Path) -> list[Path]:
     """Return the files of segments that are read, in the order of their names."""
-    return segments.scores_folder(folder).tensor_files(segments.TAG)
+    return segments.scores_folder(folder).tensor_files(segments.SEGMENT_TAG)
 
 
 def by_hand(file: Path) -> dict[str, dict[str, bytes]]:
@@ -76,7 +76,7 @@ def same(one: TokenScores, other: TokenScores) -> bool:
 def bits_of(scores: TokenScores) -> dict[str, tuple[Any, bytes]]:
     """Return the dtype and the bytes of each column, without absent columns."""
     bits = {}
-    for name in COLUMNS:
+    for name in SCORE_COLUMNS:
         column = getattr(scores, name)
         if column is not None:
             bits[name] = (column.dtype, column.tobytes())
@@ -88,7 +88,7 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
     """Random windows in random groups and order, some columns absent, are read in two ways."""
     rng = np.random.default_rng(seed)
     windows = random_windows(int(rng.integers(1, 30)), seed)
-    names = ["logprob", *(name for name in list(COLUMNS)[1:] if rng.random() < 0.6)]
+    names = ["logprob", *(name for name in list(SCORE_COLUMNS)[1:] if rng.random() < 0.6)]
     tag = ALONE
     if set(names) & set(REFERENCE):
         tag = TAG

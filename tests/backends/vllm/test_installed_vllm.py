@@ -108,16 +108,16 @@ def test_ranks_are_forked_where_nothing_prevents_it(
     blockers: list[str],
     method: str,
 ) -> None:
-    monkeypatch.delenv(vllm_score.METHOD, raising=False)
+    monkeypatch.delenv(vllm_score.START_METHOD_VARIABLE, raising=False)
     monkeypatch.setattr(vllm_score, "fork_blockers", lambda: blockers)
     monkeypatch.setattr(installed_vllm, "is_cpu_build", lambda: False)
     monkeypatch.setenv("COMPARE_Q_WORKER", "1")
     with as_before():
         vllm_score.set_ranks(1)
-        assert vllm_score.METHOD not in os.environ
+        assert vllm_score.START_METHOD_VARIABLE not in os.environ
         vllm_score.set_ranks(2)
-        assert os.environ[vllm_score.METHOD] == method
+        assert os.environ[vllm_score.START_METHOD_VARIABLE] == method
         assert all(reason in capfd.readouterr().err for reason in blockers)
-        os.environ[vllm_score.METHOD] = "mine"
+        os.environ[vllm_score.START_METHOD_VARIABLE] = "mine"
         vllm_score.set_ranks(2)
-        assert os.environ[vllm_score.METHOD] == "mine"
+        assert os.environ[vllm_score.START_METHOD_VARIABLE] == "mine"

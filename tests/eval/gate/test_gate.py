@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from compare_q.eval.gate.floor import COPIES, Floor, VariantTokens
+from compare_q.eval.gate.floor import FLOOR_COPIES, Floor, VariantTokens
 from compare_q.eval.gate.verdicts import Row, Verdict, verdict_of, where
 from compare_q.eval.results import ModelResult
 from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
@@ -63,7 +63,7 @@ class Engine:
     def floors(self, comparisons: int = 2 * len(PASSES) * len(TEXTS)) -> dict[str, Floor]:
         floors = {}
         for text, count in TEXTS.items():
-            copies = [self.scored(count) for _ in range(COPIES)]
+            copies = [self.scored(count) for _ in range(FLOOR_COPIES)]
             floors[text] = Floor(copies, comparisons)
         return floors
 

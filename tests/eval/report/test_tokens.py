@@ -10,6 +10,7 @@ import pytest
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
+from compare_q.eval.report import worst_tokens
 from compare_q.eval.report.worst_tokens import (
     COUNT,
     TOKENS_AFTER,
@@ -122,7 +123,7 @@ def test_transformers_decodes_the_same(
 ) -> None:
     """Transformers is used for a tokenizer without a tokenizer.json."""
     worst = worst_of(cache, data)
-    monkeypatch.setattr(vocabulary, "FILE", "none.json")
+    monkeypatch.setattr(worst_tokens, "TOKENIZER_FILE", "none.json")
     assert worst_of(cache, data) == worst
 
 

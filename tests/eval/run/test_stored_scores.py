@@ -54,7 +54,7 @@ def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
     They have the contract's types.
     """
     which = slice(0, 2) if window == 0 else slice(2, 3)
-    columns = {name: np.array(FULL[name][which], segments.COLUMNS[name]) for name in names}
+    columns = {name: np.array(FULL[name][which], segments.SCORE_COLUMNS[name]) for name in names}
     return WINDOWS[window], TokenScores(window, **columns)
 
 
