@@ -70,7 +70,8 @@ class Comparison:
 
         ``columns``: names as ``--columns`` takes them, each with its error, in this order; None:
         all fields of a row that are one value (``eval.results.ModelResult`` has their units), and
-        its footnotes as ``notes``.  Unknown values are NaN, None or NA.
+        its footnotes as ``notes``.  Unknown values are NaN, None or NA; an unknown truth value is
+        False.
         """
         import pandas as pd
 
@@ -88,7 +89,8 @@ class Comparison:
         else:
             fields = table_columns.fields_of(names)
         for name in fields:
-            # A row has no field of columns with a parameter, as memory:N and kld:SLICE.
+            # A column with a parameter, such as memory:N or kld:SLICE, is no field of ModelResult;
+            # its values are floats.
             if name not in types and name != "notes":
                 types[name] = "float64"
         frame = pd.DataFrame(rows, columns=fields, dtype=object)

@@ -210,8 +210,8 @@ class NodeWorker:
     def perform(self, job: Job, silence_s: float, windows: bytes, *, sends: bool) -> Iterator[Sent]:
         """Perform a command of the driver's; yield what ``progress`` returns for each message.
 
-        Then raise its error.  ``windows``: the content of the command's file; ``sends``: the driver
-        does not see what is recorded here.
+        Then raise its error.  ``windows``: the content of the command's file; ``sends``: True
+        if the driver does not see this node's disk, so that recorded files must be sent to it.
         """
         if isinstance(job, ScoreCommand):
             job = self.local_score_command(job, windows, sends=sends)

@@ -94,7 +94,7 @@ def compare(
         return Difference("same", difference.value, difference.stderr)
     if difference.stderr is None:
         return Difference("unknown", difference.value, reason=TOO_SHORT)
-    # For two models half the level, as for any pair that --pairs compares.
+    # A single comparison has half the level, too: ``--pairs`` and a run of two models then agree.
     level = COMPARISON_LEVEL / max(comparisons, 2)
     limits = interval(difference.value, difference.stderr, a.blocks.waves, level)
     reason = too_short([a, b])
@@ -201,8 +201,8 @@ def ranking(
 def measured_loss(row: ModelResult, score: str) -> float:
     """Return a measured row's mean of ``score``, with a negative sign if more is better.
 
-    With scores that are not finite: the mean of the finite ones as the table shows it; 0 for
-    "same_top".
+    If some scores are not finite, it is the mean of the finite ones, as the table shows it;
+    ``same_top`` counts as 0 then.
     """
     blocks = row.blocks
     assert blocks is not None

@@ -164,7 +164,7 @@ def parse(words: Sequence[str]) -> Command:
         raise SystemExit(0)
     name, flag_words = split_command(words)
     values = values_of(name, flag_words)
-    # Commands without --cache-dir refuse a file in its place too: the variable may name it.
+    # For every command: COMPARE_Q_CACHE may name a file instead of a folder.
     flag_checks.check_cache_folder(values.get("cache_dir", default_root()))
     is_plot = "plot" in values
     # -p takes no file, because the next word may be a model.

@@ -168,6 +168,7 @@ class Gate:
             slice_names.slices_of(data, ["text"], reference=True),
         )
         # A run refuses a model whose decode differs from its prefill; here both are compared.
+        # ``alone``: the window of this text runs in a batch of its own.
         self.config = replace(
             config, is_temporary=True, check_decode=False, alone=frozenset([BATCH_OF_ONE])
         )
@@ -387,9 +388,9 @@ class Gate:
     def answer_of_arbiter(self, variant: Variant) -> str:
         """Return whether this or the first variant is nearer to float32.
 
-        The answer is of the row in which the two differ most.
+        The answer is of the row in which the two differ most, of those over several windows.
         """
-        # A row over all windows is preferred: batch 1 has a single short window.
+        # A row at batch 1 has a single short window: only if there is no other.
         row, spec = max(
             self.rows_of(variant),
             key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0),

@@ -194,7 +194,8 @@ def paths_of_texts(texts: Mapping[str, DataSpec]) -> list[str | Path]:
 def model_folders(texts: Mapping[str, DataSpec], models: Sequence[ModelSpec]) -> set[str]:
     """Return the paths of models and tokenizers, without links.
 
-    Engines read only files of a checkpoint there.
+    Engines read only files that belong to a checkpoint there, so an output is refused in these
+    folders only if it has the name of such a file.
     """
     folders = {os.path.realpath(model.located) for model in models}
     for spec in texts.values():

@@ -316,7 +316,8 @@ def write_scores(folder: Path, cache: Cache, row: ModelResult, data: EvalData) -
 def text_keys(spec: DataSpec, data: EvalData) -> dict[str, Any]:
     """Return the keys of the data spec that a pack keeps.
 
-    Paths have no folder, and the number of windows is the recorded one.
+    Of a file on this machine only the name is kept, not its folder.  The number of windows is the
+    recorded one.
     """
     dropped = {"tokenizer_dir", "tokenizer_revision", "trust_remote_code", "pack", "label"}
     keys: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True, exclude=dropped)

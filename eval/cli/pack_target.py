@@ -172,7 +172,7 @@ def settle(folder: Path) -> None:
 
 
 def settle_content(folder: Path) -> None:
-    """Empty a hidden folder, as ``settle`` does."""
+    """Give a replaced pack its name back if it has none, and delete what else is in the folder."""
     target = folder.with_name(folder.name[1:].removesuffix(HIDDEN_SUFFIX))
     if (folder / OLD).exists() and not os.path.lexists(target):
         (folder / OLD).rename(target)

@@ -31,7 +31,8 @@ def specs_of(
     """Return the texts and models that the command line names, or the files of ``-d`` and ``-m``.
 
     Prints which model is the reference, or each model's engine and why it was chosen.  ``stored``:
-    True if without a marked model the reference is stored, or the first model.
+    True if the command needs no model that is marked as the reference, since a reference store or
+    its first model takes that place; then no note says that the KLD will be missing.
     """
     texts = [str(path) for path in inputs.data]
     if inputs.models:

@@ -149,7 +149,7 @@ class Cache:
     def has_older(self) -> bool:
         """Return True if a folder of scores, or a reference store, is of an older version.
 
-        Each of them has only one version.
+        All files of an entry have one version, so one of them is read.
         """
         entries: list[tuple[str, Path]] = []
         for section in ("scores", "references"):
@@ -343,7 +343,8 @@ class Cache:
         keys: set[str] = set()
         for file in files:
             for word in words_in(file):
-                if "/" not in word:  # not the section of a temporary entry
+                # "KEY" is an entry that the run uses; "SECTION/KEY" says that it is temporary.
+                if "/" not in word:
                     keys.add(word)
         return keys
 

@@ -346,9 +346,9 @@ class WorkerProcess:
             if self.killed.is_set():
                 seconds = 0.0
             self.end_within(seconds)
-            # A worker that was killed now is waited for, too.
+            # Returns at once if the worker has ended; else it was just killed, and takes a moment.
             self.end_within(WORKER_CLOSE_S)
-        # A worker that is forked later finds no command.
+        # Also without a group: a worker that is forked later finds a closed channel, and ends.
         self.channel.close()
         self.log.close()
 

@@ -72,6 +72,7 @@ def columns_of_flips(rows: Sequence[Comparison], klds: Klds | None) -> list[Fill
     columns = [column for column in FLIPS_COLUMNS if column.name != "kld" or klds is not None]
     margins = margins_of(rows)
     if margins:
+        # All rows have the margin of --margin, so the largest is the only one.
         header = f"equal within {points(max(margins))}"
         columns.append(Column("equal", header, "", wraps=True))
     cells: dict[str, list[Cell]] = {column.name: [] for column in columns}

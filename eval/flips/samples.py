@@ -180,6 +180,7 @@ def sample_of(keys: Mapping[str, Any], place: str) -> Sample:
     elif any(math.isnan(logprob) for logprob in sums):
         fault = "the log-probability of an answer is NaN; the model cannot be compared"
         raise InputError(f"{place}: {fault}")
+    # One log-probability is of a text, as in perplexity tasks: there is nothing to choose from.
     elif len(sums) > 1:
         if UNCONDITIONAL in keys["metrics"]:
             # The second half of the requests has no context.

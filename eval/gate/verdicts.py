@@ -94,9 +94,10 @@ def verdict_of(
         first_model = first_models.get(row.shape)
         if first_model is None or not row.model.scores_equal(first_model):
             is_equal = False
+    # Equal scores only count as "not applied" if the variant should have changed something: by an
+    # option, or because its engine says that it deviates from its spec in another way.
     is_ignored = must_change
     if is_equal:
-        # It deviates from its spec in another way, but its scores are the first variant's.
         for row in rows:
             if row.model.deviations != first_models[row.shape].deviations:
                 is_ignored = True

@@ -184,6 +184,7 @@ def _values(
     if log_y:
         y[y <= 0] = np.nan
     else:
+        # They would stretch a linear axis; on a logarithmic axis the line leaves the picture.
         y[np.isinf(y)] = np.nan
     error = np.array(errors or [np.nan] * len(y), np.float64)
     return y, error

@@ -78,7 +78,7 @@ def tag_of(model: RunModel, store: Reference | None) -> str:
 def is_temporary(config: RunConfig, model: RunModel) -> bool:
     """Return True if no later run uses the scores of a model in this run.
 
-    Each pass of a gate has its own key.
+    Only a gate sets ``repeat`` in a spec, to the name of a pass; it is part of the scores' key.
     """
     return config.is_temporary and model.spec.repeat is not None
 

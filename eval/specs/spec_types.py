@@ -684,7 +684,7 @@ class SweptSpec(ModelSpec):
         )
 
     def _check_axis(self, axis: str) -> None:
-        """ValueError for an axis that cannot have several values, or has one outside of it."""
+        """ValueError for a key that cannot be swept, or that is also set outside of ``sweep``."""
         option = axis.removeprefix(ENGINE)
         is_option = axis.startswith(ENGINE) and bool(option)
         swept_keys = ModelSpec.model_fields.keys() - NEVER_SWEPT

@@ -21,8 +21,9 @@ CURVE_BINS = 32
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] -
-    1``.
+    """Means over positions in the window.
+
+    Bin i holds the positions from ``edges[i]`` to ``edges[i + 1] - 1``.
 
     ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite
     score.  Their errors are standard errors from the blocks of the text; None where a bin has
@@ -37,6 +38,7 @@ class Curve:
 
     def __post_init__(self) -> None:
         """ValueError for edges that do not increase, or if bins and values differ in number."""
+        # The first edge is above 0: the first token of a window, at position 0, is not scored.
         for low, high in itertools.pairwise((0, *self.edges)):
             if low >= high:
                 raise ValueError("its edges do not increase")

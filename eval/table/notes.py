@@ -179,7 +179,7 @@ def is_applied(model: ModelResult, name: str) -> bool:
 
 
 def rotary_notes(run: RunResult) -> list[str]:
-    """Return notes on rows whose rotary embedding is scaled, if the windows are long enough."""
+    """Return notes on rows whose scaled rotary embedding changes windows of this length."""
     tokens = run.data.get("window_length")
     if not isinstance(tokens, int):
         return []

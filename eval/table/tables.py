@@ -140,8 +140,10 @@ def table_of(run: RunResult, names: Sequence[str] | None = None) -> Table:
 
 
 def order_of_leaving_out(names: Sequence[str]) -> list[str]:
-    """Return the columns and errors of a default table that a narrow terminal leaves out, the first
-    one first.
+    """Return what a narrow terminal leaves out of a default table, the first one first.
+
+    These are columns, and errors of columns: columns of slices, from the last to the first, then
+    ranked columns, then ``LEFT_OUT_LAST``.  Names that the table does not have do no harm.
     """
     ranks = {}
     klds_of_slices = []
@@ -163,12 +165,12 @@ def order_of_leaving_out(names: Sequence[str]) -> list[str]:
 
 
 def default_columns(run: RunResult) -> list[str]:
-    """Return the names of the columns of a run's table by default, if it is wide enough."""
+    """Return the names of a run's columns without ``--columns``, in a terminal of any width."""
     names = []
     for column in COLUMNS:
-        # Rows may have different names of one machine.
-        is_one_machine = column.name == "where" and not machine_letters(run)
-        if column.is_default(run) and not is_one_machine:
+        # Rows on one machine may name it differently: a column of its one letter says nothing.
+        is_useless = column.name == "where" and not machine_letters(run)
+        if column.is_default(run) and not is_useless:
             names.append(column.name)
         if column.name == "kld":
             names += columns_of_texts(run)

@@ -99,6 +99,7 @@ def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
     is_table = spec.path is None or corpus.text_file(spec).suffix.lower() == ".parquet"
     conversations: list[Conversation] = []
     for where, row in corpus.records(spec, progress):
+        # The column of the messages is the first (``corpus.conversation_columns``).
         column = next(iter(row))
         messages = []
         for name, item in objects(row[column], f"{where}: {column}", is_table):

@@ -233,10 +233,10 @@ def load_rows(spec: DataSpec, progress: Progress) -> list[str]:
 
 
 def whole_file(file: Path, *, raw: bool = False) -> str:
-    """Read a plain text file; line ends become newlines unless ``raw``.  A byte order mark is kept.
+    """Read a plain text file.  Line ends become newlines unless ``raw``.
 
-    Without this a copy with Windows line ends would have other tokens and another perplexity.
-    llama-perplexity (on Linux) keeps the line ends.
+    Otherwise a copy with Windows line ends would have other tokens and another perplexity;
+    llama-perplexity (on Linux) keeps the line ends.  A byte order mark is kept.
     """
     try:
         text = read_bytes(file, sys.maxsize).decode()

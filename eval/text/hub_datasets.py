@@ -31,10 +31,10 @@ from ..specs.spec_types import DataSpec, texts_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
-PICKLES = "pandas"
+PICKLE_LOADER = "pandas"
 """The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it
 from 5.2 on."""
-PICKLED = re.compile(
+PICKLE_NAME = re.compile(
     r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE
 )
 """Ends of the names of files that may hold pickles, perhaps compressed."""
@@ -224,12 +224,15 @@ def source_of(spec: DataSpec) -> Source:
 
 
 def check_no_pickles(spec: DataSpec, path: str) -> None:
-    """Raise InputError if a file of a data set at ``path`` may be a pickle."""
+    """Raise InputError if a file of a data set may be a pickle.
+
+    ``path``: a folder, a hub id, or a loader of ``datasets`` such as "text".
+    """
     pickles = []
     for name in texts_in(spec.dataset_data_files):
-        if PICKLED.search(name) and path != "text":  # the loader of plain text reads no pickles
+        if PICKLE_NAME.search(name) and path != "text":  # the loader of plain text reads no pickles
             pickles.append(name)
-    if path == PICKLES:
+    if path == PICKLE_LOADER:
         pickles.append(path)
     if pickles:
         why = "may be a pickle, which can run any code; give .jsonl, .parquet or text"

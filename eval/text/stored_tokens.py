@@ -97,7 +97,7 @@ def check_arrays(arrays: Mapping[str, Any]) -> None:
 
 
 def check_facts(tokens: Tokens) -> None:
-    """ValueError unless the texts of a pack's tokens have their types."""
+    """ValueError unless each fact about a pack's tokens has the type of a string or an integer."""
     texts = [tokens.source, tokens.read, *tokens.notes]
     chat = tokens.chat
     if chat is not None:

@@ -341,7 +341,7 @@ def scored_size(text: Tokens, cuts: Sequence[cutting.Cut]) -> tuple[tuple[int, f
 
     If windows overlap, a token counts each time.  Words, separated by white space as in lm-eval,
     are counted by the bytes' share of the text; for a whole text they are lm-eval's.  Both count
-    the text before it is detokenized.
+    the original text; a "detokenized" text was changed before it became tokens.
     """
     if text.sizes is None:
         return (
@@ -355,7 +355,7 @@ def scored_size(text: Tokens, cuts: Sequence[cutting.Cut]) -> tuple[tuple[int, f
             scored_bytes += int(text.sizes[begin:end].sum())
     if not scored_bytes:
         return None, "bytes and words are not known: the scored tokens have no text"
-    # These are not the original's bytes where the text was detokenized.
+    # Sizes of tokens are of the changed text, ``text.n_bytes`` is of the original.
     tokenized_bytes = int(text.sizes.sum())
     n_bytes = round(text.n_bytes * scored_bytes / tokenized_bytes)
     n_words = text.n_words * scored_bytes / tokenized_bytes
