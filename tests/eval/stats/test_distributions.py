@@ -45,6 +45,7 @@ def test_curve_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     position = np.array([1, 2, 2, 3, 7, 7], np.int32)
     nll = np.array([8, 4, np.inf, 2, 1, 0], np.float32)
     kld = np.array([np.nan, np.nan, np.inf, 1, 2, 3], np.float32)
+    # Six tokens have three blocks, too few for any error of the curve.
     assignment = assign_blocks(np.arange(6))
     unknown = (None, None)
     expected = Curve((1, 3, 8), (6.0, 1.0), (None, 2.0), unknown, unknown)
@@ -60,8 +61,10 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
     """
     monkeypatch.setattr(curve, "CURVE_BINS", 3)
     position = np.tile(np.arange(1, 101), 6)
+    # The trend makes the blocks differ, so that no error is near 0.
     index = np.arange(600)
     nll = np.random.default_rng(0).normal(size=600).astype(np.float32) + index // 150
+    # 400 tokens are four blocks: one too few for an error of a KLD.
     kld = np.where(index < 400, np.abs(nll), np.nan).astype(np.float32)
     assignment = assign_blocks(index)
     assert assignment.block.max() == 5
@@ -75,5 +78,6 @@ def test_errors_of_a_curve_are_those_of_means_over_each_bins_tokens(
             nll[inside], None, BlockAssignment(assignment.block[inside], assignment.length)
         )
         assert (mean, error) == (pytest.approx(expected.value), pytest.approx(expected.stderr))
+        # An unknown error would be equal to an unknown expected one.
         assert (error or 0) > 0.1
     assert means.kld_stderr == (None, None, None)

@@ -32,11 +32,13 @@ def answers(both: int, lost: int, gained: int, neither: int) -> tuple[list[bool]
     ("lost", "gained", "p"),
     [
         (0, 0, 1.0),
-        (3, 1, 0.625),  # 2 * (1 + 4) / 16
+        # 2 * (1 + 4) / 16
+        (3, 1, 0.625),
         (1, 3, 0.625),
         (10, 0, 2 / 2**10),
         (5, 5, 1.0),
-        (8, 2, 0.109375),  # 2 * (1 + 10 + 45) / 1024
+        # 2 * (1 + 10 + 45) / 1024
+        (8, 2, 0.109375),
     ],
 )
 def test_mcnemar(lost: int, gained: int, p: float) -> None:
@@ -58,8 +60,10 @@ def test_no_flips_by_hand() -> None:
     """Without flips the statistic is (n m - 1/2) / sqrt(n m (1 - m)): 1.7678 for 200 questions,
     1.0714 for 100.
     """
+    # The variance of the best fit is n m (1 - m): 200 * 0.02 * 0.98 = 3.92, and 1.96 for 100.
     assert score(0, 0, 200, 0.02) == pytest.approx(3.5 / math.sqrt(3.92))
     assert score(0, 0, 100, 0.02) == pytest.approx(1.5 / math.sqrt(1.96))
+    # The one-sided 5 % quantile, 1.645, is between the two statistics.
     for count, outcome in ((200, "equivalent"), (100, "undecided")):
         assert equivalence(flips([True] * count, [True] * count), 0.02).outcome == outcome
 
@@ -73,6 +77,7 @@ def test_the_variance_is_that_of_the_best_fit_at_the_margin(
     """The most probable share of gained answers, with a loss of exactly the margin, is searched
     among 200,000.
     """
+    # Shares of 0, at either end, have no logarithm.
     share = np.linspace(1e-7, (1 - loss) / 2 - 1e-7, 200_001)
     unchanged = questions - lost - gained
     likelihood = lost * np.log(share + loss) + gained * np.log(share)
@@ -80,6 +85,7 @@ def test_the_variance_is_that_of_the_best_fit_at_the_margin(
     best = float(share[likelihood.argmax()])
     variance = questions * (2 * best + loss - loss**2)
     gold = (questions * loss - (lost - gained) - 0.5) / math.sqrt(variance)
+    # The searched shares are up to 2.5e-6 apart, which limits the precision of the gold value.
     assert score(lost, gained, questions, loss) == pytest.approx(gold, rel=1e-4)
 
 
@@ -120,6 +126,8 @@ def error_at_margin(questions: int, margin: float, gained: float) -> float:
     def counts(share: float) -> np.ndarray:
         mean = questions * share
         deviation = math.sqrt(questions * share * (1 - share))
+        # Eight deviations lose no probability that matters. Small shares have a longer tail than
+        # that: 5 or 20 counts more.
         lowest = max(0, int(mean - 8 * deviation - 5))
         highest = min(questions, int(mean + 8 * deviation + 20))
         return np.arange(lowest, highest + 1)
@@ -194,6 +202,7 @@ def test_equal_models_are_found(questions: int, share: float, margin: float) -> 
     drawn = np.random.default_rng(8).multinomial(questions, [share, share, 1 - 2 * share], 500)
     outcomes = []
     for lost, gained, unchanged in drawn.tolist():
+        # Questions that do not change say nothing about the difference: here both have them right.
         reference, new = answers(unchanged, lost, gained, 0)
         outcomes.append(equivalence(flips(reference, new), margin).outcome)
     assert outcomes.count("equivalent") >= 450

@@ -20,11 +20,13 @@ from compare_q.eval.stats.row_statistics import (
 )
 from compare_q.eval.stats.uncertainty import assign_blocks
 
+# Windows overlap: most tokens are scored three or four times, and always belong to one block.
 WINDOWS = 20
 LENGTH = 100
 STRIDE = 30
 FIRST = 7
 """Windows of 100 tokens start every 30 tokens, from token 7 on."""
+# One block per 100 tokens: 669 // 100.
 BLOCKS = 6
 SPAN = 669
 """Tokens from the first scored one, 8, to the last, 676; the blocks are sixths of them."""
@@ -45,6 +47,7 @@ def loop_mean(values: Sequence[float], block: Sequence[int]) -> tuple[float, flo
     deviations = []
     for group in sorted(values_by_block):
         deviations.append(math.fsum(value - mean for value in values_by_block[group]))
+    # A text below 750,000 tokens has the minimum of 4 cosines.
     count = min(4, len(deviations) - 1)
     squares = 0.0
     for j in range(1, count + 1):
@@ -81,6 +84,7 @@ def noisy_columns(n: int) -> dict[str, np.ndarray]:
     draw = random.Random(0)
     reference = [-draw.expovariate(0.3) for _ in range(n)]
     values: dict[str, list[float]] = {
+        # A log-probability is never above 0.
         "logprob": [min(b + draw.gauss(-0.05, 0.3), 0) for b in reference],
         "entropy": [draw.uniform(0, 8) for _ in range(n)],
         "ref_logprob": reference,
@@ -233,4 +237,5 @@ def test_sums_by_block(case: Case, row: RowStatistics) -> None:
             if math.isfinite(value):
                 sums[block] += value
         assert getattr(row.blocks, name) == pytest.approx(sums)
+    # Every score has some values that are not finite, so that no row could be paired with this one.
     assert row.blocks.whole == ()

@@ -10,17 +10,16 @@ from compare_q.eval.stats.windows_needed import seconds_needed, windows_needed
 @pytest.mark.parametrize(
     ("error", "scored", "available", "needed"),
     [
-        (
-            0.03,
-            32,
-            10**9,
-            72,
-        ),  # in an endless text the square of the error is proportional to 1 / n: 32 * 9 / 4
-        (0.03, 16, 100, 30),  # 9 = c (1/16 - 1/100) and 4 = c (1/n - 1/100)
+        # In an endless text the square of the error is proportional to 1 / n: 32 * 9 / 4.
+        (0.03, 32, 10**9, 72),
+        # 9 = c (1/16 - 1/100) and 4 = c (1/n - 1/100): exactly 30, which rounding errors must not
+        # make 31.
+        (0.03, 16, 100, 30),
         (0.03, 32, 100, 52),  # 51.4
         (0.02, 32, 100, 32),
         (0.001, 32, 100, 32),
         (0.5, 16, 100, 100),  # 99.2
+        # The finite population correction: no error needs more windows than the text has.
         (50.0, 16, 20, 20),
     ],
 )

@@ -87,12 +87,14 @@ def test_paired_error_is_llamacpp_s(averages: dict[str, Average], row: RowStatis
     PPL(Q) - PPL(ref) has the same formula with PPL * SE.
     """
     se_a = math.sqrt(1 / 6) * LN2
+    # The reference's losses deviate by -3/4, -3/4, 1/4, 5/4: their squares have the sum 2.75.
     se_b = math.sqrt(2.75 / 12) * LN2
     covariance = LN2**2 / 12
     paired = math.sqrt(se_a**2 + se_b**2 - 2 * covariance)
     assert averages["ln_ppl_ratio"].stderr_independent == pytest.approx(paired, rel=1e-6)
     assert row.correlation == pytest.approx(covariance / (se_a * se_b), rel=1e-6)
     assert row.correlation == pytest.approx(1 / math.sqrt(5.5), rel=1e-6)
+    # PPL(Q) is 2^2 and PPL(ref) 2^(7/4): exp has these slopes at the mean losses.
     a = 4 * se_a
     b = 2**1.75 * se_b
     error = math.sqrt(a**2 + b**2 - 2 * 4 * 2**1.75 * covariance)
@@ -160,13 +162,16 @@ def test_difference_of_two_models() -> None:
         (None, "4 tokens", "take a longer text"),
         (4, "4 tokens", "take a longer text"),
         (5, "4 tokens of a text of 5", "take a longer text"),
+        # A text of 20,000 tokens or more is long enough itself: more of its windows are.
         (27_324, "4 tokens of a text of 27,324", "score more windows (-r, max_rows)"),
     ],
 )
 def test_short_texts_have_a_caution(text: int | None, part: str, advice: str) -> None:
     four = block_sums(four_tokens(), assign_blocks(QUARTERS))
+    # The span counts, with gaps between windows: these two tokens span exactly 20,000.
     ends = assign_blocks(np.array([1, 20_000]))
     longer = block_sums({"logprob": np.full(2, -1, np.float32)}, ends)
+    # Two rows on the same four tokens share one caution.
     assert short_text_cautions([four, longer, four], text) == [
         f"the scored part spans {part}: with less than 20,000, errors (±) may be far too small; "
         f"{advice}"
@@ -179,6 +184,8 @@ def test_non_finite_scores() -> None:
     ratio and PPL(Q) - difference.
     """
     columns = {
+        # Position 2 is infinite in the model alone; 3 has no number at all; 4 lacks only the
+        # reference's highest probability, which none of these means needs.
         "logprob": np.array([-1.0, -2.0, -np.inf, np.nan, -3.0], np.float32),
         "entropy": np.array([0.5, 1.0, 1.5, np.nan, 2.0], np.float32),
         "top1": np.array([True, False, False, True, True]),
@@ -188,6 +195,7 @@ def test_non_finite_scores() -> None:
         "same_top": np.array([True, False, True, True, False]),
     }
     assignment = assign_blocks(np.arange(5))
+    # numpy warns of sums with infinities; such a warning would reach the user's terminal.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         averages = averages_of(columns, assignment)
@@ -235,6 +243,7 @@ def test_what_windows_say_of_the_text() -> None:
     expected = pytest.approx(math.sqrt(3 * 10 / 2 / 4) / 6)
     errors = sampling_errors({"logprob": -kld, "kld": kld}, window, starts, 4)
     assert (errors.nll, errors.kld) == (expected, expected)
+    # One infinite score makes the error unknown; this row has no KLD at all.
     infinite = np.where(window == 0, -np.inf, -kld)
     errors = sampling_errors({"logprob": infinite}, window, starts, 4)
     assert (errors.nll, errors.kld) == (None, None)

@@ -46,6 +46,7 @@ def test_a_small_case_by_hand() -> None:
     assert part.same_top == 0.75
 
 
+# Errors have 4 cosines or more, and these need a block more than their number.
 @pytest.mark.parametrize("n_blocks", [1, 4, 5])
 def test_an_error_needs_five_blocks_with_tokens_of_the_slice(n_blocks: int) -> None:
     n = 90
@@ -62,6 +63,7 @@ def test_an_error_needs_five_blocks_with_tokens_of_the_slice(n_blocks: int) -> N
     errors = (part.ppl_stderr, part.kld_stderr, part.same_top_stderr)
     assert part.tokens == 10 * n_blocks
     assert [error is None for error in errors] == [n_blocks < 5] * 3
+    # The slice of five blocks keeps its tokens, but only four of its blocks have a KLD.
     columns["kld"][block == 0] = math.nan
     without = slices.summarize(columns, mask, BlockAssignment(block, n))
     assert without.kld_stderr is None, "a block without a finite KLD holds no KLD of the slice"
@@ -106,6 +108,7 @@ def test_results_can_hold_a_slice() -> None:
 def test_thresholds_include_what_they_should() -> None:
     """0.9 is sure, and 0.5 is not unsure, although ln 0.5 in float32 is below ln 0.5."""
     probabilities = np.array([0.9, 0.8999, 0.5, 0.4999, 1, 0])
+    # The probability 0 has the log-probability -inf. It is in neither slice, as NaN is.
     with np.errstate(divide="ignore"):
         highest = np.log(probabilities)
     highest = np.append(highest, [math.nan, math.inf])
@@ -119,6 +122,7 @@ def test_thresholds_include_what_they_should() -> None:
 
 
 def test_begin_is_256_tokens() -> None:
+    # The first 256 positions are 0 to 255.
     masks = slices.by_position(np.array([0, 255, 256, 4000], np.int32))
     assert masks["begin"].tolist() == [True, True, False, False]
     assert masks["rest"].tolist() == [False, False, True, True]
@@ -174,11 +178,13 @@ def test_every_slice_against_a_plain_loop(seed: int) -> None:
     index = []
     position = []
     for window in range(6):
+        # The first token of a window has no token before it, and has no score.
         index += range(300 * window + 1, 300 * window + 400)
         position += range(1, 400)
     n = len(index)
     columns = random_columns(draw, n)
     assignment = assign_blocks(np.array(index))
+    # About 24 of 2,394 tokens: some of the 18 blocks have no token of this slice, and are left out.
     rare = np.array([draw.random() < 0.01 for _ in range(n)])
     masks = slices.by_confidence(columns) | slices.by_position(np.array(position, np.int32))
     masks["rare"] = rare
@@ -193,6 +199,7 @@ def test_every_slice_against_a_plain_loop(seed: int) -> None:
             entries_by_slice.setdefault(name, []).append(i)
     assert masks.keys() == entries_by_slice.keys()
     thresholds = {float32(math.log(0.9)), float32(math.log(0.5))}
+    # About 479 are expected. Without ties, >= and > at a threshold would give the same slices.
     assert sum(highest in thresholds for highest in values["ref_top1_logprob"]) > 100
 
     for name, entries in entries_by_slice.items():

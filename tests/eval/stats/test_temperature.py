@@ -44,6 +44,7 @@ def model() -> tuple[Logits, NDArray[Any]]:
     random = np.random.default_rng(0)
     logits = random.normal(0, 1, (TOKENS, VOCABULARY)) * random.uniform(1, 4, (TOKENS, 1))
     logits[:, 0] += random.uniform(0, 12, TOKENS)
+    # The argmax of log-probabilities plus Gumbel noise is a draw from the distribution.
     targets = (log_softmax(logits) + random.gumbel(size=logits.shape)).argmax(1)
     return logits, targets
 
@@ -56,6 +57,7 @@ def test_one_probable_token_among_equal_ones(temperature: float) -> None:
     targets = np.arange(TOKENS) % 50
     best_fit = fit(scores_of(logits, targets), of_targets(logits / temperature, targets))
     assert best_fit is not None
+    # The tried temperatures are 1.2 % apart, so that the nearest one is within 0.6 %.
     assert best_fit.temperature == pytest.approx(temperature, rel=0.01)
     assert best_fit.explained > 0.99
 
@@ -69,6 +71,8 @@ def test_the_same_model_at_another_temperature(
     other = (logits + np.random.default_rng(1).normal(0, noise, logits.shape)) / temperature
     best_fit = fit(scores_of(logits, targets), of_targets(other, targets))
     assert best_fit is not None
+    # Here the normalizer is an estimate, as if all tokens but the first were equally probable: the
+    # tolerance is wider than the grid's.
     assert best_fit.temperature == pytest.approx(temperature, rel=0.05)
     assert best_fit.explained > 0.9
     assert scale_note(scores_of(logits, targets), of_targets(other, targets))
@@ -90,5 +94,6 @@ def test_what_cannot_be_fitted(model: tuple[Logits, NDArray[Any]]) -> None:
     assert fit({"logprob": reference["logprob"]}, reference["logprob"]) is None
     assert fit(reference, np.full(TOKENS, -np.inf)) is None
     assert fit(reference, reference["logprob"][:-1]) is None
+    # A fit needs 200 tokens.
     few = {name: column[:20] for name, column in reference.items()}
     assert fit(few, few["logprob"]) is None

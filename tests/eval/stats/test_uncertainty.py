@@ -30,9 +30,11 @@ def test_a_conversation_is_in_one_block() -> None:
     """Conversations begin at 0, 4 and 5 of 12 tokens; the first two are not scored: blocks have 3.3
     tokens.
     """
+    # The first conversation begins before the first scored token: its offset would be -2.
     assignment = assign_blocks(np.array([2, 3, 4, 5, 9, 11]), np.array([0, 0, 4, 5, 5, 5]))
     assert assignment.block.tolist() == [0, 0, 0, 0, 0, 0]
     assert assignment.length == 10
+    # Conversations as long as the shortest block, 100 tokens: each has a block of its own.
     assignment = assign_blocks(np.arange(2, 302), np.repeat([2, 102, 202], 100))
     assert assignment.block.tolist() == [0] * 100 + [1] * 100 + [2] * 100
 
@@ -51,6 +53,8 @@ def test_texts_share_the_blocks_by_their_lengths() -> None:
     """
     assert shares_of([7, 2, 1], 10) == [7, 2, 1]
     assert shares_of([5, 3, 3], 10) == [4, 3, 3]
+    # By length the short text would have 0.01 blocks, and its tokens would share another text's
+    # block.
     assert shares_of([1000, 1], 10) == [9, 1]
 
 
@@ -65,6 +69,7 @@ def test_a_token_is_in_one_block_whatever_window_scored_it() -> None:
 @pytest.mark.parametrize(
     ("length", "count"),
     [
+        # With fewer tokens than the minimum of 3 blocks, the last blocks stay empty.
         (1, 1),
         (2, 2),
         (3, 3),
@@ -79,6 +84,7 @@ def test_number_of_blocks(length: int, count: int) -> None:
     """One block per 100 tokens, 3 to 30 blocks, and at most one per token; the last token is in the
     last block.
     """
+    # Blocks count from the first scored token, so that any first index gives the same blocks.
     assert assign_blocks(np.array([7, 7 + length - 1])).block.tolist() == [0, count - 1]
 
 
@@ -89,9 +95,11 @@ def test_error_of_two_blocks() -> None:
     """
     sums = np.array([2.0, 10.0])
     counts = np.array([2, 3])
+    # 5.6 / 5 entries. For LONG the factor exceeds 1 by 12,000 / 10^18, which a float does not hold.
     assert clustered_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
     assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
     assert clustered_error(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    # 12,000 / 20,000 = 0.6, also for 5 tokens: a shorter text counts as one of 20,000.
     assert clustered_error(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
 
 
@@ -109,11 +117,14 @@ def test_student() -> None:
         29: 2.045,
     }
     assert {df: round(student_t(df), 3) for df in published} == published
+    # Quantiles of the 99 % interval from the same published tables.
     assert [round(student_t(df, 0.005), 3) for df in (1, 2, 4, 15)] == [63.657, 9.925, 4.604, 2.947]
     for df in range(1, 31):
+        # The smallest tail is that of the star for 40 rows: 0.05 for 39 comparisons with the best.
         for tail in (0.1, 0.025, 0.05 / 39):
             quantile = student_t(df, tail)
             scale = math.gamma((df + 1) / 2) / math.gamma(df / 2) / math.sqrt(df * math.pi)
+            # Midpoints, for the integral by the midpoint rule.
             x = (np.arange(100_000) + 0.5) / 100_000 * quantile
             inside = 2 * scale * float(np.mean((1 + x * x / df) ** (-(df + 1) / 2))) * quantile
             assert inside == pytest.approx(1 - 2 * tail, abs=1e-6), (df, tail)
@@ -136,8 +147,10 @@ def test_error_of_a_sample_of_windows() -> None:
     """
     sums = np.array([1, 3, 2, 6])
     tokens = np.full(4, 2)
+    # In an endless text the finite population correction is 1; with 4 of 8 windows it is 1 - 4/8.
     assert sampling_error(sums, tokens, 10**9) == pytest.approx(math.sqrt(14) / 8)
     assert sampling_error(sums, tokens, 8) == pytest.approx(math.sqrt(14 / 2) / 8)
+    # All windows of the text were scored: there is nothing that a sample could miss.
     assert sampling_error(sums, tokens, 4) == 0
     assert sampling_error(sums[:1], tokens[:1], 8) is None
 
@@ -146,6 +159,8 @@ def test_windows_that_were_left_out_are_the_sparse_sample() -> None:
     """2 of 6 windows are left out, as far apart as every second of the 4 scored windows, which
     differ by 1 and 3.
     """
+    # Deviations from 3 per window: -2, 0, -1, 3. At distance 2 they differ by 1 and 3: mean square
+    # 5.
     error = sampling_error(np.array([1, 3, 2, 6]), np.full(4, 2), 6)
     assert error == pytest.approx(math.sqrt(4 * 5 / 2 * (1 - 4 / 6)) / 8)
 
@@ -156,7 +171,10 @@ def test_what_changes_slowly_is_in_every_spread_sample() -> None:
     """
     trend = np.arange(0.0, 160, 10)
     error = sampling_error(trend, np.ones(16), 160)
+    # Neighbours differ by 10: 16 * 10^2 / 2 * (1 - 16 / 160).
     assert error == pytest.approx(math.sqrt(16 * 100 / 2 * 0.9) / 16)
+    # The standard deviation is 10 root((16^2 - 1) / 12) = 46.1: independent windows would have 46.1
+    # root(0.9 / 16) = 10.9, which is 6.5 times 1.68.
     assert error < float(np.std(trend)) * math.sqrt(0.9 / 16) / 6
 
 
