@@ -34,6 +34,7 @@ def test_chosen_slices_have_columns() -> None:
     assert lines[3:] == ["EXL3 4.0,0.08,0.008,20.4,2.0", "GGUF Q4_K,0.01,0.001,20.8,2.0"]
 
 
+# Spreadsheets run full-width signs, too.
 @pytest.mark.parametrize("sign", [*"=+-@\t", "＝", "＋"])
 def test_no_cell_is_a_formula(sign: str) -> None:
     """Text that a spreadsheet would run gets an apostrophe; a negative number stays a number."""
@@ -44,5 +45,7 @@ def test_no_cell_is_a_formula(sign: str) -> None:
     for row in rows:
         formulas |= {cell for cell in row if "HYPERLINK" in cell}
     assert formulas == {f"'{printable(text)}"}
+    # The label and the notes.
     assert [sum(cell.startswith("'") for cell in row) for row in rows] == [0, 0, 2]
+    # The sum of log-probabilities begins with a sign, but is a number.
     assert "-80.0" in rows[2]

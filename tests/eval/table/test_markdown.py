@@ -10,7 +10,10 @@ from tests.support.several_texts import NAMES, three
 
 def test_the_table() -> None:
     worse = with_sums(
-        replace(QUANT, label="q*_|4"), nll=(14.0, 24.0, 34.0, 44.0), kld=(5.0, 5.0, 5.0, 5.0)
+        # Asterisk, underscore and vertical line have a meaning in Markdown.
+        replace(QUANT, label="q*_|4"),
+        nll=(14.0, 24.0, 34.0, 44.0),
+        kld=(5.0, 5.0, 5.0, 5.0),
     )
     run = run_of(REF, QUANT, worse, FAILED, subtitle="a_b")
     lines = markdown_text(table_of(run)).splitlines()

@@ -22,6 +22,8 @@ MEMORY = Memory(
     step_token=2 * (4 * 4096 + 3 * 14_336),
 )
 """W4A16: 32 layers, 8 heads of 128 numbers in bf16, an MLP of 14,336."""
+# Per token, 131,072 bytes of cache, and in a step of 2,048 tokens 118,784 bytes of activations;
+# once, 513,024 bytes of logits.
 AT_32K = (5_700_000_000 + 131_072 * 32_768 + 513_024 + 118_784 * 2048) / 1e9
 BF16 = MEMORY.updated(weights=16_100_000_000, kv_source="config", kv_is_upper=True)
 SERVER = Memory(missing="weights: no weight files on this machine")

@@ -81,6 +81,7 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         (run_of(REF, QUANT, FLOOR), ["≈: ", "0.01235"]),
         (run_of(REF, QUANT, replace(QUANT, label="same")), ["★: "]),
         (
+            # A text of 510 tokens is too short for a star.
             run_of(REF, *SHORT),
             ["no ★: ", "510 tokens"],
         ),
@@ -95,14 +96,18 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
         ),
         (run_of(REF, QUANT), ["bf16: the reference is quantized itself"]),
         (run_of(REF, *equal({})), ["b: same scores at every token as a\n"]),
+        # Neither option explains other scores: bfloat16 is what ran anyway, and the other one only
+        # places the model.
         (
             run_of(REF, *equal({"dtype": "bfloat16", "tensor_parallel_size": 2})),
             ["b: same scores at every token as a"],
         ),
+        # Rows of two models: no option explains why their scores are equal.
         (
             run_of(REF, *equal({"seed": 1}, model_dir="other")),
             ["b: same scores at every token as a\n"],
         ),
+        # The reference is the last row, and the others are nevertheless compared with it.
         (
             run_of(*equal({}), replace(REF, scores_digest="a")),
             ["a, b: same scores at every token as bf16\n"],
@@ -128,6 +133,7 @@ def equal(options: dict[str, Any], model_dir: Any = "m") -> list[ModelResult]:
             ["a, b: ", "2,048", "1,024"],
         ),
         (run_of(row("a", {"kv_cache": "fp8"}), row("b", {"kv_cache": "bfloat16"})), ["KV cache: "]),
+        # Scoring took 4 s, from 1 to 5; the first window was there after 1 s of them.
         (run_of(replace(QUANT, timing=Timing(0.0, 1.0, 1.0, 2.0, 5.0))), ["25 % of"]),
     ],
 )

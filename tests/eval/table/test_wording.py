@@ -21,6 +21,7 @@ from tests.support.several_texts import three
     [
         ("a", "a"),
         ("ab", "a and b"),
+        # The fourth of four words is named, so that no list ends in "1 more".
         ("abcd", "a, b, c and d"),
         ("abcde", "a, b, c and 2 more"),
         ("abcdefghijkl", "a, b, c and 9 more"),
@@ -42,7 +43,9 @@ def test_shares(share: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(1.04, "1.04"), (4.11, "4.1"), (173.0, "170"), (1234.0, "1,200")]
+    # With two digits, 1.04 would be 1.
+    ("ratio", "text"),
+    [(1.04, "1.04"), (4.11, "4.1"), (173.0, "170"), (1234.0, "1,200")],
 )
 def test_ratios(ratio: float, text: str) -> None:
     assert ratio_in_words(ratio) == text
