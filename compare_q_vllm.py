@@ -32,7 +32,7 @@ try:
     from compare_q.backends.checkpoint.checkpoint_config import CheckpointConfig
     from compare_q.backends.common.errors import CompareQError, InputError, ModelError
     from compare_q.backends.common.process import captured
-    from compare_q.backends.vllm.scoring_plan import TAG
+    from compare_q.backends.vllm.scoring_plan import EXTRA_ARGS_KEY
     from compare_q.backends.vllm.vllm_engine import VllmEngine
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -108,7 +108,10 @@ def fwd_vllm_score(
         raise ModelError(f"fwd_vllm_score: input_ids must be [1, L], not {tuple(input_ids.shape)}")
     # Each position must be computed, even if a window has the same beginning as an earlier window.
     params = SamplingParams(
-        max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True}
+        max_tokens=1,
+        detokenize=False,
+        skip_reading_prefix_cache=True,
+        extra_args={EXTRA_ARGS_KEY: True},
     )
     with tempfile.TemporaryDirectory() as folder, captured(model.planned.log_file):
         file = str(Path(folder) / "logits.safetensors")

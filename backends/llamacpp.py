@@ -289,7 +289,7 @@ class LlamacppEngine(LogitsEngine):
             if model.role(tensor) not in roles or len(tensor.shape) < 2:
                 continue
             number = output_number
-            block = gguf.BLOCK.match(tensor.name)
+            block = gguf.BLOCK_PREFIX.match(tensor.name)
             if block is not None:
                 number = int(block[1])
             device = devices.get(number, UNKNOWN)

@@ -34,7 +34,7 @@ from compare_q.backends.common import machine  # noqa: E402
 from compare_q.backends.reference import store as reference  # noqa: E402
 from compare_q.backends.reference.comparison import ReferenceWindows, StoredRows  # noqa: E402
 from compare_q.backends.vllm.driver import VllmDriver  # noqa: E402
-from compare_q.backends.vllm.scoring_plan import TAG, ScoringPlan  # noqa: E402
+from compare_q.backends.vllm.scoring_plan import EXTRA_ARGS_KEY, ScoringPlan  # noqa: E402
 from compare_q.backends.vllm.vllm_engine import VllmEngine  # noqa: E402
 from compare_q.backends.vllm.vllm_scores import own_logprobs, token_scores  # noqa: E402
 
@@ -245,7 +245,10 @@ def whole_logits(engine: VllmEngine, window: Window, chunk_rows: int, file: Path
 
     engine.llm.collective_rpc("compare_q_keep_logits", args=(chunk_rows,))
     params = SamplingParams(
-        max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, extra_args={TAG: True}
+        max_tokens=1,
+        detokenize=False,
+        skip_reading_prefix_cache=True,
+        extra_args={EXTRA_ARGS_KEY: True},
     )
     engine.llm.generate({"prompt_token_ids": window.token_ids.tolist()}, params, use_tqdm=False)
     engine.llm.collective_rpc("compare_q_save_logits", args=(str(file),))

@@ -23,7 +23,11 @@ from .results import ModelResult, noise_floor_of
 from .stats.block_sums import paired_difference
 from .stats.uncertainty import interval
 
-SCORES = {"nll": "log-probability", "kld": "KL divergence", "same_top": "most probable token"}
+COMPARABLE_SCORES = {
+    "nll": "log-probability",
+    "kld": "KL divergence",
+    "same_top": "most probable token",
+}
 """The scores of tokens that can be compared, and their names in messages."""
 COMPARISON_LEVEL = 0.05
 """The probability of calling equal models different, in all comparisons with the best one together.
@@ -73,10 +77,10 @@ def compare(
     lossless_labels: Collection[str] = (),
     comparisons: int = 1,
 ) -> Difference:
-    """Decide whether the mean of a model's ``score`` (one of ``SCORES``) differs from another's.
+    """Decide whether the mean of a model's ``score`` differs from another's.
 
-    ``lossless_labels``: of rows that KLD does not rank; ``comparisons``: how many are made with one
-    model; each has its share of the level (Bonferroni).
+    ``score``: one of ``COMPARABLE_SCORES``; ``lossless_labels``: of rows that KLD does not rank;
+    ``comparisons``: how many are made with one model; each has its share of the level (Bonferroni).
     """
     is_unranked = score == "kld" and a.label in lossless_labels and b.label in lossless_labels
     has_reference = score == "kld" and (a.reference or b.reference)
@@ -131,9 +135,9 @@ def why_not_comparable(model: ModelResult, score: str) -> str:
     if score == "kld" and model.reference:
         return f"{model.label} is the reference, from which KLD is measured"
     if getattr(model.blocks, score) is None:
-        return f"{model.label} has no {SCORES[score]}"
+        return f"{model.label} has no {COMPARABLE_SCORES[score]}"
     if score not in model.blocks.whole:
-        return f"{model.label} has positions without a finite {SCORES[score]}"
+        return f"{model.label} has positions without a finite {COMPARABLE_SCORES[score]}"
     return ""
 
 

@@ -81,7 +81,7 @@ OPTIONAL_SIZES = {
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "n_inner"), 10**7),
 }
 """Keys of sizes that may be 0 or null, or a list with one for each layer -> the largest value."""
-MOST_NAMED = 6
+MOST_NAMED_MODELS = 6
 """Largest number of models that the error about their folder names."""
 BY_CONTEXT = ("longrope", "su")
 """Scalings that have different factors for contexts above the original one."""
@@ -379,14 +379,14 @@ def without_config(folder: Path) -> str:
 
 
 def models_inside(folder: Path) -> list[str]:
-    """Return the paths of models in a folder, at most ``MOST_NAMED``."""
+    """Return the paths of models in a folder, at most ``MOST_NAMED_MODELS``."""
     paths = []
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.suffix == ".gguf" or exists(path / "config.json"):
                 paths.append(printable(path))
-    if len(paths) > MOST_NAMED:
-        return [*paths[:MOST_NAMED], f"{len(paths) - MOST_NAMED} more"]
+    if len(paths) > MOST_NAMED_MODELS:
+        return [*paths[:MOST_NAMED_MODELS], f"{len(paths) - MOST_NAMED_MODELS} more"]
     return paths
 
 

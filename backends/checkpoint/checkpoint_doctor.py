@@ -31,10 +31,10 @@ from ..layers.schemes import (
     part,
 )
 from . import largest_weights, model_function, stored_sizes, zeros
-from .contents import LARGEST, Contents
+from .contents import SMALL_TENSOR_ELEMENTS, Contents
 from .folder import Checkpoint, storage_of
 from .formats import FLOAT_DTYPES, INPUT_SCALES, KV_SCALES, NUMPY_TYPES, Parts, main_part, values
-from .gguf import BLOCK, GgufModel, is_gguf, read_model
+from .gguf import BLOCK_PREFIX, GgufModel, is_gguf, read_model
 from .nvfp4_scales import ONE_SCALE, SHARED, unequal
 from .safetensors_files import Tensor, read_headers, strays
 from .stored_sizes import Fault
@@ -55,16 +55,16 @@ RULES_DIFFER = (
     "give tokenizer_config.json a tokenizer_class that reads the file as it is, "
     "PreTrainedTokenizerFast"
 )
-PADDING = ("pad_token", "unk_token")
+PADDING_TOKENS = ("pad_token", "unk_token")
 CONVERT = "convert the model again, with a current converter"
 NO_TOKENIZER = "no engine that is installed here makes tokens with the file's own tokenizer"
 OTHER_CONFIG = "give the config.json that belongs to these files"
 DOWNLOAD = "download the file again, or convert the model again"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
+PICKLED_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TRAINING_FILES = {"training_args.bin", "optimizer.pt", "scheduler.pt"}
 KEPT_IN_FLOAT32 = ("gate", "router", "A_log")
 """Routers and states of Mamba, which are kept in float32 on purpose."""
-MOST_BLOCKS = 2_000
+MOST_COMPARED_BLOCKS = 2_000
 """Above every model's number of blocks.
 
 Comparing the blocks takes time that grows with the square of their number.
@@ -336,16 +336,16 @@ def uneven_gguf_blocks(model: GgufModel) -> Iterator[Finding]:
     file = model.files[0].name
     counted = model.field("{}.block_count", int) or 0
     # A damaged header may count billions.
-    if counted > min(len(model.tensors), MOST_BLOCKS):
+    if counted > min(len(model.tensors), MOST_COMPARED_BLOCKS):
         what = f"counts {counted:,} blocks, and the file has {amount(len(model.tensors), 'tensor')}"
         yield Finding("wrong", f"{file}: block_count", what, DOWNLOAD)
         return
     blocks: dict[int, set[str]] = {number: set() for number in range(counted)}
     for tensor in model.tensors:
-        block = BLOCK.match(tensor.name)
+        block = BLOCK_PREFIX.match(tensor.name)
         if block is not None:
             blocks.setdefault(int(block[1]), set()).add(tensor.name[block.end() :])
-    if len(blocks) > MOST_BLOCKS:
+    if len(blocks) > MOST_COMPARED_BLOCKS:
         what = f"stores tensors of {len(blocks):,} blocks"
         yield Finding("wrong", file, what, DOWNLOAD)
         return
@@ -480,7 +480,7 @@ def differing_special_tokens(mine: Tokens, reference: Tokens) -> Iterator[Findin
         severity: Severity = "wrong"
         consequence = "answers begin or end differently"
         # No scored text has padding.
-        if name in PADDING:
+        if name in PADDING_TOKENS:
             severity = "note"
             consequence = "matters to padding and to unknown text only"
         tokens = f"{mine.special[name]!r}, and the reference's {reference.special[name]!r}"
@@ -589,7 +589,7 @@ def kind_with_parts(module: str, parts: Parts) -> tuple[str, ...]:
 
 def is_small(tensor: Tensor) -> bool:
     """True if a tensor is small enough to read all its values."""
-    return tensor.numel <= LARGEST
+    return tensor.numel <= SMALL_TENSOR_ELEMENTS
 
 
 def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -714,9 +714,9 @@ def strays_and_pickles(checkpoint: Checkpoint) -> Iterator[Finding]:
         delete = "delete the file, unless an engine is to load it instead of the others"
         yield Finding("warning", file.name, what, delete)
     pickles = []
-    for pattern in PICKLES:
+    for pattern in PICKLED_FILES:
         for file in sorted(checkpoint.folder.glob(pattern)):
-            if file.name not in NOT_WEIGHTS:
+            if file.name not in TRAINING_FILES:
                 pickles.append(file.name)
     what = "pickled weights next to safetensors: no engine loads them"
     yield from one_finding("note", pickles, what, "delete the file")

@@ -34,7 +34,7 @@ from .tokenizers import class_notes
 
 Shape = tuple[int, ...]
 
-LARGEST = 1 << 16
+SMALL_TENSOR_ELEMENTS = 1 << 16
 """Elements of a small tensor (scales, biases) whose values are read."""
 NOT_WEIGHTS = re.compile(
     r"(^|\.)(rotary_emb\.inv_freq|masked_bias|[kvq]_scale|output_scale|"
@@ -305,7 +305,7 @@ def matches_any(patterns: Iterable[re.Pattern[str]], name: str) -> bool:
 
 def is_all_zero(tensor: Tensor) -> bool:
     """Return True if a small tensor is zeros; False for a large one and for an unknown dtype."""
-    if tensor.dtype not in formats.NUMPY_TYPES or tensor.numel > LARGEST:
+    if tensor.dtype not in formats.NUMPY_TYPES or tensor.numel > SMALL_TENSOR_ELEMENTS:
         return False
     return not formats.values(tensor).any()
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 from .. import hub
 from ..base import ModelFacts, ModelFiles, PlannedModel, ServingFacts, Storage, TensorBytes
 from ..common.errors import InputError
-from ..common.json_files import LARGEST, is_file, is_folder, open_regular
+from ..common.json_files import LARGEST_JSON_BYTES, is_file, is_folder, open_regular
 from ..common.message_text import bytes_in_words, one_line, printable
 from ..common.storage import times_of
 from ..hub import SILENT, Watch
@@ -32,7 +32,7 @@ from .checkpoint_config import scaling_json, step_numbers
 from .formats import UNEXPLAINED
 from .safetensors_files import sampled
 
-NUMBERS = {
+STRUCT_CODES = {
     0: "B",
     1: "b",
     2: "H",
@@ -48,13 +48,13 @@ NUMBERS = {
 """GGUF's number of a field's type -> ``struct``'s code."""
 STRING = 8
 ARRAY = 9
-TOKENS = "tokenizer.ggml.tokens"
-TOKEN_TYPES = "tokenizer.ggml.token_type"
-MERGES = "tokenizer.ggml.merges"
-BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+TOKENS_KEY = "tokenizer.ggml.tokens"
+TOKEN_TYPES_KEY = "tokenizer.ggml.token_type"
+MERGES_KEY = "tokenizer.ggml.merges"
+BLOCK_PREFIX = re.compile(r"blk\.(\d{1,9})\.")
 HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/(.+\.gguf)")
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-ORDINARY = (1, 6)
+ORDINARY_TOKEN_TYPES = (1, 6)
 """Types of normal tokens and bytes, whose strings are those of the HF vocabulary.
 
 Converters change the spaces of user-defined tokens.
@@ -105,8 +105,8 @@ LONG_FACTORS = "rope_factors_long"
 ORIGINAL = "{}.rope.scaling.original_context_length"
 T = TypeVar("T")
 TOWERS = ("v.", "a.", "mm.", "resampler.")
-ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
-OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
+GGUF_ROUTERS = {"ffn_gate_inp", "ffn_gate_inp_shexp"}
+GGUF_OTHER_EMBEDDINGS = {"position_embd", "token_types", "per_layer_token_embd", "embed_tokens"}
 
 
 class GgufTensor(NamedTuple):
@@ -166,7 +166,7 @@ def merges_in(file: Path) -> list[str]:
         open_regular(file) as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        merges = _Reader(data, (MERGES,)).header().fields.get(MERGES)
+        merges = _Reader(data, (MERGES_KEY,)).header().fields.get(MERGES_KEY)
     if not isinstance(merges, list):
         return []
     return [merge.decode(errors="replace") for merge in merges]
@@ -199,7 +199,7 @@ class _Reader:
     read so far.
     """
 
-    def __init__(self, data: mmap.mmap, arrays: Collection[str] = (TOKENS,)) -> None:
+    def __init__(self, data: mmap.mmap, arrays: Collection[str] = (TOKENS_KEY,)) -> None:
         self.data = data
         self.arrays = arrays
         self.position = 0
@@ -242,8 +242,8 @@ class _Reader:
         ValueError if the header is too long.
         """
         self.position += size
-        if self.position > LARGEST:
-            raise ValueError(f"its header is longer than {bytes_in_words(LARGEST)}")
+        if self.position > LARGEST_JSON_BYTES:
+            raise ValueError(f"its header is longer than {bytes_in_words(LARGEST_JSON_BYTES)}")
         return self.position - size
 
     def numbers(self, codes: str) -> tuple[Any, ...]:
@@ -262,8 +262,8 @@ class _Reader:
         count = 1
         if field_type == ARRAY:
             element_type, count = self.numbers("IQ")
-        if element_type in NUMBERS:
-            values = self.numbers(f"{count}{NUMBERS[element_type]}")
+        if element_type in STRUCT_CODES:
+            values = self.numbers(f"{count}{STRUCT_CODES[element_type]}")
             if field_type == ARRAY:
                 return values
             return values[0]
@@ -308,7 +308,7 @@ class GgufModel:
 
     def is_draft(self, tensor: GgufTensor) -> bool:
         """True for multi-token-prediction modules, which are the last of the blocks."""
-        block = BLOCK.match(tensor.name)
+        block = BLOCK_PREFIX.match(tensor.name)
         n_blocks = self.field("{}.block_count", int)
         if block is None or not n_blocks:
             return False
@@ -334,7 +334,7 @@ class GgufModel:
         if is_yarn and context and factor and original:
             context = max(context, int(original * factor))
         vocab_size = self.field("{}.vocab_size", int)
-        tokens = self.field(TOKENS, list)
+        tokens = self.field(TOKENS_KEY, list)
         if tokens:
             vocab_size = len(tokens)
         changes_above = None
@@ -366,19 +366,19 @@ class GgufModel:
 
         Empty if the file's strings are not those of an HF vocabulary.
         """
-        tokens = self.field(TOKENS, list) or []
-        types = self.field(TOKEN_TYPES, tuple) or ()
+        tokens = self.field(TOKENS_KEY, list) or []
+        types = self.field(TOKEN_TYPES_KEY, tuple) or ()
         if len(tokens) != len(types) or self.field("tokenizer.ggml.model", str) not in AS_IN_HF:
             return {}
         vocabulary = {}
         for number, token_type in enumerate(types):
-            if token_type in ORDINARY:
+            if token_type in ORDINARY_TOKEN_TYPES:
                 vocabulary[number] = tokens[number].decode(errors="replace")
         return vocabulary
 
     def merges(self) -> list[str]:
         """Return the merges of the tokenizer, read from the file again."""
-        if MERGES not in self.fields or not self.files:
+        if MERGES_KEY not in self.fields or not self.files:
             return []
         return merges_in(self.files[0])
 
@@ -394,7 +394,7 @@ class GgufModel:
             role = self.role(tensor)
             if not role:
                 continue
-            is_in_block = BLOCK.match(tensor.name) is not None
+            is_in_block = BLOCK_PREFIX.match(tensor.name) is not None
             if role == "layer" and not is_in_block and tensor.numel in sizes_of_ends:
                 return Storage(note=f"{tensor.name}: {UNEXPLAINED}")
             if tensor.nbytes is None:
@@ -457,7 +457,7 @@ class GgufModel:
 def has_no_role(name: str) -> bool:
     """True for tensors of other towers, routers, norms and embeddings of something but tokens."""
     layer = name.rpartition(".")[0].rpartition(".")[2]
-    if layer in ROUTERS or layer in OTHER_EMBEDDINGS:
+    if layer in GGUF_ROUTERS or layer in GGUF_OTHER_EMBEDDINGS:
         return True
     return "norm" in layer or name.startswith(TOWERS)
 

@@ -73,7 +73,7 @@ A scale of 1 may also mean a cast to E5M2, whose largest number is 57,344.
 """
 LARGEST_FP8 = 448.0
 """The largest possible scale of a group of NVFP4."""
-SCALES = (
+BOUNDING_SCALES = (
     "weight_global_scale",
     "weight_scale_2",
     "SCB",
@@ -174,7 +174,7 @@ def is_unusual(bound: Bound, median: float | None) -> bool:
 def bound_of(parts: Parts, config: CheckpointConfig, read: Read) -> Bound | None:
     """Return the bound of one module from its scales; None if its format is unknown."""
     kind = number_format(layout_of(parts, config).words)
-    part = next((name for name in SCALES if name in parts), "")
+    part = next((name for name in BOUNDING_SCALES if name in parts), "")
     largest_code = code_of(kind, part)
     if not part or largest_code is None or not parts[part].numel:
         return None

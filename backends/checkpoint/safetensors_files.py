@@ -17,7 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 from ..common import json_files
 from ..common.errors import InputError
-from ..common.json_files import LARGEST, exists, is_file, open_regular, parsed, read_object
+from ..common.json_files import (
+    LARGEST_JSON_BYTES,
+    exists,
+    is_file,
+    open_regular,
+    parsed,
+    read_object,
+)
 from ..common.message_text import one_line, printable
 from ..common.storage import times_of
 from ..hub_files import SINGLE, WEIGHTS_INDEX
@@ -158,7 +165,7 @@ def header_bytes(file: Path) -> bytes:
                     "it is a pointer of Git LFS; download the file itself, as with git lfs pull"
                 )
             (length,) = struct.unpack("<Q", start)
-            if length > min(os.fstat(stream.fileno()).st_size - 8, LARGEST):
+            if length > min(os.fstat(stream.fileno()).st_size - 8, LARGEST_JSON_BYTES):
                 raise ValueError(
                     "its header is longer than the file, or than a header can be; download it again"
                 )

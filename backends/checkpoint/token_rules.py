@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..common.message_text import amount, printable
 
-ORDINARY = (
+ORDINARY_SAMPLES = (
     "Hello world, it's 12345.67 at IT'S 3rd place (sic)!",
     "two  spaces and a tab\there,\n\n\tand some after   ",
     "def f(x_1: int) -> str:\n    return f'{x_1!r}'  # ok\r\n",
@@ -36,7 +36,7 @@ SCRIPTS = (
 
 Libraries differ in the classes of characters that they know.
 """
-PREFIXES = ("\u2581", "\u0120")
+LEADING_SPACES = ("\u2581", "\u0120")
 """The character of a leading space in tokens, in SentencePiece's and in byte-level vocabularies."""
 SPACED = chr(ord(" ") + 256)
 """The character that llama.cpp's converter writes for a space inside a part of a merge."""
@@ -71,7 +71,7 @@ class Fault(NamedTuple):
 
 def samples() -> list[str]:
     """Return the texts whose tokens are compared."""
-    return [unicodedata.normalize("NFKC", text) for text in (*ORDINARY, *SCRIPTS)]
+    return [unicodedata.normalize("NFKC", text) for text in (*ORDINARY_SAMPLES, *SCRIPTS)]
 
 
 def digest(value: Any) -> str:
@@ -108,7 +108,7 @@ def of_tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> Rules:
         # Not known: the class decides, not the file.
         adds_bos = {True, False}
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in samples()]
-    prefixes = bool(bare.tokens) and bare.tokens[0].startswith(PREFIXES)
+    prefixes = bool(bare.tokens) and bare.tokens[0].startswith(LEADING_SPACES)
     return Rules(merges, frozenset(adds_bos), prefixes, None, digests(ids))
 
 
@@ -176,7 +176,7 @@ def fault_of_tokens(mine: Rules, reference: Rules, *, compared: bool) -> Fault |
         return merges_fault
     text = cut_differently(mine, reference)
     if text is not None:
-        is_ordinary = text in [unicodedata.normalize("NFKC", sample) for sample in ORDINARY]
+        is_ordinary = text in [unicodedata.normalize("NFKC", sample) for sample in ORDINARY_SAMPLES]
         pre = ""
         if mine.pre is not None:
             pre = f"its pre-tokenizer is {pre_in_words(mine.pre)}, and "

@@ -20,8 +20,8 @@ from ..common.errors import InputError
 from ..common.json_files import exists, read_bytes
 from ..common.message_text import one_line
 from .folder import Checkpoint
-from .gguf import TOKENS, GgufModel
-from .token_rules import ORDINARY, SCRIPTS, Rules, of_header, of_tokenizer
+from .gguf import TOKENS_KEY, GgufModel
+from .token_rules import ORDINARY_SAMPLES, SCRIPTS, Rules, of_header, of_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -35,7 +35,7 @@ SPECIAL_TOKEN_KEYS = (
     "add_eos_token",
 )
 IDS = ("bos_token_id", "eos_token_id")
-TOKENIZER_SAMPLES = (*ORDINARY, *SCRIPTS)
+TOKENIZER_SAMPLES = (*ORDINARY_SAMPLES, *SCRIPTS)
 """Contractions, digits, white space, code, Unicode's normal forms, many scripts.
 
 No sample begins with a space: Transformers 5 saves Llama 2 with rules that differ only for such
@@ -132,7 +132,7 @@ def of_gguf(model: GgufModel, engine_tokens: Mapping[str, Any] | None = None) ->
     Ordinary tokens are absent if its strings are not those of a tokenizer.json.  ``engine_tokens``:
     what llama.cpp makes of the samples of ``token_rules``; None if it is not installed.
     """
-    strings = model.field(TOKENS, list) or []
+    strings = model.field(TOKENS_KEY, list) or []
     special = {}
     for key in IDS:
         number = model.field(f"tokenizer.ggml.{key}", int)
@@ -172,9 +172,10 @@ def follow_file(tokenizer: Any, folder: Path, texts: Sequence[str]) -> tuple[str
             class_count = sum(map(len, ids))
             file_count = sum(map(len, file_ids))
             notes.append(
-                f"tokens are those of {TOKENIZER_FILE}: Transformers' {type(tokenizer).__name__} reads it "
-                f"differently, {class_count:,} tokens instead of {file_count:,} in a sample; "
-                "software that loads the tokenizer by its class gives the model other tokens"
+                f"tokens are those of {TOKENIZER_FILE}: Transformers' {type(tokenizer).__name__} "
+                f"reads it differently, {class_count:,} tokens instead of {file_count:,} in a "
+                "sample; software that loads the tokenizer by its class gives the model other "
+                "tokens"
             )
             ids = file_ids
         normalizer = file.normalizer

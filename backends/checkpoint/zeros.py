@@ -25,11 +25,11 @@ from ..base import TensorBytes
 from ..hub import SILENT, Watch
 from ..layers.module_names import kind_of
 
-SAMPLES = 17
+MOST_SAMPLES = 17
 """Largest number of samples per tensor.  If one repeats a number, all rows of the tensor are read.
 """
 FEWEST_SAMPLES = 3
-SAMPLE = 512
+SAMPLE_BYTES = 512
 """Bytes of a sample."""
 READS = 1 << 14
 """Approximate number of samples in total.
@@ -38,13 +38,13 @@ For models with many tensors, such as mixtures of experts, fewer samples per ten
 """
 FIRST_BYTES = 32
 """Bytes of each row that are read first."""
-STEP = 1 << 24
+READ_BYTES = 1 << 24
 """Bytes per read of rows that begin with zeros."""
-WORD = 4
+NUMBER_BYTES = 4
 """Bytes whose repetition shows one number, of 4, 8, 16 or 32 bits."""
 SHORTEST = 4
 """Smallest number of rows in a run that counts: two or three dead rows may be neighbours."""
-PADDING = 0.05
+PADDING_SHARE = 0.05
 """Largest share of zero rows that counts as padding, in a matrix that is the only one of its kind.
 
 The embedding is such a matrix.
@@ -53,7 +53,7 @@ LEFT_OUT = re.compile(
     r"bias|zero|_?idx|perm|lora|shape|mask|(^|\.)[kvq]_scale|input_(global_)?scale"
 )
 """Pattern in the names of tensors that may be all zeros, or that the doctor checks elsewhere."""
-SCALE = re.compile(r"scale|absmax|\.SCB$")
+SCALE_NAME = re.compile(r"scale|absmax|\.SCB$")
 
 
 class Run(NamedTuple):
@@ -100,7 +100,7 @@ def find(
     kinds: dict[str, list[tuple[TensorBytes, Run]]] = {}
     watch.expect(sum(tensor.nbytes for tensor in tensors))
     n_samples = READS // max(len(tensors), 1)
-    n_samples = min(max(n_samples, FEWEST_SAMPLES), SAMPLES)
+    n_samples = min(max(n_samples, FEWEST_SAMPLES), MOST_SAMPLES)
     with ExitStack() as stack:
         # Memory maps would read ahead around each sample.
         descriptors: dict[Path, int] = {}
@@ -108,13 +108,13 @@ def find(
             descriptors[file] = stack.enter_context(file.open("rb", buffering=0)).fileno()
         for tensor in tensors:
             watch.advance(tensor.nbytes)
-            is_scale = SCALE.search(tensor.name) is not None
+            is_scale = SCALE_NAME.search(tensor.name) is not None
             if not tensor.nbytes or LEFT_OUT.search(tensor.name):
                 continue
             if len(tensor.shape) < 2 and not is_scale:
                 continue
             run = NO_RUN
-            reads_all = whole or tensor.nbytes < SAMPLES * SAMPLE
+            reads_all = whole or tensor.nbytes < MOST_SAMPLES * SAMPLE_BYTES
             if reads_all or has_repeating_sample(descriptors[tensor.file], tensor, n_samples):
                 run = longest_run(matrix_of(tensor), zeros_only=is_scale)
             kinds.setdefault(kind_of(tensor.name), []).append((tensor, run))
@@ -126,10 +126,10 @@ def find(
 
 def has_repeating_sample(descriptor: int, tensor: TensorBytes, n_samples: int) -> bool:
     """Return True if one of some samples of a tensor repeats one number."""
-    last = tensor.start + max(tensor.nbytes - SAMPLE, 0)
+    last = tensor.start + max(tensor.nbytes - SAMPLE_BYTES, 0)
     for start in np.linspace(tensor.start, last, n_samples, dtype=int):
-        sample = os.pread(descriptor, SAMPLE, start)
-        if sample[WORD:] == sample[:-WORD]:
+        sample = os.pread(descriptor, SAMPLE_BYTES, start)
+        if sample[NUMBER_BYTES:] == sample[:-NUMBER_BYTES]:
             return True
     return False
 
@@ -154,8 +154,8 @@ def zeros_of_kind(members: Sequence[tuple[TensorBytes, Run]]) -> list[Zeros]:
         if len(members) > 1:
             may_be_intended = 2 * n_with_zeros > len(members)
         else:
-            may_be_intended = run.length <= PADDING * n_rows
-        is_scale_of_zeros = run.length == n_rows and SCALE.search(tensor.name) is not None
+            may_be_intended = run.length <= PADDING_SHARE * n_rows
+        is_scale_of_zeros = run.length == n_rows and SCALE_NAME.search(tensor.name) is not None
         wrong = not may_be_intended or is_scale_of_zeros
         zeros.append(
             Zeros(tensor.name, tensor.file, run.first, run.length, n_rows, wrong, run.repeats)
@@ -164,7 +164,7 @@ def zeros_of_kind(members: Sequence[tuple[TensorBytes, Run]]) -> list[Zeros]:
 
 
 def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
-    """Return the longest run of rows that repeat a number of ``WORD`` bytes.
+    """Return the longest run of rows that repeat a number of ``NUMBER_BYTES`` bytes.
 
     ``NO_RUN`` if it is short, or most such rows are outside it.  ``matrix``: bytes [rows, bytes of
     a row].  ``zeros_only``: the number is zero, as in rows that are too short to repeat one.
@@ -173,7 +173,7 @@ def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
         zeros_only = True
     # Most rows differ in their first bytes, and the rest of them is not read.
     candidates = np.flatnonzero(repeat_one_number(matrix[:, :FIRST_BYTES], zeros_only=zeros_only))
-    step = max(STEP // matrix.shape[1], 1)
+    step = max(READ_BYTES // matrix.shape[1], 1)
     repeating = [candidates[:0]]
     for start in range(0, len(candidates), step):
         some = candidates[start : start + step]
@@ -192,7 +192,7 @@ def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
 
 
 def repeat_one_number(rows: NDArray[np.uint8], *, zeros_only: bool) -> NDArray[np.bool_]:
-    """Return for each row whether it repeats one number of ``WORD`` bytes."""
+    """Return for each row whether it repeats one number of ``NUMBER_BYTES`` bytes."""
     if zeros_only:
         return np.asarray(~rows.any(1))
-    return np.asarray((rows[:, WORD:] == rows[:, :-WORD]).all(1))
+    return np.asarray((rows[:, NUMBER_BYTES:] == rows[:, :-NUMBER_BYTES]).all(1))

@@ -18,7 +18,7 @@ from .message_text import nearest, printable, shortened
 
 MOST_FILES = 1_000
 """Largest number of files in a folder that an option names, such as a draft model."""
-SAMPLE = 1 << 20
+DIGEST_FIRST_BYTES = 1 << 20
 """Bytes that are read at the beginning of a file that an option names; of a larger file, size and
 time are also part of the digest."""
 OBJECTS = ("model_type", "dict_type", "model_attributes_type")
@@ -155,9 +155,9 @@ def content_of(path: Path) -> str:
         stat = file.stat()
         # Size and time stand for the part of a large file that is not read.
         times = ""
-        if stat.st_size > SAMPLE:
+        if stat.st_size > DIGEST_FIRST_BYTES:
             times = f"{stat.st_size} {stat.st_mtime_ns}"
         digest.update(os.fsencode(file.relative_to(path)) + f"\0{times}\0".encode())
         with file.open("rb") as stream:
-            digest.update(hashlib.sha256(stream.read(SAMPLE)).digest())
+            digest.update(hashlib.sha256(stream.read(DIGEST_FIRST_BYTES)).digest())
     return digest.hexdigest()

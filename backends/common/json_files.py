@@ -21,7 +21,7 @@ from typing import Any
 from .errors import InputError
 from .message_text import bytes_in_words, one_line, printable, shortened
 
-LARGEST = 100_000_000
+LARGEST_JSON_BYTES = 100_000_000
 """Largest JSON file and report, in bytes; also the largest header that safetensors' own reader
 accepts."""
 DEEPEST = 64
@@ -100,7 +100,7 @@ def reason(error: Exception) -> str:
     return one_line(error)
 
 
-def read_bytes(file: Path, largest: int = LARGEST) -> bytes:
+def read_bytes(file: Path, largest: int = LARGEST_JSON_BYTES) -> bytes:
     """Return the content of a regular file of at most ``largest`` bytes."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size

@@ -93,7 +93,7 @@ COMPUTING = (
     "vptq",
 )
 """Distributions that an engine based on torch may import if they are installed."""
-PLUGINS = ("torch.backends",)
+TORCH_PLUGIN_GROUPS = ("torch.backends",)
 """Groups of entry points whose code torch imports when it is imported."""
 
 
@@ -118,7 +118,7 @@ def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
     from importlib import metadata
 
     plugin_packages = set()
-    for group in (*PLUGINS, *plugins):
+    for group in (*TORCH_PLUGIN_GROUPS, *plugins):
         for entry_point in metadata.entry_points(group=group):
             if entry_point.dist:
                 plugin_packages.add(entry_point.dist.name)

@@ -34,7 +34,7 @@ ends."""
 TIMEOUT = re.compile(r"^Timeout \(([\d:.]+)\)!$", re.MULTILINE)
 """The first line that ``faulthandler`` writes when a limit ends the process."""
 EXCEPTION = re.compile(r"\b([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): (.+)$")
-WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
+LOGGED_WARNING = re.compile(r"\bWARNING \S+ \S+ \[[^\]]+\] (.+)$")
 TRACEBACK = re.compile(r"\s|Traceback|\w+Error: |.* failed$")
 FAILED = re.compile(r"(EngineCore|WorkerProc) (failed|hit an exception|encountered a fatal error)")
 """The line that a process of vLLM logs before the traceback of the exception that ends the process.
@@ -222,7 +222,7 @@ def warnings_in(log: str) -> list[str]:
     # A dict, unlike a set, keeps the order of the log.
     warnings: dict[str, None] = {}
     for line in log.splitlines():
-        match = WARNING.search(line)
+        match = LOGGED_WARNING.search(line)
         if match and not TRACEBACK.match(match[1]):
             warnings[match[1].strip()] = None
     return list(warnings)

@@ -42,7 +42,7 @@ RECENT_S = 1.0
 DIGEST_DIGITS = 40
 TENSOR_FILE = re.compile(rf"(.+)\.([0-9a-f]{{{DIGEST_DIGITS}}})\.safetensors")
 LARGEST_HEADER = 10_000_000
-TAIL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
+CHECKSUM_TAIL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}\n')
 TAIL_BYTES = 80
 ARRAYS_MARK = b"\nsha256 "
 ARRAYS_TAIL_BYTES = 72
@@ -306,7 +306,7 @@ def dump(value: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 def load(data: bytes) -> dict[str, Any]:
     """The object that ``dump`` wrote; ValueError if the checksum is missing or wrong."""
-    tail = TAIL.fullmatch(data[-TAIL_BYTES:])
+    tail = CHECKSUM_TAIL.fullmatch(data[-TAIL_BYTES:])
     if tail is None:
         raise ValueError("it has no checksum")
     digest = hashlib.sha256(data[:-TAIL_BYTES]).hexdigest()

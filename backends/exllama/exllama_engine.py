@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from ..reference.head import RecomputableHead
 
-NAME = "exllamav3"
+PACKAGE = "exllamav3"
 """The package; its name is also the load_fn."""
-METHOD = "exl3"
+QUANT_METHOD = "exl3"
 """The only quantization method that the package runs unchanged.
 
 exllamav3 would convert fp8 and mxfp4 to float16, and modelopt's NVFP4 to garbage.
@@ -91,10 +91,10 @@ class ExLlamaV3Engine(LogitsEngine):
     """See the module's docstring."""
 
     capabilities = Capabilities(
-        load_fns=(NAME,),
-        fwd_fn=NAME,
-        quant_method=METHOD,
-        packages=(NAME,),
+        load_fns=(PACKAGE,),
+        fwd_fn=PACKAGE,
+        quant_method=QUANT_METHOD,
+        packages=(PACKAGE,),
         install=(
             "pip install 'exllamav3>=1.6' (compiles at its first import, with nvcc; "
             "compiled wheels: https://github.com/turboderp-org/exllamav3/releases)"
@@ -128,24 +128,24 @@ class ExLlamaV3Engine(LogitsEngine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return computing(NAME) | machine.variables(("EXL3_",))
+        return computing(PACKAGE) | machine.variables(("EXL3_",))
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         super().import_engine(verbose=verbose)
-        importlib.import_module(NAME)
+        importlib.import_module(PACKAGE)
 
     def load(self) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise ModelError(f"{NAME} needs an NVIDIA GPU; torch sees none")
+            raise ModelError(f"{PACKAGE} needs an NVIDIA GPU; torch sees none")
         folder = local_folder(self.planned.model_dir)
         try:
             self._load(folder)
         # Any error of the compiler, the loader or CUDA fails this model.
         except Exception as error:
-            raise ModelError(f"{NAME} could not load {folder}: {one_line(error)}") from error
+            raise ModelError(f"{PACKAGE} could not load {folder}: {one_line(error)}") from error
 
     def _load(self, folder: Path) -> None:
         """Load the model; may raise any error."""
@@ -319,14 +319,16 @@ def check_folder(folder: Path, model: PlannedModel) -> None:
         is_copy = file.name.startswith("consolidated")
         if file not in model.override_tensors and not is_copy:
             raise InputError(
-                f"model_dir: {file}: {NAME} would load it as well; move it out of the folder"
+                f"model_dir: {file}: {PACKAGE} would load it as well; move it out of the folder"
             )
-    if method not in (None, METHOD):
-        raise InputError(f"model_dir: {NAME} does not read {method} models; it reads {METHOD}")
+    if method not in (None, QUANT_METHOD):
+        raise InputError(
+            f"model_dir: {PACKAGE} does not read {method} models; it reads {QUANT_METHOD}"
+        )
     if model.options.get("max_seq_len") is None and has_longrope(config.raw):
         raise InputError(
             "engine.max_seq_len: missing; this model's longrope factors depend on it in "
-            f"{NAME}, so set it to what you serve with"
+            f"{PACKAGE}, so set it to what you serve with"
         )
 
 

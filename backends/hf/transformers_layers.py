@@ -25,7 +25,7 @@ from ..layers.schemes import UNKNOWN, Scheme, args_text, declared
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
-SCALES = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
+QUANTIZED_ENDING = re.compile(r"(\.(weight_scale|scales|weight_packed)|_(scales?|blocks))(_\w+)?$")
 """Endings of the names of a quantized module's tensors.
 
 gpt-oss has ``experts.gate_up_proj_scales``.
@@ -67,8 +67,8 @@ def quantized_modules(folder: Path) -> set[str]:
     """Return the quantized modules of a checkpoint, by their names from ``layers.`` on."""
     modules = set()
     for name in read_headers(weight_files(folder)):
-        if SCALES.search(name):
-            modules.add(name_from_layers(SCALES.sub("", name)))
+        if QUANTIZED_ENDING.search(name):
+            modules.add(name_from_layers(QUANTIZED_ENDING.sub("", name)))
     return modules
 
 

@@ -2,7 +2,7 @@
 
 Two engines with the same weights round differently; a lossless scheme would show that difference.
 ``"noise": "bf16"`` makes such a difference: every element of every layer's output is multiplied in
-float32 by 1 + SCALE * n, with n standard normal, and rounded to the dtype of the output.
+float32 by 1 + NOISE_SCALE * n, with n standard normal, and rounded to the dtype of the output.
 
 The root mean square of a bf16 rounding is 0.85 * 2**-9 of the element (half a spacing over sqrt(3),
 mantissas spread logarithmically), so that 2**-9 is about one more rounding per layer; exllamav3's
@@ -25,8 +25,8 @@ from ..common.errors import InputError, ModelError
 if TYPE_CHECKING:
     import torch
 
-SCALE = 2.0**-9
-VERSION = 2
+NOISE_SCALE = 2.0**-9
+NOISE_VERSION = 2
 """Version of the numbers that follow from a seed.
 
 It is part of the key of a noise floor's token scores.
@@ -37,7 +37,7 @@ TABLE = 1 << 22
 The noise of a token in a layer is a consecutive part of these numbers.  Of the pairs of parts with
 4,096 numbers, one in 512 overlaps; a number in the overlap is the noise of two different elements.
 """
-TOKENS: ContextVar[torch.Tensor] = ContextVar("TOKENS")
+TOKEN_HASHES: ContextVar[torch.Tensor] = ContextVar("TOKENS")
 """Hashes (``mixed``) of the tokens and positions of the current forward, int64 [n].
 
 Each greenlet has its own.
@@ -72,7 +72,7 @@ def provenance_of(seed: int | None) -> dict[str, Any]:
     noise = {
         "kind": "bf16",
         "distribution": "normal, relative to each element",
-        "scale": SCALE,
+        "scale": NOISE_SCALE,
         "seed": seed,
     }
     note = (
@@ -99,7 +99,7 @@ class Noise:
         self.layers_without_noise = set(layers)
         # On the CPU, so that every device gets the same numbers.
         generator = torch.Generator().manual_seed(seed)
-        self.factors = torch.randn(TABLE, generator=generator).mul_(SCALE).add_(1)
+        self.factors = torch.randn(TABLE, generator=generator).mul_(NOISE_SCALE).add_(1)
         self.handles = []
         for number, layer in layers.items():
             self.handles.append(layer.register_forward_hook(self.hook_of(number)))
@@ -118,7 +118,7 @@ class Noise:
         ``token_ids`` and ``positions`` are integers [n].
         """
         position_hashes = mixed(positions.long().to(token_ids.device))
-        TOKENS.set(mixed(token_ids.long() + position_hashes))
+        TOKEN_HASHES.set(mixed(token_ids.long() + position_hashes))
 
     def noisy(self, number: int, output: Any) -> Any:
         """Return a layer's output with noise; ModelError if it is not a decoder layer's output."""
@@ -148,11 +148,11 @@ class Noise:
         return noisy_parts[0]
 
     def factor(self, number: int, state: torch.Tensor) -> torch.Tensor:
-        """Return 1 + SCALE * n for layer ``number``, float32 in the shape of ``state``.
+        """Return 1 + NOISE_SCALE * n for layer ``number``, float32 in the shape of ``state``.
 
         One dimension of ``state`` is the tokens; ModelError if none is.
         """
-        tokens = TOKENS.get(None)
+        tokens = TOKEN_HASHES.get(None)
         if tokens is None or len(tokens) not in state.shape:
             count = "unknown"
             if tokens is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .hooks import RequestRows
 
-UNKNOWN = "unknown"
+UNKNOWN_MODE = "unknown"
 
 
 class Graphs:
@@ -20,7 +20,7 @@ class Graphs:
     """
 
     def __init__(self, runner: Any) -> None:
-        self.last = UNKNOWN
+        self.last = UNKNOWN_MODE
         chooser: Any = getattr(runner, "cudagraph_manager", None)
         if chooser is None:
             chooser = getattr(runner, "cudagraph_dispatcher", None)
@@ -34,7 +34,7 @@ class Graphs:
                 mode = answer[0]
             else:
                 mode = getattr(answer, "cg_mode", None)
-            self.last = str(getattr(mode, "name", UNKNOWN))
+            self.last = str(getattr(mode, "name", UNKNOWN_MODE))
             return answer
 
         chooser.dispatch = noted

@@ -18,7 +18,7 @@ from ..base import Layer, Window
 from ..common.errors import ModelError
 from ..layers.groups import KVCache, group_kv_caches, group_layers
 from ..scoring import token_statistics
-from .scoring_plan import TAG, ProbePlan, ScoringPlan
+from .scoring_plan import EXTRA_ARGS_KEY, ProbePlan, ScoringPlan
 
 Floats: TypeAlias = NDArray[np.float32]
 COMPANION = "companion"
@@ -128,7 +128,7 @@ class VllmDriver:
         with paused(engine):
             for name, window in windows.items():
                 params = SamplingParams(
-                    **common, extra_args={TAG: [window.index, window.spans]}, **sampling
+                    **common, extra_args={EXTRA_ARGS_KEY: [window.index, window.spans]}, **sampling
                 )
                 engine.add_request(name, {"prompt_token_ids": window.token_ids.tolist()}, params)
             for name in companions:

@@ -11,7 +11,7 @@ and 0.33; run in 0.26 and 0.32):
 
 ``attach`` replaces these methods on the instance after checking their signatures; the replacements
 call the originals.  A request is compare_q's if its ``SamplingParams.extra_args`` has a tag under
-``TAG``; its id cannot be used, because vLLM replaces the id of a queued request.
+``EXTRA_ARGS_KEY``; its id cannot be used, because vLLM replaces the id of a queued request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..reference.comparison import StoredRows
 from .installed_vllm import NEWEST, OLDEST
 from .private_names import check_attributes
-from .scoring_plan import TAG
+from .scoring_plan import EXTRA_ARGS_KEY
 
 if TYPE_CHECKING:
     import torch
@@ -255,7 +255,7 @@ def tag_of(sampling_params: Any) -> Any:
     extra_args = getattr(sampling_params, "extra_args", None)
     if not extra_args:
         return None
-    return extra_args.get(TAG)
+    return extra_args.get(EXTRA_ARGS_KEY)
 
 
 def ranges(begins: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:

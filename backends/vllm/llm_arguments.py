@@ -54,7 +54,7 @@ False or null turns them off.
 """
 OWN_OPTIONS = set(noise.OPTIONS)
 """Options of the ``engine`` object that belong to compare_q, not vLLM."""
-PICKLED = ("pt", "npcache")
+PICKLED_LOAD_FORMATS = ("pt", "npcache")
 LOSES_CHUNKS = ("turboquant", "ultraquant")
 """Caches with a bug in vLLM (0.26 to 0.32, its issue 46460).
 
@@ -83,7 +83,7 @@ def check_options(model: PlannedModel) -> None:
             )
     for name in ("quantization", "load_format"):
         installed_vllm.check_plugin(f"engine.{name}", str(options.get(name)))
-    if options.get("load_format") in PICKLED:
+    if options.get("load_format") in PICKLED_LOAD_FORMATS:
         raise InputError(
             f"engine.load_format: {options['load_format']} loads pickled weights; leave it out"
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from . import installed_vllm
 
-MOST_NAMED = 3
+MOST_MISSING_NAMES = 3
 """Number of missing names in a message."""
 
 
@@ -140,9 +140,9 @@ def lacking_text(described: Sequence[str]) -> str:
     if vllm is not None:
         package = vllm[0]
         version = str(vllm[1])
-    first = ", ".join(described[:MOST_NAMED])
+    first = ", ".join(described[:MOST_MISSING_NAMES])
     more = ""
-    if len(described) > MOST_NAMED:
-        more = f" and {len(described) - MOST_NAMED} more"
+    if len(described) > MOST_MISSING_NAMES:
+        more = f" and {len(described) - MOST_MISSING_NAMES} more"
     fix = installed_vllm.fix_of(package)
     return f"{package} {version} lacks {first}{more}, which compare_q needs: {fix}"

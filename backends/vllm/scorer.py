@@ -22,7 +22,7 @@ from .step_scorer import StepScorer
 
 WRITERS = 3
 """Threads that write a record."""
-WAITING = 4
+MOST_PENDING_WRITES = 4
 """Largest number of windows waiting to be written.
 
 2,048 x 128,256 float16 logits take 525 MB of pinned memory.
@@ -208,7 +208,7 @@ class Scorer(StepScorer):
             self.head_write = self.pool.submit(recorder.write_head, head, self.shard[0])
         if rows is None:
             return
-        while len(self.writes) >= WAITING:
+        while len(self.writes) >= MOST_PENDING_WRITES:
             self.writes.popleft().result()
         self.writes.append(self.pool.submit(recorder.write, index, rows))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..reference.head import Contents
 
-TAG = "compare_q"
+EXTRA_ARGS_KEY = "compare_q"
 """Key in a request's ``SamplingParams.extra_args``: (window, spans) of compare_q's requests."""
 
 

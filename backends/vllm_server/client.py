@@ -40,9 +40,9 @@ SHORT_S = 120.0
 """Seconds for requests that take a server milliseconds, but may queue after windows of other users.
 """
 RETRIED = (429, 500, 502, 503, 504)
-MESSAGE = 300
+QUOTED_CHARACTERS = 300
 """Characters of a server's own words that an error quotes."""
-SMALL = 1 << 22
+SMALL_ANSWER_BYTES = 1 << 22
 """Largest answer in bytes if its length does not depend on the request: a list of models, the
 tokens of a few words."""
 PER_TOKEN = 1 << 10
@@ -155,7 +155,12 @@ class Connection:
         await self.http.aclose()
 
     async def ask(
-        self, path: str, shape: type[Shape], body: Any, within: float, largest: int = SMALL
+        self,
+        path: str,
+        shape: type[Shape],
+        body: Any,
+        within: float,
+        largest: int = SMALL_ANSWER_BYTES,
     ) -> Shape:
         """Return the answer to a GET, or to a POST of ``body``, as a ``shape``; ServerError.
 
@@ -256,7 +261,7 @@ class Connection:
 
     def quoted(self, text: str) -> str:
         """Return the beginning of a server's own words, on one line and without the key."""
-        return " ".join(without_key(text, self.server.key).split())[:MESSAGE]
+        return " ".join(without_key(text, self.server.key).split())[:QUOTED_CHARACTERS]
 
 
 def parse_answer(shape: type[Shape], content: bytes, path: str) -> Shape:

@@ -14,7 +14,7 @@ loading and before scores are kept.  Between windows, and before scores are kept
 first tokens of windows again over new connections (``Repeats``), to find a second model at the
 address.
 
-The server must split ``WORDS`` into tokens that the tokenizer of the data also has.
+The server must split ``SAMPLE_WORDS`` into tokens that the tokenizer of the data also has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .client import (
     OURS,
     PER_TOKEN,
     SHORT_S,
-    SMALL,
+    SMALL_ANSWER_BYTES,
     Connection,
     Server,
     ServerError,
@@ -86,7 +86,7 @@ NO_FINGERPRINT = (
     "the server sends no system_fingerprint: its model was only sampled, and a second deployment "
     "that answers few requests may go unnoticed"
 )
-WORDS = (
+SAMPLE_WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably "
     "strength xylophone quickly JavaScript HttpRequest return lambda function1024 2048 password "
     "kilometre Wissenschaft naturellement electroencephalography counterrevolutionaries zygote "
@@ -182,7 +182,7 @@ class ServerInfo(NamedTuple):
 
     served: Served
     sample: Sample
-    tokens: dict[int, str] | str  # id -> token of ``WORDS``, or why they are missing
+    tokens: dict[int, str] | str  # id -> token of ``SAMPLE_WORDS``, or why they are missing
 
 
 class ServedModel(ModelFiles):
@@ -301,7 +301,7 @@ class ServedModel(ModelFiles):
             "prompt_logprobs": top,
             **more,
         }
-        largest = SMALL + PER_TOKEN * len(ids) * (top + 1)
+        largest = SMALL_ANSWER_BYTES + PER_TOKEN * len(ids) * (top + 1)
         answer = await connection.ask("/v1/completions", Completion, body, within, largest)
         if answer.model is not None and answer.model not in served.names:
             raise ServerError(
@@ -326,10 +326,10 @@ class ServedModel(ModelFiles):
         return Sample(logprob, answer.system_fingerprint)
 
     async def vocabulary(self, connection: Connection, model: str) -> dict[int, str] | str:
-        """Return id -> token of ``WORDS``, or why the server does not return them."""
+        """Return id -> token of ``SAMPLE_WORDS``, or why the server does not return them."""
         body = {
             "model": model,
-            "prompt": WORDS,
+            "prompt": SAMPLE_WORDS,
             "add_special_tokens": False,
             "return_token_strs": True,
         }

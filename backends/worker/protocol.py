@@ -107,28 +107,28 @@ class Failed:
 
 Command = InspectEngine | LoadCommand | ScoreCommand | CallCommand
 Message = Progress | Log | Done | Failed
-COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
-MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
+COMMAND_ADAPTER: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
+MESSAGE_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 
 def encoded(item: Command | Message) -> bytes:
     """Return a command or message as JSON."""
-    adapter: TypeAdapter[Any] = MESSAGE
+    adapter: TypeAdapter[Any] = MESSAGE_ADAPTER
     if isinstance(item, Command):
-        adapter = COMMAND
+        adapter = COMMAND_ADAPTER
     # pydantic's own JSON cannot hold file names that are not UTF-8; json escapes their surrogates.
     return json.dumps(adapter.dump_python(item), default=os.fspath).encode()
 
 
 def parse_command(data: bytes) -> Command:
     """Return the command that ``encoded`` wrote."""
-    return COMMAND.validate_python(json.loads(data))
+    return COMMAND_ADAPTER.validate_python(json.loads(data))
 
 
 def parse_message(data: bytes) -> Message:
     """Return a worker's message; ModelError if the data are not a message."""
     try:
-        return MESSAGE.validate_python(json.loads(data))
+        return MESSAGE_ADAPTER.validate_python(json.loads(data))
     except (ValueError, RecursionError) as error:  # also pydantic's ValidationError
         raise ModelError(f"its worker sent an unknown message: {one_line(error, 120)}") from None
 

@@ -13,9 +13,11 @@ from ...backends.common.errors import InputError
 from ...backends.common.json_files import exists, expanded, is_file, is_folder
 from ...backends.common.message_text import printable
 
-NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
+SAMPLE_FILE_NAME = re.compile(
+    r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl"
+)
 """The name that lm-eval 0.4 gives a file of samples."""
-PATTERN = "samples_*.jsonl"
+SAMPLE_FILES = "samples_*.jsonl"
 ADVICE = "write samples with lm_eval --log_samples --output_path FOLDER"
 MOST_NAMED_FOLDERS = 3
 """Largest number of folders that a message names."""
@@ -47,7 +49,7 @@ def run_files(word: str) -> RunFiles:
     folder = folder_of_model(path)
     if not label:
         label = folder.resolve().name
-    tasks, notes = newest_files(sorted(folder.glob(PATTERN)), label)
+    tasks, notes = newest_files(sorted(folder.glob(SAMPLE_FILES)), label)
     return RunFiles(label, tasks, tuple(notes))
 
 
@@ -64,11 +66,11 @@ def label_and_path(word: str) -> tuple[str, Path]:
 
 def folder_of_model(folder: Path) -> Path:
     """Return the folder with samples: this one, or the only one in it that has some."""
-    if any(folder.glob(PATTERN)):
+    if any(folder.glob(SAMPLE_FILES)):
         return folder
-    models = sorted({file.parent for file in folder.glob(f"*/{PATTERN}")})
+    models = sorted({file.parent for file in folder.glob(f"*/{SAMPLE_FILES}")})
     if not models:
-        raise InputError(f"{printable(folder)}: holds no {PATTERN}; {ADVICE}")
+        raise InputError(f"{printable(folder)}: holds no {SAMPLE_FILES}; {ADVICE}")
     if len(models) == 1:
         return models[0]
     names = printable(", ".join(model.name for model in models[:MOST_NAMED_FOLDERS]))
@@ -83,7 +85,7 @@ def task_and_date(file: Path) -> tuple[str, str]:
 
     A name of another form is the task itself, without a date.
     """
-    match = NAME.fullmatch(file.name)
+    match = SAMPLE_FILE_NAME.fullmatch(file.name)
     if match is None:
         return file.stem, ""
     return match["task"], match["date"]

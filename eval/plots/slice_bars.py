@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from ...backends.common.message_text import amount
 from ..results import ModelResult, RunResult
 from ..stats.slices import BEGIN_LENGTH, Slice
-from ..table.columns import SLICES
+from ..table.columns import TOKENS_OF_SLICE
 from ..text.slice_names import BEGIN, REST, SPECIAL, SURE, UNSURE
 from . import measures, picture_style
 from .picture_style import Look, Theme
@@ -28,7 +28,7 @@ from .points import subtitle_of
 SLICES_TITLE = "KL divergence by slice of the tokens"
 MOST_MODELS = 8
 """Maximum number of models: those with the lowest KLD over all tokens."""
-MOST_NAMED = 6
+MOST_MODELS_IN_HEADING = 6
 """Maximum number of models left out that the heading names."""
 MEANINGS = (
     ((SPECIAL,), "special: the tokenizer's special tokens"),
@@ -156,8 +156,8 @@ def in_order(names: Sequence[str]) -> list[str]:
 
     Texts and roles come before the slices that any run has.
     """
-    of_this_run = [name for name in names if name not in SLICES]
-    of_any_run = [name for name in SLICES if name in names]
+    of_this_run = [name for name in names if name not in TOKENS_OF_SLICE]
+    of_any_run = [name for name in TOKENS_OF_SLICE if name in names]
     return of_this_run + of_any_run
 
 
@@ -191,7 +191,7 @@ def note_on_missing_models(models: Sequence[ModelResult]) -> str:
     """Return a line that names the models without bars; empty if all have bars."""
     if not models:
         return ""
-    if len(models) > MOST_NAMED:
+    if len(models) > MOST_MODELS_IN_HEADING:
         return (
             f"the {MOST_MODELS} models with the lowest KLD; the {len(models)} others are left out"
         )

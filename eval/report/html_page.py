@@ -34,7 +34,7 @@ from ..table.tables import Cell, FilledColumn
 
 FOLDER = Path(__file__).parent / "page"
 PAGE_TITLE = "Quantized models compared"
-WORDS = {
+TITLE_WORDS = {
     "kld": "KLD",
     "ppl": "PPL",
     "bpw": "over bits per weight",
@@ -44,7 +44,7 @@ WORDS = {
 """Parts of the names of pictures, and how the page spells them."""
 SPACES = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 """White space and the sign that the page shows for it, so that a token takes one line."""
-TAG = re.compile(r"<[^>]*>")
+HTML_TAG = re.compile(r"<[^>]*>")
 UNUSED_PARTS = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)
 UNUSED_ID = re.compile(r' id="(?![hmp][0-9a-f]{10}")[^"]*"')
 """Ids of an SVG that nothing refers to."""
@@ -120,7 +120,7 @@ def figures_of_run(results: RunResult) -> list[dict[str, Any]]:
     names = [name for name in drawn if not name.endswith("_vram")]
     pictures_by_title = {}
     for name in sorted(names, key=lambda name: name != first):
-        title = " ".join(WORDS.get(word, word) for word in name.split("_"))
+        title = " ".join(TITLE_WORDS.get(word, word) for word in name.split("_"))
         pictures_by_title[title] = drawn[name]
     return figures_of(pictures_by_title)
 
@@ -207,7 +207,7 @@ def svg_of(figure: Figure, title: str) -> Markup:
     with matplotlib.style.context(["default", {"svg.hashsalt": title, "svg.fonttype": "none"}]):
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = UNUSED_PARTS.sub("", file.getvalue())
-    element = TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
+    element = HTML_TAG.sub(lambda tag: short_tag(tag[0]), svg[svg.index("<svg") :])
     element = element.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return Markup(element)
 

@@ -205,7 +205,8 @@ class RunResult(Stored):
             number = shortened(repr(raw["format"]), 20)
             raise InputError(
                 f"{name}: results of format {number}, but this compare_q reads format "
-                f"{RESULTS_FORMAT}; run compare_q again with -o (token scores in the cache are used)"
+                f"{RESULTS_FORMAT}; run compare_q again with -o (token scores in the cache are "
+                "used)"
             )
         try:
             run = cls.model_validate_json(content)

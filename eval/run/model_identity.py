@@ -36,7 +36,7 @@ def identity(config: RunConfig, model: RunModel) -> dict[str, Any]:
         "hardware": model.hardware,
     }
     if planned.options.get("noise") is not None:
-        facts["noise"] = noise.VERSION
+        facts["noise"] = noise.NOISE_VERSION
     if model.spec.repeat is not None:
         facts["repeat"] = model.spec.repeat
     # Omitted in prefill, so that existing cache keys stay valid.

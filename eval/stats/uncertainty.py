@@ -70,7 +70,7 @@ AUTOCORRELATION_TOKENS = 12_000
 """With this value the intervals of simulated texts cover (``benchmarks/coverage.py``)."""
 SHORT = 20_000
 """Tokens: a shorter text is treated as one of this length, and a caution is shown."""
-TAIL = 0.025
+TAIL_PROBABILITY = 0.025
 """Probability beyond each end of a 95 % interval."""
 
 
@@ -255,7 +255,9 @@ def sampling_error(total: Array, tokens: Array, available: int) -> float | None:
     return math.sqrt(square) / count
 
 
-def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> tuple[float, float]:
+def interval(
+    value: float, stderr: float, freedom: int, tail: float = TAIL_PROBABILITY
+) -> tuple[float, float]:
     """Return the interval, by default of 95 %, of an estimate whose error has ``freedom`` degrees
     of freedom (``n_waves``).
 
@@ -266,7 +268,7 @@ def interval(value: float, stderr: float, freedom: int, tail: float = TAIL) -> t
 
 
 @cache
-def student_t(freedom: int, tail: float = TAIL) -> float:
+def student_t(freedom: int, tail: float = TAIL_PROBABILITY) -> float:
     """Return the value that Student's t exceeds with the probability ``tail``, below 1/2.
 
     By bisection of ``probability_within``.  ValueError for 0 degrees of freedom.

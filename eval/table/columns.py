@@ -377,7 +377,7 @@ MEMORY_COLUMN = Column(
 """``memory:N``; without a number of tokens it is not a column."""
 CONTEXT_TOKENS = re.compile(r"0*([1-9]\d{0,8})(k?)")
 """The number of tokens in ``memory:N``, without zeros before it; k: times 1024."""
-SLICES = {
+TOKENS_OF_SLICE = {
     SPECIAL: "special tokens of the tokenizer",
     SURE: "tokens at which the reference's highest probability is at least 0.9",
     UNSURE: "tokens at which the reference's highest probability is below 0.5",
@@ -450,7 +450,7 @@ def column_of_slice(column: Column, name: str) -> Column:
         raise InputError(
             f"'{column.name}:': write the name of a slice after the colon, as {example}"
         )
-    tokens = SLICES.get(name, f"tokens of {name}")
+    tokens = TOKENS_OF_SLICE.get(name, f"tokens of {name}")
     # A header has two lines, but a name may have line breaks.
     name_on_one_line = " ".join(name.split())
     return replace(

@@ -27,7 +27,7 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-PATTERN = re.compile(rf"\s*(.*\S)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
+CONDITION = re.compile(rf"\s*(.*\S)\s*({'|'.join(SIGNS)})\s*(\S+)\s*")
 """The last sign counts: a name of a slice may have one, too."""
 
 
@@ -79,7 +79,7 @@ def parts_of_condition(text: str, example: str) -> tuple[str, str, float]:
 
     InputError, with the ``example``, for another form.
     """
-    match = PATTERN.fullmatch(text)
+    match = CONDITION.fullmatch(text)
     limit = math.nan
     if match is not None:
         with suppress(ValueError):

@@ -15,7 +15,7 @@ from . import precision_sentences
 from .measured_rows import blocks_of, measured_rows
 from .numbers import kld_in_words, kld_text, number_with_error
 from .wording import (
-    MOST_NAMED,
+    MOST_NAMED_ROWS,
     first_words_and_count,
     joined_words,
     ratio_in_words,
@@ -76,7 +76,7 @@ def rows_with_kld(measured: Sequence[ModelResult]) -> list[ModelResult]:
 
 def sentences_against_reference(rows: Sequence[ModelResult], reference: ModelResult) -> list[str]:
     """Return sentences on the PPL of few rows, compared with the reference's; none on many rows."""
-    if len(rows) > MOST_NAMED:
+    if len(rows) > MOST_NAMED_ROWS:
         return []
     certainly = words_of_certainty(rows)
     clauses = {
@@ -247,14 +247,14 @@ def subject_of(rows: Sequence[ModelResult], order: Ranking) -> str:
     """Return the subject of a clause on the worse rows, or on the rows that may be worse."""
     # With both kinds of rows, "the others" could be either.
     has_both_kinds = bool(order.worse and order.unknown)
-    if len(rows) >= MOST_NAMED and not has_both_kinds:
+    if len(rows) >= MOST_NAMED_ROWS and not has_both_kinds:
         return f"the {len(rows)} others"
     return labels_in_words(rows)
 
 
 def sizes_in_words(rows: Sequence[ModelResult], sizes: Mapping[str, str]) -> str:
     """Return how much worse each row is; of many rows, the first and the last one."""
-    if len(rows) < MOST_NAMED:
+    if len(rows) < MOST_NAMED_ROWS:
         return joined_words([sizes[model.label] for model in rows])
     ends = []
     for model in (rows[0], rows[-1]):

@@ -48,7 +48,7 @@ RANK_OF_TOP_ERROR = 8
 FINER_PPL = 2
 """Decimals of PPL beyond those of its error, which is mostly about the text: rows of one table
 differ far less."""
-LONGEST_NAME = 14
+LONGEST_SLICE_NAME = 14
 """Characters of a text's name in a header, if that is enough to distinguish the texts."""
 
 
@@ -318,10 +318,10 @@ def with_short_headers(columns: Sequence[Column]) -> list[Column]:
 
 
 def short_name(name: str) -> str:
-    """Return a name of a slice with at most ``LONGEST_NAME`` characters."""
-    if len(name) <= LONGEST_NAME:
+    """Return a name of a slice with at most ``LONGEST_SLICE_NAME`` characters."""
+    if len(name) <= LONGEST_SLICE_NAME:
         return name
-    return f"{name[: LONGEST_NAME - 1]}…"
+    return f"{name[: LONGEST_SLICE_NAME - 1]}…"
 
 
 def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cell:

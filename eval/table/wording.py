@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..results import RunResult
 from .numbers import two_digits
 
-MOST_NAMED = 3
+MOST_NAMED_ROWS = 3
 """The largest number of rows that are all named.  Of more rows, the first ones are named, or the
 best and the worst."""
 
@@ -22,10 +22,10 @@ def joined_words(words: Sequence[str]) -> str:
 def first_words_and_count(words: Sequence[str]) -> str:
     """Return ``a, b and c``; of more than four the first three, and the number of the others."""
     # The fourth of four words is named instead of counted: no list ends in "1 more".
-    if len(words) <= MOST_NAMED + 1:
+    if len(words) <= MOST_NAMED_ROWS + 1:
         return joined_words(words)
-    number = len(words) - MOST_NAMED
-    return joined_words([*words[:MOST_NAMED], f"{number} more"])
+    number = len(words) - MOST_NAMED_ROWS
+    return joined_words([*words[:MOST_NAMED_ROWS], f"{number} more"])
 
 
 def share_in_words(share: float) -> str:

@@ -19,7 +19,7 @@ UNSURE = "unsure"
 BEGIN = "begin"
 REST = "rest"
 SPECIAL = "special"
-SLICES = (SURE, UNSURE, BEGIN, REST, SPECIAL)
+FIXED_SLICES = (SURE, UNSURE, BEGIN, REST, SPECIAL)
 """Names of slices that do not depend on the texts."""
 CONTEXT_LENGTH = re.compile(r"\d+k?", re.ASCII | re.IGNORECASE)
 """A number of tokens, the parameter of ``memory:32k``."""
@@ -84,7 +84,7 @@ def check_role(role: str, spec: DataSpec) -> None:
 
 def fixed_meaning(name: str) -> str:
     """Return what a name means in every run; empty if nothing."""
-    if name in SLICES:
+    if name in FIXED_SLICES:
         return "the name of a slice"
     if CONTEXT_LENGTH.fullmatch(name):
         return "a number of tokens, as in memory:32k"

@@ -16,10 +16,10 @@ from compare_q.backends.vllm.chunks import chunks_of
 from compare_q.backends.vllm.extension import ScoringExtension
 from compare_q.backends.vllm.hooks import RequestRows, ScoredRows, attach, scored_rows
 from compare_q.backends.vllm.logits import LogitsSource
-from compare_q.backends.vllm.scoring_plan import TAG
+from compare_q.backends.vllm.scoring_plan import EXTRA_ARGS_KEY
 from tests.support.stores import numbers
 
-OURS = SimpleNamespace(extra_args={TAG: [7, [[1, 10]]]})
+OURS = SimpleNamespace(extra_args={EXTRA_ARGS_KEY: [7, [[1, 10]]]})
 OTHERS = SimpleNamespace(extra_args=None)
 
 

@@ -177,7 +177,7 @@ def test_a_noise_floor_is_measured_again_where_its_noise_has_changed(
         for options in ({"noise": "bf16"}, {})
     ]
     before = [identity(config_of(), model) for model in models]
-    monkeypatch.setattr(noise, "VERSION", noise.VERSION + 1)
+    monkeypatch.setattr(noise, "NOISE_VERSION", noise.NOISE_VERSION + 1)
     after = [identity(config_of(), model) for model in models]
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, True]
 
