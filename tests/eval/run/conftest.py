@@ -48,6 +48,7 @@ def measured(
         files = write_specs(list(models), **{"max_rows": N_WINDOWS, **data})
         file = tmp_path / "results.json"
         folder = tmp_path / "tokens"
+        # Files of an earlier run would be read as the outcome of one that fails.
         file.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         ran = compare_q("-d", files[0], "-m", files[1], "-o", file, "--tokens-out", folder, *flags)

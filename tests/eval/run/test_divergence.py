@@ -50,6 +50,7 @@ def text_windows(
     pieces = [
         prefix + letters[begin : begin + length] for begin in range(0, count * stride, stride)
     ]
+    # The byte-level alphabet writes a space as Ġ and a line break as Ċ.
     return [
         [alphabet.index({" ": "Ġ", "\n": "Ċ"}.get(letter, letter)) for letter in piece]
         for piece in pieces
@@ -72,6 +73,7 @@ def compared(
     """Return the correct columns of the token scores of a comparison."""
     gold: dict[str, list[Any]] = {name: [] for name in ("window", "position", "token_id")}
     for number, window in enumerate(windows):
+        # The logits of a position are those of the next token.
         scored = slice(score_from - 1, len(window) - 1)
         gold["window"] += [number] * (len(window) - score_from)
         gold["position"] += range(score_from, len(window))
@@ -127,6 +129,8 @@ def test_a_model_against_itself_is_exactly_zero(
     assert (ran.status, ran.loaded) == (0, ["ref", "same"]), ran.err
     scores = ran.tokens("same")
     model = ran.models["same"]
+    # In float32 a row of a product may round differently among fewer rows (with AVX2, a KLD of up
+    # to 1e-10).
     rounding = rounding_of_rows() if dtype == "float32" else 0.0
     assert max(map(abs, scores["kld"])) <= rounding
     assert set(scores["same_top"]) == {True}
@@ -144,9 +148,11 @@ def test_a_model_against_itself_is_exactly_zero(
     ("data", "prefix", "score_from", "dtype"),
     [
         ({}, "", 1, "float32"),
-        ({}, "", 1, "bfloat16"),  # logits from stored states have the model's roundings
+        # Logits from stored states have the model's roundings.
+        ({}, "", 1, "bfloat16"),
         ({"warmup_tokens": 30}, "", 31, "float32"),
         ({"chat_template": True}, PREFIX, len(PREFIX) + 1, "float32"),
+        # The warm-up begins after the prefix.
         (
             {"chat_template": True, "warmup_tokens": 30, "eval_stride": 50},
             PREFIX,
@@ -219,6 +225,7 @@ def test_vocabularies_are_cut_to_what_both_have(
     assert model["kld_tokens"] == model["tokens"] == N_WINDOWS * (LENGTH - 1)
 
 
+# Fewer and more entries than the 320 of the reference.
 @pytest.mark.parametrize("entries", [300, 384])
 def test_a_padded_head_is_cut_and_the_table_says_so(
     measured: Compare, stub_model: Path, toy_text: Path, tmp_path: Path, entries: int
@@ -279,6 +286,7 @@ def transformers_logits(
 
     For Gemma 2, attention has its soft cap.
     """
+    # Transformers' default attention leaves this soft cap out, which costs a KLD of 0.02 in a toy.
     soft_cap = "attn_logit_softcapping" in (folder / "config.json").read_text()
     keys = {"attn_implementation": "eager"} if soft_cap else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(

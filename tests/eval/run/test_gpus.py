@@ -33,11 +33,13 @@ def test_no_gpu_is_given_twice() -> None:
                 with lock:
                     held.extend(names)
                     most.append(sorted(held))
+                # Other threads run while this one holds its GPUs.
                 time.sleep(0)
                 with lock:
                     for name in names:
                         held.remove(name)
 
+    # The request for all four would never be served if smaller ones could overtake it.
     threads = [threading.Thread(target=work, args=(count,)) for count in (1, 1, 2, 2, 3, 4)]
     for thread in threads:
         thread.start()
@@ -61,6 +63,7 @@ def test_who_waits_for_two_gpus_is_not_overtaken_by_others_that_want_one() -> No
         for name, count in (("two GPUs", 2), ("one", 1), ("last", 1)):
             waiting.append(threading.Thread(target=work, args=(name, count)))
             waiting[-1].start()
+            # Threads may start in any order: each one must be in the queue before the next.
             while len(pool.queue) < len(waiting):
                 time.sleep(0.001)
         assert order == []
@@ -79,7 +82,8 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
     with pool.take(1, go_on) as names, pytest.raises(StoppedError), pool.take(1, stopped):
         pass
     assert (names, pool.free, pool.queue) == (None, {0}, [])
-    pool = GpuPool(slots=3)  # on a cluster, GPUs are only counted
+    # On a cluster, GPUs are only counted.
+    pool = GpuPool(slots=3)
     with pool.take(7, go_on) as names:
         assert (names, pool.free) == (None, set())
 
@@ -91,7 +95,8 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
         (H200, None, H200, ""),
         (H200, ["2", "0"], [H200[2], H200[0]], ""),
         (H200, [], [], ""),
-        ([*H200, H100, H100], None, H200, "4, 4"),  # one type, because scores depend on it
+        # One type, because scores depend on it.
+        ([*H200, H100, H100], None, H200, "4, 4"),
         ([*H200, H100], ["4", "0"], [H100], "0"),
     ],
 )

@@ -53,6 +53,8 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
     A step needs 4 x 4 and 3 x 8 numbers per token.
     """
     memory = of(tmp_path, RAN)
+    # K and V of one head of two numbers, in 2 bytes, in two layers: 16 bytes per token. The logits
+    # of 10 entries in float32: 40. A step: 2 bytes for each of 16 + 24 numbers.
     assert memory == Memory(
         weights=1000,
         kv=(CachePart(token_bytes=2 * 2 * 2 * 2),),
@@ -61,7 +63,9 @@ def test_parts_by_the_config(tmp_path: Path) -> None:
         step_token=80,
     )
     assert memory.gigabytes(100) == pytest.approx((1000 + 16 * 100 + 40 + 80 * 100) / 1e9)
+    # A long text is read in steps of 2,048 tokens.
     assert memory.gigabytes(8192) == pytest.approx((1000 + 16 * 8192 + 40 + 80 * 2048) / 1e9)
+    # Logits are in float32 in any case.
     single = of(tmp_path, {"dtype": "float32"})
     assert (single.kv[0].token_bytes, single.logits, single.step_token) == (32, 40, 160)
     assert of(tmp_path, RAN, sliding_window=7).kv_is_upper
@@ -102,12 +106,13 @@ def test_the_cache_of_the_engine(tmp_path: Path) -> None:
             "weights: stored with 16 bits per weight, and loaded with 32",
         ),
         (cached(KVCache("a", 2, "fp8")), STORED, {}, "KV cache: "),
+        # The engine reports one of two layers.
         (
             cached(KVCache("a", 1, "fp8", token_bytes=4.0)),
             STORED,
             {},
             "KV cache: ",
-        ),  # reports one of two layers
+        ),
         ({**RAN, "kv_cache": "fp8"}, STORED, {}, "KV cache: "),
         (RAN, STORED, {"kv_lora_rank": 3}, "KV cache: "),
         (RAN, STORED, {"intermediate_size": None}, "activations: "),

@@ -56,6 +56,7 @@ def model_of(config: RunConfig, max_tokens: int = 100, **keys: Any) -> RunModel:
 def needs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that sets the fake engine's number of GPUs and bytes of weights."""
 
+    # With the CPU build of torch that tests may run in, a model's hardware would be the processor.
     monkeypatch.setattr(machine, "cpu_build_of_torch", lambda: False)
 
     def engine(gpus: int | None, weights: float | None = None, *, remote: bool = False) -> None:
@@ -93,6 +94,7 @@ def test_weights_say_how_many_gpus(
         (4, {}, 4),
         (1, {"gpus": 3}, 3),
         (None, {"gpus": 2}, 2),
+        # 0 means all GPUs, in a spec and from an engine.
         (4, {"gpus": 0}, 4),
         (0, {}, 4),
     ],
@@ -160,9 +162,8 @@ def test_every_byte_counts_where_weights_are_verified(model: Path) -> None:
     assert before == [hashlib.sha256(file.read_bytes()).hexdigest()]
     flip_last_bit(file)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert (
-        identity(config, planned_model)["weights"] == before
-    )  # the same run does not hash the file again
+    # The same run does not hash the file again.
+    assert identity(config, planned_model)["weights"] == before
     again = config_of(verify_weights=True)
     assert identity(again, planned_model)["weights"] == [
         hashlib.sha256(file.read_bytes()).hexdigest()
@@ -233,6 +234,7 @@ def test_rotary_factors_of_long_contexts_are_other_scores(
     monkeypatch.setattr(ModelFiles, "facts", lambda _: ModelFacts(rope_changes_above=edge))
     models = [run_model(planned("m", "fake", "none", longest)) for longest in (99, 100, 101, 102)]
     short, at_edge, above, long = (identity(config_of(), model) for model in models)
+    # A window as long as the edge still has the factors of short contexts.
     assert short == at_edge
     assert above == long
     assert (short != long) == ("long_rope" in short) == (edge is not None)
@@ -315,6 +317,7 @@ def other_processor(patch: pytest.MonkeyPatch, part: str, value: Any) -> None:
     patch.setattr(machine, "processor", lambda: processor)
 
 
+# Each of these makes a library choose other kernels, another precision or other threads.
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -359,10 +362,13 @@ compute."""
 def test_what_a_score_depends_on_is_in_its_key(
     model: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    # The environment of the tests may have it.
     monkeypatch.delenv(change, raising=False)
     before = key_of(model)
+    # Scores depend on token ids, whatever files come with the weights.
     (model / "README.md").write_text("1")
     (model / "tokenizer_config.json").write_text("{}")
+    # PASSIVE is what a worker sets itself; the other two do not change numbers.
     defaults = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_DUPLICATE_LIB_OK": "True",
@@ -386,6 +392,7 @@ def test_options_and_the_files_that_they_name(model: Path, tmp_path: Path) -> No
     for content in "ab":
         file.write_text(content)
         keys.add(key_of(model, attn_implementation=str(file)))
+    # No option, another dtype, a path without a file, and a file with two contents.
     assert len(keys) == 5
     request = planned(
         "toy", "transformers", str(model), 100, {"attn_implementation": "owner/kernels"}

@@ -108,6 +108,7 @@ def test_divergences_of_another_reference_are_other_scores(measured: Compare) ->
     assert second.models["uniform"]["kld"] == pytest.approx(cut_divergence(2.0, 500), abs=1e-5)
     assert second.models["uniform"]["kld"] != first.models["uniform"]["kld"]
     assert (alone.models["uniform"]["kld"], alone.results["reference"]) == (None, None)
+    # A label is a name, on which no number depends.
     renamed = measured([fake("other name", boost=3.0, reference=True), fake("uniform")])
     assert renamed.loaded == []
     assert renamed.models["uniform"]["kld"] == first.models["uniform"]["kld"]
@@ -150,10 +151,11 @@ def test_a_store_at_a_path_is_made_once_and_then_enough(
     assert Reader(path).identity["label"] == "ref"
     assert [entry.name for entry in path.parent.iterdir()] == ["bf16.reference"]
     alone = measured(pair[1:], "-lf", path)
+    # A store made here and the same store given are one reference.
     assert (alone.status, alone.loaded) == (
         0,
         [],
-    )  # a store made here and the same store given are one reference
+    )
     for flags in (["--cache-dir", tmp_path / "other", "-kld"], ["-cc", "-kld"]):
         fresh = measured(pair[1:], "-lf", path, *flags)
         assert (fresh.status, fresh.loaded) == (0, ["noisy"]), fresh.err
@@ -246,6 +248,7 @@ def test_a_full_disk_loses_the_store_alone(
     def full(folder: Path, what: str, pieces: Any) -> Path:
         if what.startswith("row."):
             windows.append(what)
+            # The third window of three does not fit.
             if len(windows) > 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
         return keep(folder, what, pieces)
@@ -303,6 +306,7 @@ def test_an_interrupted_recording_goes_on_in_the_next_run(
     monkeypatch.setattr(FakeEngine, "pieces", pieces)
     scored_windows = windows_asked(monkeypatch)
     again = measured(UNIFORM)
+    # Window 2 of the reference; then all three of the model, which had not begun.
     assert scored_windows == [2, *range(3)]
     assert again.status == 0, again.err
     assert again.models["uniform"]["kld"] == pytest.approx(KLD, abs=1e-6)
@@ -346,6 +350,7 @@ def test_a_damaged_store_is_found_before_a_model_loads(
     flags: list[object] = []
     if where == "path":
         flags = ["-lf", tmp_path / "kept"]
+    # A row that is not in the cache needs the store.
     new = stub(noisy_stub, "new", dtype="bfloat16")
     assert measured(pair, *flags).status == 0
     folder = tmp_path / "kept"
@@ -354,6 +359,7 @@ def test_a_damaged_store_is_found_before_a_model_loads(
     file = sorted(folder.glob(f"{what}.*"))[0]
     if damage == "flipped":
         data = bytearray(file.read_bytes())
+        # In the middle are numbers: only the checksum can notice the change.
         data[len(data) // 2] ^= 16
         file.write_bytes(data)
         message = f"{file}: damaged"
@@ -388,6 +394,7 @@ def test_a_store_of_other_windows(
     assert first.status == 0, first.err
     before = {file.name: file.read_bytes() for file in path.glob("row.*")}
     old = Reader(path).windows.keys()
+    # ``-cc`` must not empty a store that this run cannot record again.
     for flags in ([], ["-cc"]):
         refused = measured(UNIFORM[1:], "-lf", path, *flags, **change)
         assert_refused(refused, f"{path}: ", "of the run's 3 windows")
@@ -405,7 +412,8 @@ def test_a_store_of_other_windows(
     assert measured(UNIFORM, "-lf", path).tokens("uniform") == first.tokens("uniform")
     assert measured(UNIFORM[1:], "-lf", path, **change).tokens("uniform") == grown.tokens("uniform")
     assert asked == []
-    cleared = measured(UNIFORM, "-lf", path, "-cc", **change)  # only the windows of this run
+    # Only the windows of this run are forgotten.
+    cleared = measured(UNIFORM, "-lf", path, "-cc", **change)
     assert cleared.status == 0, cleared.err
     assert Reader(path).windows.keys() == old | recorded
 

@@ -47,6 +47,7 @@ def test_noise_does_not_depend_on_other_texts(
     run = start([floor])
     first = run("code")
     assert first.status == 0, first.err
+    # In a cache of its own, so that the text is scored again after another one.
     after = run("prose", "code", flags=("--cache-dir", tmp_path / "joined"))
     again = run("code", flags=("--cache-dir", tmp_path / "joined"))
     assert (after.status, again.loaded) == (0, [])

@@ -122,7 +122,8 @@ def test_the_file_says_which_token_each_line_is_of(
         [8, 9, 6],
         FULL["logprob"],
     ]
-    assert table["kld"].null_count == 0  # nan is nan
+    # NaN is a score, and not a missing value.
+    assert table["kld"].null_count == 0
     message = refusal(stored_scores.write_parquet, load(cache, data), data, nowhere)
     assert message.startswith(f"{nowhere}: the scores could not be written: ")
     assert not nowhere.parent.exists()
@@ -149,6 +150,7 @@ def test_what_is_damaged_is_said_and_scored_again(
     damaged.unlink() if what == "no record" else damaged.write_bytes(damaged.read_bytes() + b" ")
     again = measured([fake("one", boost=3.0)])
     assert again.status == 0, again.err
+    # What ran is known from the record: to write it again, one window is scored, the last one.
     assert scored == [("one", digests[1 if what == "a segment" else -1])]
     message = f"{damaged}: damaged; what it held is made again"
     assert (message in again.err) == (what != "no record")
@@ -162,8 +164,10 @@ def test_what_is_damaged_is_said_and_scored_again(
     ("labels", "expected"),
     [
         (["vLLM W4A16 g32", "EXL3 4.0 [h6]"], ["vLLM_W4A16_g32", "EXL3_4.0__h6_"]),
+        # On some file systems a_b and A_B are the same file.
         (["a b", "a_b", "A/B"], ["a_b", "a_b-2", "A_B-3"]),
         (["../../etc/passwd", ".."], ["_._.._etc_passwd", "_."]),
+        # The longest file name on Linux has 255 bytes.
         (["x" * 300, "x" * 299], ["x" * 50, "x" * 50 + "-2"]),
     ],
 )
@@ -179,6 +183,7 @@ def test_the_size_of_a_folder_is_that_of_its_weight_files_alone(tmp_path: Path) 
     folder = write_checkpoint(tmp_path / "model", {"lm_head.weight": ("BF16", 8, 4)})
     (folder / "tokenizer.json").write_bytes(b"x" * 1000)
     stored = (folder / "model.safetensors").stat().st_size
+    # 8 * 4 numbers of 2 bytes and a header, without the 1,000 bytes of the tokenizer.
     assert 64 < stored < 1000
     model = run_model(planned("m", "transformers", str(folder), 100))
     assert file_bytes(model) == stored

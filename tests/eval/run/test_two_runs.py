@@ -31,6 +31,7 @@ def test_models_and_texts_in_another_order(make: Make, told: Told) -> None:
         make([fake("a"), fake("b", boost=1.0)], "prose", "code"),
         make([fake("b", boost=1.0), fake("a")], "code", "prose"),
     )
+    # A thread that has started has an ident: no run ends before the other one begins.
     told.may_score = lambda: all(run.ident for run in runs)
     together(*runs)
     for run in runs:
@@ -45,6 +46,7 @@ def test_a_model_that_waits_for_another_run_has_no_gpu(
 
     Waiting is reported once.
     """
+    # A first run shows in which folders the scores are; they are deleted below.
     before = make()
     cache = Cache(own_cache)
     together(before)
@@ -124,6 +126,7 @@ def test_clearing_keeps_a_store_that_another_run_reads(
     """The store is deleted when the other run has ended."""
     reader = make()
     clearing = make(clear=True)
+    # The reader holds the store until the test adds this step.
     told.first[("uniform", "score")] = ("ref", "again")
     reader.start()
     wait_until(lambda: ("uniform", "score") in told.steps, TOGETHER_S)
@@ -138,6 +141,7 @@ def test_clearing_keeps_a_store_that_another_run_reads(
     Reader(store).verify()
 
 
+# A folder of the user and one named by its key have different names of their lock files.
 @pytest.mark.parametrize("name", ["ref", "0" * 40])
 def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock does not depend on a run's cache or the spelling of the path.
@@ -158,6 +162,7 @@ def test_a_store_has_one_lock(tmp_path: Path, name: str, monkeypatch: pytest.Mon
             lock = Cache(tmp_path / "other").locked([lock_file(spelling)], lambda: None, stop)
             with pytest.raises(TimeoutError):
                 lock.__enter__()
-    shutil.rmtree(folder)  # nothing can be written there
+    # Nothing can be written there.
+    shutil.rmtree(folder)
     with Cache(tmp_path / "one").locked([lock_file(spellings[0])], lambda: None):
         pass

@@ -144,6 +144,7 @@ def test_each_run_scores_what_no_run_has_scored(texts: Texts) -> None:
     texts.changed("prose", "spread", sample="spread")
     spread = texts.digests("spread", 6)
     new = [digest for digest in spread if digest not in prose[:6]]
+    # Some of the spread windows are among the scored ones, and some are not.
     assert 0 < len(new) < 6
     assert texts.scored(three(), ["spread"], "-r", 6) == pairs_of(new)
     for names, count in (
@@ -174,6 +175,7 @@ def test_each_text_of_a_run_has_the_scores_of_its_own_run(
     from tests.support import stub_engine
 
     monkeypatch.setitem(backends.ENGINES, "stub", stub_engine.LOCATION)
+    # As many entries as the stub's vocabulary has.
     models = [*pair, fake("fake", boost=1.0, shift=0.5, vocab_size=320)]
     names = ["prose", "code", "logs"]
     joined = texts.run(models, names, "-r", 4)
@@ -186,10 +188,12 @@ def test_each_text_of_a_run_has_the_scores_of_its_own_run(
         for label, tokens in shared.items():
             tokens_alone = alone.tokens(label)
             inside = np.asarray(tokens["text"]) == name
+            # The numbers of windows count over all texts of a run.
             for key in tokens_alone.keys() - {"window"}:
                 assert np.array_equal(
                     np.asarray(tokens[key])[inside], np.asarray(tokens_alone[key]), equal_nan=True
                 ), key
+    # The two models have different KLDs: columns of the wrong one would be noticed.
     assert len({tuple(tokens["kld"]) for label, tokens in shared.items() if label != "ref"}) == 2
     assert rows["noisy"]["kld"] == pytest.approx(
         np.mean(np.asarray(shared["noisy"]["kld"], np.float64))
@@ -216,6 +220,7 @@ def test_equal_windows_are_scored_once_and_count_each_time(texts: Texts) -> None
 def test_a_repeated_passage_is_scored_once_and_counts_each_time(
     texts: Texts, tmp_path: Path
 ) -> None:
+    # Windows have 100 tokens: three are equal, the fourth has only z, and 50 letters are left over.
     passage = "".join(np.random.default_rng(1).choice(list("abcdefgh"), 100))
     (tmp_path / "repeated.txt").write_text(passage * 3 + "z" * 150)
     texts.changed("prose", "repeated", path="repeated.txt")
@@ -328,17 +333,15 @@ def test_models_that_were_compared_with_different_recordings(texts: Texts, own_c
     assert texts.scored([ref, a], ["prose"], "-r", 3) == pairs_of(digests, ["ref", "a"])
     shutil.rmtree(store_of(own_cache))
     assert texts.scored([ref, b], ["prose"], "-r", 3) == pairs_of(digests, ["ref", "b"])
-    both = texts.run(
-        [ref, a, b], ["prose"], "-r", 3
-    )  # the store has the numbers that b was compared with
+    # The store has the numbers that b was compared with.
+    both = texts.run([ref, a, b], ["prose"], "-r", 3)
     assert texts.asked == pairs_of(digests, ["a"])
     assert_one_recording(both, "a", "b")
     shutil.rmtree(store_of(own_cache))
     assert texts.scored([ref, a, b], ["prose"], "-r", 3) == []
     new = fake("new", boost=2.0)
-    more = texts.run(
-        [ref, a, b, new], ["prose"], "-r", 3
-    )  # a and b are scored again, against the new numbers
+    # a and b are scored again, against the new numbers.
+    more = texts.run([ref, a, b, new], ["prose"], "-r", 3)
     assert texts.asked == pairs_of(digests, ["ref", "a", "b", "new"])
     assert_one_recording(more, "a", "b", "new")
 
@@ -440,10 +443,12 @@ def test_other_rotary_factors_are_other_scores(
     ran = texts.run(three(), ["code"], "-r", 2)
     assert texts.asked == pairs_of(digests, ["a"])
     assert [line.partition(":")[0] for line in ran.err.splitlines() if said in line] == ["a"]
+    # Both kinds of scores are stored by now.
     for each_edge in (50, 100):
         edge = each_edge
         ran = texts.run(three(), ["code"], "-r", 2)
         assert (texts.asked, said in ran.err) == ([], False)
+    # Longer than the windows of code, with 60 tokens, and shorter than those of prose, with 100.
     edge = 80
     assert_refused(
         texts.run(three(), ["code", "prose"]), "a: eval_len: the model has other rotary factors"
@@ -476,6 +481,7 @@ def test_two_runs_on_two_texts_do_not_wait_for_each_other(
     """
     runs = (make(UNIFORM, "prose"), make(UNIFORM, "code"))
     both_score = threading.Barrier(2)
+    # wait() returns the number of a thread, 0 or 1, when both of them are there.
     told.may_score = lambda: both_score.wait(TOGETHER_S) >= 0
     together(*runs)
     for run in runs:
@@ -586,6 +592,7 @@ def test_a_damaged_segment_is_found_while_another_run_has_claimed_windows(
                 content[-1] ^= 1
                 segment.file.write_bytes(content)
 
+    # The first claim has windows that this run does not miss, one of them of no text.
     for needed, claims, waits in ((1, {digests[3], "f" * 32}, False), (2, {digests[2]}, True)):
         scored.clear()
         damage(digests[needed])
@@ -606,7 +613,10 @@ def test_a_killed_worker_loses_what_is_not_committed(
     texts: Texts, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run after it scores the windows that are not in a segment, and no others."""
+    # Killing a worker in this process would end the tests.
     monkeypatch.delenv("COMPARE_Q_IN_PROCESS")
+    # Scores are committed every 2 s, so that a kill after the first segment loses some of 9
+    # windows.
     models = [fake("slow", boost=3.0, seconds=0.7)]
 
     def committed() -> set[str]:
@@ -662,7 +672,6 @@ def test_a_model_that_fails_keeps_its_committed_windows(
     assert ran.models["a"]["error"]
     assert ran.models["b"]["kld"]
     fails = False
-    assert texts.scored(three(), ["prose"], "-r", 3) == pairs_of(
-        prose[2:], ["a"]
-    )  # nothing says yet what ran
+    # Nothing says yet what ran.
+    assert texts.scored(three(), ["prose"], "-r", 3) == pairs_of(prose[2:], ["a"])
     assert texts.scored(three(), ["prose", "code"], "-r", 3) == pairs_of(code[1:], ["a"])

@@ -174,6 +174,7 @@ def test_no_speed_where_another_process_uses_the_gpu(
     monkeypatch.setattr(machine, "gpu_users", lambda devices: next(iter(others.values())))
     first = measured(models_of("a"))
     others.pop("a")
+    # In the second run the row of a comes from the cache, with its note.
     for ran in (first, measured(models_of("ab"))):
         assert ran.models["a"]["tokens_per_second"] is None
         assert (
@@ -201,6 +202,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("handlers")
 def test_an_ignored_signal_stays_ignored() -> None:
+    # As nohup does before it starts a program.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals_interrupt(Workers()):
         signal.raise_signal(signal.SIGHUP)
@@ -216,10 +218,13 @@ def test_an_interrupt_that_got_lost_can_be_sent_again(monkeypatch: pytest.Monkey
     with signals_interrupt(running):
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)  # at once
+        # At once, which is too early for a second interrupt by the same signal.
+        signal.raise_signal(signal.SIGINT)
         monkeypatch.setattr(workers, "AGAIN_S", -1.0)
+        # A signal other than the first one does not interrupt again.
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(InterruptedRun):
             signal.raise_signal(signal.SIGINT)
         running.stop()
+        # The run has been stopped: what follows are its finished rows, which no signal may end.
         signal.raise_signal(signal.SIGINT)

@@ -43,9 +43,14 @@ def test_shares(share: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    # With two digits, 1.04 would be 1.
     ("ratio", "text"),
-    [(1.04, "1.04"), (4.11, "4.1"), (173.0, "170"), (1234.0, "1,200")],
+    [
+        # With two digits, 1.04 would be 1.
+        (1.04, "1.04"),
+        (4.11, "4.1"),
+        (173.0, "170"),
+        (1234.0, "1,200"),
+    ],
 )
 def test_ratios(ratio: float, text: str) -> None:
     assert ratio_in_words(ratio) == text
