@@ -43,6 +43,7 @@ def run_models(compare_q: Run, write_specs: Specs, tmp_path: Path) -> Models:
 def long_text(tmp_path: Path) -> Path:
     """A text of 624 windows of 8 tokens."""
     file = tmp_path / "letters.txt"
+    # 5,000 / 8 are 625 windows, but the last one would need a token after the text.
     file.write_text(
         "".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8"
     )

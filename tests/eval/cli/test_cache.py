@@ -27,6 +27,7 @@ Run = Callable[..., Ran]
 Specs = Callable[..., tuple[Path, Path]]
 DAY = 86_400
 SEGMENT = f"alone.{'0' * 40}.safetensors"
+# Names like those of compare_q's own files, in the same folders.
 STRANGERS = {
     "notes.txt",
     "tokens/mine.npz",
@@ -86,7 +87,8 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
         ("tokens", "", 1000),
     ]
     ran = compare_q("cache", "--cache-dir", cache.root)
-    assert "Q4 [/tmp/x] [h8]" in ran.out  # a label is no markup
+    # A label is no markup.
+    assert "Q4 [/tmp/x] [h8]" in ran.out
     assert ran.out.splitlines()[-1] == (
         f"{cache.root}: 1 tokens 1.0 kB, 1 scores 2.0 kB, 1 references 3.0 kB, 1 logs 100 bytes, "
         "6.1 kB in all"
@@ -96,9 +98,11 @@ def test_entries_are_what_compare_q_wrote(cache: Cache, compare_q: Run) -> None:
 @pytest.mark.parametrize(
     ("limit", "gold"),
     [
+        # 1,000 + 100 + 2,000 + 3,000 bytes are in the cache.
         (6100, []),
         (6099, ["tokens"]),
         (5100, ["tokens"]),
+        # Without the tokens 5,100 bytes are left, which is still too much.
         (5050, ["tokens", "logs"]),
         (0, ["tokens", "logs", "scores", "references"]),
     ],
@@ -127,7 +131,8 @@ def test_scores_go_by_segment_and_their_records_with_the_last_one(
     """
     scores = cache.root / "scores" / key("b")
     (scores / "notes.txt").unlink()
-    old = scores / f"0123456789abcdef-more.{'1' * 40}.safetensors"  # of compare_q 0.3
+    # A segment of compare_q 0.3.
+    old = scores / f"0123456789abcdef-more.{'1' * 40}.safetensors"
     old.write_bytes(b"x" * 500)
     os.utime(old, (1.6e9, 1.6e9))
     os.utime(scores / SEGMENT, (1.8e9, 1.8e9))
@@ -202,7 +207,8 @@ def test_older_scores_and_references_are_named_once_and_left_alone(
 def test_a_cache_that_may_only_be_read_names_older_scores_each_time(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Cache(cache.root).note_on_older() == ""  # nothing is older; that is kept
+    # Nothing is older; that is kept.
+    assert Cache(cache.root).note_on_older() == ""
     (cache.root / "format").unlink()
     make_older(cache, "references")
     monkeypatch.setattr(Cache, "unwritable", "it may only be read")
@@ -222,7 +228,8 @@ def test_what_a_run_uses_stays(cache: Cache) -> None:
         assert cache_listing.prune(cache, 0) == (0, 6100)
     assert "over the limit of 10 bytes: in use" in cache_listing.limited(cache, 10)
     assert "tokens" not in [entry.section for entry in cache_listing.entries(cache)]
-    del other  # the run has ended
+    # The other run has ended.
+    del other
     assert cache_listing.prune(cache, 3000) == (2100, 3000)
     assert [entry.section for entry in cache_listing.entries(cache)] == ["references"]
     assert [*(cache.root / "runs").iterdir()] == [cache.marks]
@@ -238,7 +245,8 @@ def test_flags(compare_q: Run, write_specs: Specs, own_cache: Path) -> None:
     assert re.search(
         r"cache: deleted 0 bytes; \d+\.\d kB are left, over the limit of 1.0 kB: in use", ran.out
     )
-    for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):  # 20 must not mean 20 bytes
+    # A bare 20 must not mean 20 bytes: where something is deleted, a unit is required.
+    for text in ("20", " 7 ", "0", "0.5", "", "lots", "1e400GB"):
         assert_refused(
             compare_q("cache", "--cache-limit", text), f"--cache-limit: {text!r}", "20GB"
         )

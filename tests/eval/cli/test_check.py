@@ -112,6 +112,7 @@ def test_a_check_starts_and_leaves_nothing(
             "b: fake (built in), none",
             "no KL divergence: no model is the reference",
         ),
+        # Without a plot, its flags do nothing.
         (["-v", "-mx", "8"], "9 windows", "-v, -mx"),
         (["-v", "-p"], "9 windows", ""),
     ],

@@ -15,6 +15,7 @@ def test_the_page_fits_a_screen(compare_q: Run) -> None:
     ran = compare_q("--help")
     assert (ran.status, ran.out, ran.err) == (0, PAGE, "")
     lines = PAGE.splitlines()
+    # A terminal has 24 lines of 80 characters.
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     for name in COMMANDS:

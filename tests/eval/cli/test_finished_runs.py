@@ -42,13 +42,16 @@ def test_finished_runs_that_cannot_be_shown(compare_q: Run, finished: Path) -> N
     assert_refused(
         compare_q("show", finished, "--pair", "x", "base"), "--pair: no model is called 'x'"
     )
+    # -p takes no file: whoever names one means -pf.
     assert_refused(compare_q("show", finished, "-p", "plot.png"), "plot.png: ", "-pf")
+    # Many programs take - for standard output.
     assert_refused(compare_q("show", finished, "--csv", "-"), "--csv: ", "/dev/stdout")
     assert_refused(compare_q("doctor", finished), f"{finished}: ", "compare-q show")
     assert_refused(compare_q("-d", finished, "-m", finished), f"{finished}: ", "compare-q show")
     before = finished.read_bytes()
     assert_refused(compare_q("show", finished, "--csv", finished), "--csv: ", "is read here")
-    assert finished.read_bytes() == before  # it is not written over itself
+    # It is not written over itself.
+    assert finished.read_bytes() == before
 
 
 def test_rows_are_sorted_in_the_table_and_not_in_the_results(
@@ -103,6 +106,7 @@ def test_memory_for_a_context(compare_q: Run, finished: Path, tmp_path: Path) ->
         kv=(CachePart(token_bytes=131_072.0),),
         kv_source="engine",
         logits=0,
+        # 244,140 bytes * 2,048 tokens of a step = 0.5 GB.
         step_token=244_140,
     )
     large = replace(REF, memory=memory.updated(weights=16 * 10**9))
@@ -142,6 +146,7 @@ def test_slices_are_columns_sort_keys_and_conditions(compare_q: Run, tmp_path: P
     run.with_origin([]).write(file)
     table = tmp_path / "o.csv"
     words = ("--columns", "kld:chat, same_top:c4", "--sort", "kld:chat", "--csv", table)
+    # The PPL of these rows is 20 (1 + KLD): 21.0 and 20.8 on wiki2.
     ran = compare_q(
         "show", file, *words, "--fail-if", "kld:chat > 0.05", "--fail-if", "ppl:wiki2>20.9"
     )
@@ -185,6 +190,7 @@ def test_a_slice_of_any_name_can_be_a_condition(compare_q: Run, finished: Path) 
         f"failed: W4A16: kld:{odd} >= 0.5 (0.50000)",
         f"failed: other: kld:{odd} >= 0.5 (n/a)",
     ]
+    # 0.5 is not above 0.6, but the row without the slice fails.
     assert compare_q("show", finished, "--fail-if", f" kld:{odd}>0.6").status == 4
 
 
@@ -211,6 +217,7 @@ def test_slices_are_checked_before_anything_runs(compare_q: Run, write_specs: Sp
         "--columns",
         "label,ppl:begin",
         "--fail-if",
+        # The fake model is uniform over 1,000 tokens.
         "ppl:begin > 1001",
     )
     assert ran.status == 0, ran.err

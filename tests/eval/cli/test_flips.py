@@ -90,6 +90,7 @@ def test_every_output_has_the_numbers(
         (["--fail-if", "lost > 3"], 0, []),
         (["--fail-if", "lost > 2"], 4, ["W4A16, toy, acc: lost > 2 (3)"]),
         (["--fail-if", "gained >= 1"], 4, ["gained >= 1 (1)"]),
+        # 5 of 12 right answers are 41.67 %.
         (["--fail-if", "accuracy < 41.6"], 0, []),
         (["--fail-if", "accuracy < 42"], 4, ["accuracy < 42 (41.6667)"]),
         (
@@ -97,6 +98,7 @@ def test_every_output_has_the_numbers(
             4,
             ["difference < -16 (-16.6667)"],
         ),
+        # 12 questions are too few for a margin of 10 points.
         (["--margin", "10%", "--fail-if", "not_equivalent"], 4, ["not_equivalent (not shown)"]),
         (["--margin", "60%", "--fail-if", "not_equivalent"], 0, []),
     ],
@@ -149,6 +151,7 @@ def test_several_new_models_with_klds(
 
 def test_a_folder_that_lm_eval_wrote_is_named_by_its_parent(compare_q: Run, tmp_path: Path) -> None:
     for name in ("toy", "toy-noise"):
+        # lm-eval names the folder after the model's path, with __ for the slashes.
         shutil.copytree(DATA / name, tmp_path / name / f"__models__{name}")
     ran = compare_q("flips", tmp_path / "toy", f"noise={tmp_path / 'toy-noise'}")
     assert ran.status == 0, ran.err

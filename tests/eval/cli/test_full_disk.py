@@ -93,6 +93,7 @@ def test_a_finished_table_on_a_full_disk(
     assert "2 of 2 rows come from the cache" in gold.out
 
     def no_room() -> None:
+        # No file may have a single byte; a pipe is not a file.
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
     ran = in_a_process(*words, stdout=subprocess.PIPE, preexec_fn=no_room)
@@ -118,6 +119,7 @@ def test_a_standard_output_that_is_full(finished: Path, tmp_path: Path) -> None:
     [
         (">&-", ""),
         (">&- 2>&- <&-", "1"),
+        # head ends after one line: what is printed later meets a pipe without a reader.
         ("| head -1", ""),
         ("| head -1", "1"),
         ("2>&1 | true", ""),
@@ -131,7 +133,9 @@ def test_nobody_reads_what_is_printed(
     the run's.
     """
     words = shlex.join([sys.executable, str(ROOT / "eval" / "compare_q.py"), "show", str(finished)])
+    # Without pipefail, the status would be that of the last program of the pipe.
     script = f"set -o pipefail; {words} -o {tmp_path / 'r.json'} --csv {tmp_path / 'r.csv'} {shell}"
+    # Unbuffered, a print fails at once; buffered, the failure comes when Python ends.
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     ran = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=False, env=environment

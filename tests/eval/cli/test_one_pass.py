@@ -137,4 +137,5 @@ def test_model_specs_score_every_window_of_a_spread_text(
     data, models = write_specs(None, eval_len=20, eval_stride=20, sample="spread")
     ran = compare_q("-d", data, "-m", models)
     assert ran.status == 0, ran.err
-    assert len(scored_windows) == 49  # the last one would need a token after the text
+    # Of 1,000 / 20 windows, the last one would need a token after the text.
+    assert len(scored_windows) == 49

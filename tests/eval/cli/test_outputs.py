@@ -49,7 +49,8 @@ def test_plot_is_written(
     ran = compare_q("-d", data, "-m", spec, "-pf", "none.png", "-mx", "1")
     assert ran.status == 2
     assert "no plot: no model has both PPL and bits per weight within the limits" in ran.out
-    assert "EXL3 2.0" in ran.out  # the table is printed
+    # The table is printed.
+    assert "EXL3 2.0" in ran.out
     assert not Path("none.png").exists()
 
 
@@ -98,6 +99,7 @@ def test_characters_that_no_picture_can_show(compare_q: Run, tmp_path: Path) -> 
     for text in [ran.out, *map(Path.read_text, files.values())]:
         assert not set(text) & {"\x1b", "\x07"}
     for flag in ("-pf", "--card"):
+        # A control character would make the XML invalid.
         ElementTree.parse(files[flag])
 
 
@@ -189,6 +191,7 @@ def test_tokens_out(compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     files = sorted((tmp_path / "deep" / "tokens").iterdir())
     assert [file.name for file in files] == ["one__x_-3.parquet", "one__x_.parquet"]
     assert f"tokens of one__x_: {files[0]}" in ran.out
+    # The file with -3 is the third model's, and - comes before the dot.
     boosted, uniform = map(parquet.read_table, files)
     assert boosted.num_rows == uniform.num_rows == 9 * 99
     assert {"window", "position", "token_id", "logprob"} <= set(uniform.column_names)
@@ -274,6 +277,7 @@ def test_devices_are_written_through_by_every_output(
     """
     targets = {}
     for flag in ("-o", "--csv", "--markdown", "--html", "-pf", "--card"):
+        # A picture needs a suffix.
         targets[flag] = device(tmp_path / f"full{flag}.png", 7)
     ran = compare_q("show", finished, *itertools.chain(*targets.items()))
     failed_files = set()

@@ -107,6 +107,7 @@ def test_tokens_are_read_by_a_numpy_that_converts_no_array_to_a_number(
     assert arrays["top_id"].shape == ()
     save_file({**arrays, "top_id": arrays["top_id"].reshape(shape)}, file, metadata)
     with warnings.catch_warnings():
+        # Before 2.5, numpy warns.
         warnings.simplefilter("error")
         assert stored_tokens.tokens_of_pack(copy).top_id == arrays["top_id"]
 
@@ -198,6 +199,7 @@ def test_a_damaged_file_is_named_before_a_model_loads(
     copy: Path, compare_q: Run, write_specs: Specs, pattern: str, damage: str
 ) -> None:
     file = sorted(copy.glob(pattern))[0]
+    # A model that would abort this process: the refusal must come before it scores.
     words = with_pack(copy, write_specs, {**FAKE, "engine": {"failure": "abort", "fail": 0}})
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -241,6 +243,7 @@ def without_head(folder: Path) -> None:
 
 
 def huge(folder: Path) -> None:
+    # A reader that believes this header asks for 2^62 bytes of memory.
     header = json.dumps(
         {"ids": {"dtype": "I32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}
     ).encode()
@@ -326,6 +329,7 @@ def short_scores(folder: Path) -> None:
 def test_a_pack_that_lies_is_refused(
     copy: Path, compare_q: Run, write_specs: Specs, change: Callable[[Path], None], gold: str
 ) -> None:
+    # A model that would abort this process: the refusal must come before it scores.
     words = with_pack(copy, write_specs, {**FAKE, "engine": {"failure": "abort", "fail": 0}})
     change(copy)
     before = digest_of(copy)
@@ -349,6 +353,7 @@ def test_a_model_with_another_tokenizer_or_a_text_of_other_windows_is_refused(
     words = with_pack(made, write_specs, small, eval_len=50)
     assert_refused(compare_q(*words), "holds none of the run's")
     words = with_pack(made, write_specs, small)
+    # The text has nine windows, and the pack four of them.
     ran = compare_q(*words, "-r", 9)
     assert_refused(
         ran, f"{made}: holds 4 of the run's 9 windows; leave -r out, or use at most -r 4"
@@ -406,6 +411,7 @@ def test_what_is_made(
         ("license: apache-2.0", "apache-2.0"),
         ("license: other\nlicense_name: llama3.1", "llama3.1"),
         ("language: en", None),
+        # The YAML is broken, which costs no more than the license.
         ("license: [", None),
     ],
 )

@@ -95,9 +95,12 @@ def test_a_signal_while_a_pack_is_assembled_leaves_nothing(
 def test_what_killed_processes_left_is_deleted_and_a_replaced_pack_is_put_back(
     tmp_path: Path,
 ) -> None:
-    between = unfinished(tmp_path, "between", NEW, OLD)  # killed between the two renames
-    renamed = unfinished(tmp_path, "renamed", OLD)  # killed after both
+    # Killed between the two renames.
+    between = unfinished(tmp_path, "between", NEW, OLD)
+    # Killed after both renames.
+    renamed = unfinished(tmp_path, "renamed", OLD)
     (tmp_path / "renamed").mkdir()
+    # A user's folder with a name like those of compare_q.
     mine = unfinished(tmp_path, "mine", "notes")
     with reserved(tmp_path / "running"):
         running = tmp_path / f".running{pack_target.HIDDEN_SUFFIX}"

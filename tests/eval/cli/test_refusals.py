@@ -58,11 +58,13 @@ INPUTS = [
     refused("--gpus", "x --ray auto --gpus 0"),
     refused("--cache-limit", "engines --cache-limit 1GB"),
     refused("--python: 'vllm'", "-d x -m y --python vllm"),
+    # No limit excludes NaN, since every comparison with it is false.
     refused("--deadline: 'nan'", "-d x -m y --deadline nan"),
     refused("--x-axis", "show r.json -v --x-axis size"),
     refused("--kld-value", "show r.json -ppl --kld-value median"),
     refused("-ppl", "show r.json -kld -ppl"),
-    refused("'show'", "shwo x.json"),  # the error suggests the word that was meant
+    # The error suggests the word that was meant.
+    refused("'show'", "shwo x.json"),
     refused("'--columns'", "show r.json --colums kld"),
     refused("'kld'", "show r.json --columns kdl"),
     refused("did you mean 'bpw_layer'?", "show r.json --columns bpw"),
@@ -75,15 +77,19 @@ INPUTS = [
     refused("--fail-if: 'memory'", "show r.json --fail-if memory>24"),
     refused("--fit: '24GB'", "show r.json --fit 24GB"),
     refused("--fit: 'memory:0k'", "show r.json --fit 24GB@0k"),
+    # A flag of compare_q 0.3.
     refused("--until: compare-q has -r N", "a b --until kld:2%"),
+    # The context of llama-perplexity, and the model of lm-eval.
     refused("-c: ", "m -c 512"),
     refused("--model: ", "--model hf --model_args pretrained=m"),
     refused("-d: ", "show r.json -d x"),
     refused("'--cache-limit'", "cache --limit 1GB"),
     refused("data.json", "cache --cache-dir {data}"),
     refused("plot.png", "a b -p plot.png"),
+    # An option of vLLM.
     refused("--tensor-parallel-size", "m --tensor-parallel-size 2"),
     refused("kld: ", "show r.json --columns label kld"),
+    # -d takes every word that follows, the models as well.
     refused("-d has taken all of wiki2 a b", "-d wiki2 a b"),
     refused("-d has taken all of wiki2 a", "-d wiki2 a"),
     refused("a: ", "a -m m.json"),

@@ -41,6 +41,7 @@ def test_a_list_in_one_file_and_wildcards(
     assert ran.status == 0, ran.err
     assert ran.out.startswith("2 texts: Prose, code")
     assert "Prose: method exllamav3: 2 windows" in ran.out
+    # The wildcard matches list.json, which has two texts, logs.json and prose.json.
     same = compare_q(
         "-d", tmp_path / "[lp]*s*.json", "-d", files["code"], "-m", files["models"], "-r", 2
     )
@@ -88,7 +89,8 @@ def test_everything_that_can_be_written(
     ]
     ran = compare_q("-d", files["prose"], files["code"], "-m", files["models"], *flags)
     assert ran.status == 0, ran.err
-    assert ran.out.count("Differences: ") == 1  # the pairs, over all tokens
+    # The pairs, over all tokens.
+    assert ran.out.count("Differences: ") == 1
     files_of_tokens = sorted(file.name for file in (out / "tokens").iterdir())
     assert files_of_tokens == ["a.parquet", "b.parquet", "ref.parquet"]
     assert set(parquet.read_table(out / "tokens" / "a.parquet")["text"].to_pylist()) == {
@@ -107,7 +109,8 @@ def test_everything_that_can_be_written(
         assert again.status == 0, again.err
         results_of_show = json.loads((out / "again.json").read_text())
         results_of_run = json.loads((out / "r.json").read_text())
+        # ``created`` is the time of writing.
         assert {**results_of_show, "created": ""} == {
             **results_of_run,
             "created": "",
-        }  # ``created`` is the time of writing
+        }

@@ -68,7 +68,8 @@ def test_an_interrupt_while_a_row_is_made_does_not_lose_the_row(
 def test_cleared_scores_are_gone(
     run_models: Models, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "COMMIT_S", math.inf)  # one segment, even on a slow machine
+    # One segment, even on a slow machine.
+    monkeypatch.setattr(worker, "COMMIT_S", math.inf)
     models = [
         {**FAKE, "label": "a", "reference": True},
         {**FAKE, "label": "b", "engine": {"boost": 2.0}},
@@ -77,7 +78,8 @@ def test_cleared_scores_are_gone(
     for flags in ([], ["-cc"]):
         run_models(models, *flags)
         records.append(set((own_cache / "scores").glob("*/*")))
-    assert [len(files) for files in records] == [4, 4]  # a segment and a record of each
+    # A segment and a record of each.
+    assert [len(files) for files in records] == [4, 4]
     assert not records[0] & records[1]
 
 
@@ -88,7 +90,8 @@ def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_pat
         {**FAKE, "label": "good"},
         {**FAKE, "label": "small", "engine": {"vocab_size": 5}},
     ]
-    ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=2)  # no plot
+    # The plot has nothing to draw, which is status 2.
+    ran, (bad, good, _) = run_models(models, "-pf", tmp_path / "p.png", status=2)
     assert "bad: failed: told to fail after 2 windows" in ran.out
     assert "small: failed: IndexError: " in ran.out
     assert "Traceback" not in ran.out + ran.err
@@ -108,6 +111,7 @@ def test_a_failure_or_a_bug_does_not_lose_the_others(run_models: Models, tmp_pat
 def test_nothing_measured_is_status_2(
     compare_q: Run, write_specs: Specs, options: dict[str, object], gold: str
 ) -> None:
+    # A window of two tokens has one scored position.
     data, spec = write_specs([{**FAKE, "engine": options}], eval_len=2, eval_stride=2, max_rows=1)
     ran = compare_q("-d", data, "-m", spec)
     assert ran.status == 2
@@ -136,7 +140,8 @@ def test_kld_against_a_reference(run_models: Models, tmp_path: Path) -> None:
     assert (first[5].partition("±")[0], first[7].partition("±")[0]) == ("500.0000", "0.07862")
     assert (second[5].partition("±")[0], second[6:8]) == ("25.8437", ["ref", "ref"])
     assert "the most probable tokens of boosted (" in ran.out
-    assert "\nuniform: PPL 500.0000, KLD 0.07862\n" in ran.err  # as soon as it is scored
+    # As soon as it is scored.
+    assert "\nuniform: PPL 500.0000, KLD 0.07862\n" in ran.err
     assert (alone["reference"], marked["reference"]) == (False, True)
     assert alone["kld"] == pytest.approx(0.078622, abs=1e-6)
     assert (alone["ppl"], alone["tokens"]) == (pytest.approx(500.0, rel=1e-6), 9 * 99)

@@ -108,7 +108,9 @@ def test_labels_and_engines_in_a_word(toy_model: Path, tmp_path: Path) -> None:
     for word, label, load_fn in (
         (f"{toy_model}@hf", toy_model.name, "transformers"),
         (f"mine={toy_model}@transformers_auto", "mine", "transformers_auto"),
-        (f"{tmp_path}/a=b@hf@hf", "a=b@hf", "transformers"),  # a folder of that name
+        # A folder of that name.
+        (f"{tmp_path}/a=b@hf@hf", "a=b@hf", "transformers"),
+        # In an address, = ends no label and @ begins no engine.
         ("http://me@host:8000/v1?a=b", "me@host:8000", "vllm_server"),
         ("x=http://host", "x", "vllm_server"),
     ):
@@ -268,12 +270,14 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
 
     The first text has 19 windows, the second one has 3.
     """
+    # The space at the end needs quotes in the printed command.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8 ")
     line = [f"{toy_model}@transformers_auto", f"{rounded}@transformers_auto", "-d", long_text]
     ran = compare_q(*line, "-r", 16)
     assert ran.status == 0, ran.err
     assert f"{toy_model.name}: transformers_auto (as asked)" in ran.err
-    assert "spread over the text's 19" in ran.out  # windows of 256, the context of the toy
+    # Windows of 256, the context of the toy.
+    assert "spread over the text's 19" in ran.out
     assert "what all 19 windows of the text would give: PPL within " in ran.out
     specs = tmp_path / "specs"
     ran = compare_q(*line, toy_text, "--save-specs", specs, "-o", tmp_path / "first.json")
@@ -287,7 +291,8 @@ def test_one_line_gives_a_table_and_specs_that_repeat_it(
     assert not variables.keys() & {"PATH", "HOME", "COMPARE_Q_CACHE"}
     again = compare_q(*repeat.split()[1:], "-o", tmp_path / "again.json")
     assert again.status == 0, again.err
-    refused = compare_q(*line, "--save-specs", specs)  # these specs may have been edited
+    # These specs may have been edited.
+    refused = compare_q(*line, "--save-specs", specs)
     assert (refused.status, f"error: --save-specs: {specs / 'data.json'}: " in refused.err) == (
         2,
         True,

@@ -152,10 +152,7 @@ def test_a_store_at_a_path_is_made_once_and_then_enough(
     assert [entry.name for entry in path.parent.iterdir()] == ["bf16.reference"]
     alone = measured(pair[1:], "-lf", path)
     # A store made here and the same store given are one reference.
-    assert (alone.status, alone.loaded) == (
-        0,
-        [],
-    )
+    assert (alone.status, alone.loaded) == (0, [])
     for flags in (["--cache-dir", tmp_path / "other", "-kld"], ["-cc", "-kld"]):
         fresh = measured(pair[1:], "-lf", path, *flags)
         assert (fresh.status, fresh.loaded) == (0, ["noisy"]), fresh.err
