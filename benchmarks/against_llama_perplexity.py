@@ -110,8 +110,11 @@ def read_store(file: Path) -> tuple[Array, Array]:
 
     A row, uint16 [chunks, T, 4 + V], has an even number V of log-probabilities.
     """
+    # The header is 8 bytes of magic, then n_ctx, n_vocab and n_chunk.
     length, vocab, chunks = map(int, np.fromfile(file, np.int32, 3, offset=8))
     tokens = np.fromfile(file, np.int32, length * chunks, offset=20).reshape(chunks, length)
+    # The tool scores only the second half of a chunk.
+    # A row begins with two float32: its scale and its smallest log-probability.
     shape = (chunks, length - 1 - length // 2, 2 * ((vocab + 1) // 2) + 4)
     return tokens, np.memmap(file, np.uint16, "r", offset=20 + tokens.nbytes, shape=shape)
 
@@ -218,6 +221,7 @@ def by_logits(
     rounded = []
     n_different = 0
     for window in windows:
+        # The logits at a position predict the token after it.
         scored = window.positions - 1
         base, model_logits = (engine.logits(window)[scored].cpu().numpy() for engine in engines)
         store = llama_formulas.store16(base)

@@ -48,6 +48,7 @@ TEXTS = {4000: 2000, 16_000: 2000, 60_000: 2000, 120_000: 2000, 300_000: 2000, 1
 METHODS = {
     "2048/512": (2048, 512, 1),
     "2048/2048": (2048, 2048, 1),
+    # llama-perplexity scores only the second half of a window.
     "llamacpp 512": (512, 512, 257),
 }
 """Window length, stride, first scored position."""
@@ -108,12 +109,14 @@ def losses(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.f
 def differences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Draw Laplace scores of standard deviation 0.9 around 0.276 + level."""
     pair = rng.standard_exponential((2, len(level), CELL), np.float32)
+    # A Laplace's standard deviation is sqrt(2) times its scale: 0.9 = 1.414 * 0.636.
     return np.asarray(np.float32(0.636) * (pair[0] - pair[1]) + (0.276 + level)[:, None])
 
 
 def divergences(rng: np.random.Generator, level: NDArray[np.float32]) -> NDArray[np.float32]:
     """Draw lognormal scores, sigma 1, around 0.03 (1 + level): KLD of a W8A8 checkpoint."""
     draws = rng.standard_normal((len(level), CELL), np.float32)
+    # exp(draws - 0.5) has a mean of 1.
     return np.asarray(np.exp(draws - 0.5) * (0.03 * (1 + level))[:, None])
 
 
@@ -183,6 +186,7 @@ def levels(
         # If the autocorrelation time is shorter than a cell, the mean over the cell varies less.
         deviation *= math.sqrt(2 * ratio * (1 - ratio * (1 - keep)))
         steps = rng.standard_normal((cells, texts), np.float32) * np.float32(deviation)
+        # The variance is then the same in every cell.
         steps[1:] *= np.float32(math.sqrt(1 - keep**2))
         for before, now in itertools.pairwise(steps):
             now += np.float32(keep) * before
@@ -192,6 +196,7 @@ def levels(
     # Three times as many articles as fill the text on average.
     count = 3 * cells * CELL // int(mean) + 200
     for text in levels_of_texts:
+        # A lognormal with this mu has the mean ``mean / CELL``.
         mu = math.log(mean / CELL) - spread**2 / 2
         lengths = rng.lognormal(mu, spread, count).round().astype(int)
         level = rng.standard_normal(count, np.float32) * np.float32(score.article)
@@ -204,6 +209,7 @@ def simulate(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield each text's scores [tokens], with the full context for each token and without noise."""
     mean, spread = articles
+    # A row's texts do not depend on which other rows run.
     seeds = [seed, tokens, list(SCORES).index(name), int(10 * mean), int(10 * spread)]
     rng = np.random.default_rng(seeds)
     cells = -(-tokens // CELL)
@@ -272,6 +278,7 @@ def coverage(
     windows_of_methods = {method: windows_of_method(tokens, method) for method in methods}
     errors: dict[str, list[float]] = {method: [] for method in methods}
     half_widths: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    # Not the generator of the texts, which stay the same for any list of methods.
     rng = np.random.default_rng([seed, 1])
     for scores in simulate(name, tokens, texts, seed, articles):
         for method, windows in windows_of_methods.items():

@@ -232,6 +232,7 @@ class Run:
         environment = {
             **os.environ,
             "COMPARE_Q_CACHE": str(self.cache),
+            # vLLM's engine core is then a process, which can be killed.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "COMPARE_Q_ENGINES": "tests.support.fake_engine:FakeEngine",
             # Marks all processes of this run, which inherit it.
@@ -369,6 +370,7 @@ def kind_of_process(folder: Path) -> str:
     name = (folder / "comm").read_text().strip()
     words = (folder / "cmdline").read_bytes().decode(errors="replace")
     if WORKER_MODULE in words:
+        # The name, in parentheses, may contain spaces and parentheses.
         _, _, after_name = (folder / "stat").read_text().rpartition(")")
         parent = int(after_name.split()[1])
         words_of_parent = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace")
@@ -391,6 +393,7 @@ def comparable(run: Run) -> Any:
     tensors = {}
     for file in sorted(run.results.parent.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
+            # NumPy has no bf16, so the bytes are compared.
             content = tensor.flatten().view(torch.uint8).numpy().tobytes()
             tensors[f"{file.name}: {name}"] = hashlib.sha256(content).hexdigest()
     results = json.loads(run.results.read_text(encoding="utf-8"))

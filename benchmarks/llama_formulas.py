@@ -125,6 +125,7 @@ def tool_statistics(positions: Positions) -> Numbers:
     deltas = np.sort(positions.delta)
     for percent in DELTA_PERCENTS:
         numbers[name_of(percent, "Δp")] = (100 * percentile(deltas, percent),)
+    # The error of a root is that of its square over twice the root; 50 is half of 100 %.
     numbers["RMS Δp"] = (100 * rms, 50 * mean_square_error / rms)
     numbers["Same top p"] = (100 * same, 100 * (same * (1 - same) / (n - 1)) ** 0.5)
     return numbers

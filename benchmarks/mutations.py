@@ -111,12 +111,14 @@ def changed(node: ast.AST) -> ast.AST | None:
             return operand
         case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
             return ast.BinOp(left, OPERATORS[type(operator)](), right)
+        # bool before int: True is an int too, and would become 2.
         case ast.Constant(bool(value)):
             return ast.Constant(not value)
         case ast.Constant(int(value) | float(value)):
             return ast.Constant(value + 1)
         case ast.Expr(ast.Call()):
             return ast.Pass()
+        # A returned constant is a change of its own, and None would stay None.
         case ast.Return(ast.expr() as value) if not isinstance(value, ast.Constant):
             return ast.Return(ast.Constant(None))
     return None
@@ -145,6 +147,7 @@ def changes(root: Path) -> list[Change]:
     for folder in FOLDERS:
         for file in sorted((root / folder).glob("*.py")):
             all_changes += changes_of(file, str(file.relative_to(root)))
+    # The seed draws by position in this list.
     return sorted(
         all_changes, key=lambda change: (change.file, change.line, change.column, change.after)
     )
@@ -161,6 +164,7 @@ def changes_of(file: Path, name: str) -> Iterator[Change]:
         before = ast.get_source_segment(source, node) or ""
         after = ast.unparse(other)
         if isinstance(other, ast.expr):
+            # The new operator may bind less tightly than the old one.
             after = f"({after})"
         last_line = node.end_lineno or node.lineno
         last_column = node.end_col_offset or 0

@@ -135,6 +135,7 @@ def main() -> int:
             table("rows over Ray", SEVERAL, {}, "--ray", address)
         table("two ranks", ONE, TWO_RANKS, "--gpus", "0,1")
         with nodes(folder) as address:
+            # compare_q runs without --ray here; vLLM's executor finds the cluster by this address.
             os.environ |= {"RAY_ADDRESS": address, "VLLM_HOST_IP": "127.0.0.1"}
             table("two ranks over Ray nodes", ONE, TWO_RANKS | BY_RAY)
     return 0

@@ -62,6 +62,7 @@ class Shape:
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+            # The special token of the byte tokenizer (write_tokenizer).
             "bos_token_id": 256,
             "eos_token_id": 256,
             "dtype": "bfloat16",
@@ -112,6 +113,7 @@ class Shards:
         """Start writing the waiting tensors."""
         from safetensors.torch import save_file
 
+        # Final names contain the number of files, which is not known before close().
         file = self.folder / f"part-{len(self.written)}.safetensors"
         tensors = self.waiting
         self.waiting = {}
@@ -170,6 +172,7 @@ def outer_tensors(shape: Shape, generator: Any) -> dict[str, Any]:
     """Return the embedding, the last norm and the head, which no format quantizes."""
     import torch
 
+    # The last norm gives its output a root mean square of 1.
     head_std = LOGITS_STD / math.sqrt(shape.hidden)
     # In this order, since both take the numbers of one generator.
     embedding = random_matrix(shape.vocabulary, shape.hidden, 1.0, generator)

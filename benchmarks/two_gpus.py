@@ -40,6 +40,7 @@ def scoring_seconds(table: dict[str, Any]) -> float:
 
 def gains(tables: dict[str, Any]) -> dict[str, float]:
     """Return the speed of two GPUs relative to one."""
+    # In the order of TABLES.
     replicas, two, one = [tables[name] for name in TABLES]
     ppl = one["rows"][0]["ppl"]
     differences = []
@@ -83,6 +84,7 @@ def main() -> int:
         for name in options.only:
             count, keys, gpus = TABLES[name]
             rows = [run.Row(f"model {i}", "bf16", {"seed": i}) for i in range(count)]
+            # run.Plan makes the first row the reference; only perplexity is measured here.
             spec = {"reference": False, **keys}
             words = ("--gpus", gpus)
             sizes = (options.windows, 2048, 512)

@@ -42,6 +42,7 @@ def environment(name: str, with_dependencies: Sequence[str], alone: Sequence[str
     if not ready.exists():
         venv.create(folder, with_pip=False, clear=True)
         (packages,) = folder.glob("lib/python*/site-packages")
+        # On sys.path, the current environment's packages come after the version's own.
         (packages / "zz_base.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
         python = str(folder / "bin" / "python")
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]

@@ -65,6 +65,7 @@ SMALL = {
     "num_attention_heads": 8,
     "intermediate_size": 2816,
 }
+# Eager: compiled, prefill gains at most 0.8 %, and a load takes 33 to 46 s longer.
 ENGINE = {
     "max_num_batched_tokens": 16384,
     "max_num_seqs": 64,
@@ -78,6 +79,7 @@ def windows_of(count: int, length: int) -> list[Window]:
     generator = np.random.default_rng(0)
     windows = []
     for index in range(count):
+        # Llama 3's special tokens have the ids from 128,000.
         token_ids = generator.integers(0, 128000, length, dtype=np.int32)
         windows.append(Window.scored_from(index, token_ids))
     return windows
@@ -173,6 +175,7 @@ def seconds_of_paths(
         list(token_scores(driver, windows, plan))
         reports[name] = driver.report
 
+    # As a list of dicts instead of flat, they cost the driver about twice as much per token.
     own_scores = {"prompt_logprobs": 0, "flat_logprobs": True}
     paths = {
         "prefill": lambda: list(driver.run(windows, None)),
@@ -184,7 +187,8 @@ def seconds_of_paths(
     for number in range(rounds + 1):
         for name, path in paths.items():
             duration = seconds(path)
-            if number > 0:  # the first round warms up
+            # The first round warms up.
+            if number > 0:
                 times[name].append(duration)
     return times, reports
 
@@ -227,6 +231,7 @@ def small_models(folder: Path) -> tuple[Path, Path]:
     with torch.device(device):
         model = LlamaForCausalLM(LlamaConfig(**keys, initializer_range=0.03)).bfloat16()
     with torch.no_grad():
+        # States have a root mean square of 1, so logits get 3 * 0.03 * sqrt(1024), about 2.9.
         model.lm_head.weight.mul_(3.0)
     model.save_pretrained(folder / "small")
     with torch.no_grad():
@@ -247,6 +252,7 @@ def whole_logits(engine: VllmEngine, window: Window, chunk_rows: int, file: Path
     params = SamplingParams(
         max_tokens=1,
         detokenize=False,
+        # Rows of a cached prefix are not computed, so they would have no logits.
         skip_reading_prefix_cache=True,
         extra_args={EXTRA_ARGS_KEY: True},
     )
@@ -265,6 +271,7 @@ def correctness(folder: Path) -> dict[str, Any]:
     logits: dict[str, Any] = {}
     scores_of: dict[str, Any] = {}
     vllm_logprobs: Any = None
+    # "small" comes first: its store is the reference of both.
     for path in small_models(folder):
         engine = opened(path)
         if path.name == "small":
@@ -280,6 +287,7 @@ def correctness(folder: Path) -> dict[str, Any]:
             )
             vllm_logprobs = own_logprobs(window, output.prompt_logprobs)
         engine.close()
+    # The last row predicts a token after the window.
     p = logits["small"][:-1].double().log_softmax(-1)
     q = logits["noisy"][:-1].double().log_softmax(-1)
     targets = torch.from_numpy(window.token_ids[1:]).long()[:, None]

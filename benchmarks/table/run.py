@@ -193,6 +193,7 @@ def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
     """Return key -> job of vLLM alone for each distinct model of the table."""
     windows = cut_windows(plan)
     common: dict[str, Any] = {
+        # vLLM generates at least one token after the window.
         "max_model_len": plan.windows[1] + 1,
         "enforce_eager": True,
         **plan.engine,
