@@ -111,6 +111,7 @@ def test_sharegpt_and_other_columns(tmp_path: Path) -> None:
     with_column = rows_of(file, text_column="talk")
     assert [conversation.messages for conversation in with_column] == [(ASK,), ()]
     assert len(rows_of(file, max_text_rows=1)) == 1
+    # No 64-bit integer holds 10^39.
     assert rows_of(file, max_text_rows=10**39) == rows_of(file)
 
 
@@ -158,6 +159,7 @@ def scored_texts(folder: Path, tokens: Tokens) -> list[str]:
     No document here begins with a scored token.
     """
     tokenizer = vocabulary.load_tokenizer(folder / "tokenizer", trust_remote_code=False)
+    # Without the padding, scored tokens at either end would have only one edge.
     padded = np.concatenate(([False], tokens.chat.scored, [False])).astype(int)
     edges = np.flatnonzero(np.diff(padded))
     return [tokenizer.decode(tokens.ids[begin:end]) for begin, end in edges.reshape(-1, 2)]
@@ -187,7 +189,8 @@ def test_both_ways_and_transformers_own_mask_agree(tmp_path: Path) -> None:
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-        if any(encoded["assistant_masks"]):  # without an answer, no token is scored
+        # Without an answer, no token is scored.
+        if any(encoded["assistant_masks"]):
             mask += encoded["assistant_masks"]
             ids += encoded["input_ids"]
     assert marked.ids.tolist() == ids
@@ -201,6 +204,7 @@ def test_other_roles_and_the_last_turn(tmp_path: Path) -> None:
     assert scored_texts(tmp_path, both) == [questions[0], SCORED[2], questions[1], SCORED[3]]
     last = tokenized(tmp_path, MARKED, SUMS, WEATHER, score_turns="last")
     assert scored_texts(tmp_path, last) == [SCORED[3], SCORED[1]]
+    # A question without an answer comes after the last turn that is scored.
     longer = {"messages": [*SUMS["messages"], QUESTION["messages"][0]]}
     np.testing.assert_array_equal(
         tokenized(tmp_path, MARKED, longer, score_turns="last").ids, last.ids[: last.ends[0]]
@@ -224,6 +228,7 @@ def test_each_scored_token_has_the_role_of_its_message(tmp_path: Path) -> None:
     one = tokenized(tmp_path / "a", MARKED)
     assert (one.chat.turn_method, one.chat.role_names) == ("generation mask", ("assistant",))
     assert texts_by_role(tmp_path / "a", one) == [("assistant", text) for text in SCORED]
+    # A role that is named twice counts once.
     roles = ["user", "tool", "assistant", "user"]
     several = tokenized(tmp_path / "b", MARKED, WEATHER, score_roles=roles)
     assert several.chat.turn_method == "rendered prefixes"
@@ -242,7 +247,8 @@ def test_a_token_of_two_turns_belongs_to_the_first() -> None:
     offsets = [(0, 2), (1, 3), (3, 4), (4, 6), (6, 6), (6, 9), (9, 12)]
     roles, n_beyond = conversations.roles_in(turns, offsets, ("assistant", "user"))
     assert roles.tolist() == [-1, 1, 1, 1, 0, 0, -1]
-    assert n_beyond == 3  # (1, 3) once, (4, 6) in both turns
+    # (1, 3) reaches beyond once, and (4, 6) in both turns.
+    assert n_beyond == 3
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
@@ -285,6 +291,7 @@ def test_refusals_name_the_conversation(tmp_path: Path, template: str, row: Any,
 
 
 def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
+    # 10^15 rounds.
     endless = "{% for i in range(99999) %}" * 3 + "x" + "{% endfor %}" * 3
     folder = save_chat_tokenizer(tmp_path / "tokenizer", endless)
     tokenizer = vocabulary.load_tokenizer(folder, trust_remote_code=False)
@@ -292,6 +299,7 @@ def test_a_template_without_end_is_stopped(tmp_path: Path) -> None:
     reason = "did not end within 0.2 s"
     assert reason in refusal(text_tokens.chat_prefix, tokenizer, 0.2)
     assert reason in refusal(template.render, [], conversations.Conversation((), (), "row 1"))
+    # A timer that is left would interrupt the tests later.
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
@@ -349,14 +357,18 @@ def test_the_key_of_the_tokens_holds_template_and_roles(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(UNMARKED.replace("im_start", "im_end"))
     digests.add(built(tmp_path).digest)
     assert len(digests) == 4
+    # Four keys of the spec, and the other template.
     assert len(list((tmp_path / "cache" / "tokens").glob("*.npz"))) == 5
 
 
 @pytest.mark.parametrize(
     ("keys", "count", "scored", "lengths", "begins"),
     [
+        # The first conversation has 220 tokens and 82 scored ones, of which 46 are in its first
+        # 160.
         ({"long": "truncate"}, 2, 46 + 11, [160, 82], [0, 220]),
         ({"long": "skip"}, 1, 11, [82], [220]),
+        # 160 + 61 = 220 + 1: the second window repeats a token, from which its first one is scored.
         ({"long": "split"}, 3, 93, [160, 61, 82], [0, 0, 220]),
         ({"long": "split", "eval_len": 2}, 93, 93, [2] * 93, [0] * 82 + [220] * 11),
     ],
@@ -379,4 +391,5 @@ def test_long_conversations(
     for window in data.windows:
         numbers = np.full(window.n_scored, window.index)
         indices += data.text_index(numbers, window.positions).tolist()
-    assert len(set(indices)) == scored  # no token twice
+    # No token twice.
+    assert len(set(indices)) == scored

@@ -76,6 +76,7 @@ ROWS = ["", "a", " \n", "b\n", None, " c"]
     ("method", "limit", "gold"),
     [
         ("exllamav3", None, ["a\n\nb\n\n\n c"]),
+        # The limit counts rows as they are in the file, blank ones too.
         ("exllamav3", 3, ["a"]),
         ("gptq", None, ["\n\na\n\n \n\n\nb\n\n\n c"]),
         ("gptq", 2, ["\n\na"]),
@@ -85,6 +86,7 @@ ROWS = ["", "a", " \n", "b\n", None, " c"]
 )
 def test_blank_rows(method: str, limit: int | None, gold: list[str], tmp_path: Path) -> None:
     lines = tmp_path / "a.jsonl"
+    # Empty lines of a .jsonl are no rows.
     lines.write_text("\n\n".join(json.dumps({"text": row}) for row in ROWS))
     table = parquet(tmp_path / "a.parquet", text=ROWS)
     sources = (
@@ -121,7 +123,8 @@ def test_local_data_set_through_the_real_library(
     ("content", "gold", "llamacpp"),
     [
         ("a\n\nb ", "a\n\nb ", "a\n\nb "),
-        ("\ufeffé\u2028ß", "\ufeffé\u2028ß", "\ufeffé\u2028ß"),  # a byte order mark is text
+        # A byte order mark is text, and so is \u2028, at which str.splitlines() would end a line.
+        ("\ufeffé\u2028ß", "\ufeffé\u2028ß", "\ufeffé\u2028ß"),
         # llama-perplexity reads bytes, and drops a last newline.
         ("a\r\nb\rc\n\n", "a\nb\nc\n\n", "a\r\nb\rc\n"),
     ],
@@ -131,7 +134,8 @@ def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> N
     (tmp_path / "a.txt").write_bytes(content.encode())
     expected = {"exllamav3": gold, "gptq": gold, "lm_eval": gold, "llamacpp": llamacpp}
     for method, expected_text in expected.items():
-        data = spec(tmp_path, path="a.txt", method=method)  # relative to the spec's folder
+        # Relative to the spec's folder.
+        data = spec(tmp_path, path="a.txt", method=method)
         assert corpus.load_texts(data, PROGRESS) == [expected_text]
 
 
@@ -140,22 +144,26 @@ def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "a"}}\n\n{line}\n')
     assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
+    # A line that is not read may be wrong.
     assert text(path=str(file), max_text_rows=1) == "a"
 
 
 @pytest.mark.parametrize(
     "keys",
     [
+        # This builder of ``datasets`` reads pickles.
         {"dataset": "pandas", "dataset_data_files": "x.json"},
         {"dataset": "wiki2", "dataset_path": "pandas"},
         *(
             {"dataset": "json", "dataset_data_files": {"train": ["x.json", f"https://h/x.{end}"]}}
+            # Endings in capitals, of compressed files and before a query.
             for end in ("pkl", "pickle.gz", "PT", "npy?x=1")
         ),
     ],
 )
 def test_pickles_are_refused_before_they_are_read(keys: dict[str, Any]) -> None:
     assert "pickle" in refusal_of(corpus.text_identity, spec(**keys))
+    # With the builder ``text`` nothing is unpickled: .pt may mean Portuguese.
     portuguese = {**keys, "dataset_path": "text", "dataset_data_files": "x.pt"}
     assert corpus.text_identity(spec(**portuguese))
 

@@ -82,6 +82,7 @@ def client(hub: Hub, home: Path) -> Iterator[Client]:
 def away(hub: Hub, home: Path, client: Client) -> Iterator[Client]:
     """A client with the cache that other tests have filled, without a hub."""
     client.run(READ.format(keys={"dataset": "wiki2"}))
+    # Nothing listens on port 1.
     with Client(hub, home, HF_ENDPOINT="http://127.0.0.1:1") as process:
         yield process
 
@@ -114,6 +115,7 @@ def data_files(client: Client, path: str) -> list[str]:
 def test_known_name(name: str, client: Client) -> None:
     """The rows are right, and no file of another split, language or dump is requested."""
     path, first, count, files = KNOWN[name]
+    # Names of data sets are known in any case.
     rows = read(client, dataset=name.upper())
     assert (rows[0], len(rows)) == (first, count)
     assert data_files(client, path) == files

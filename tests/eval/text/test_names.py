@@ -41,6 +41,7 @@ def test_a_text_with_a_role_that_is_in_use_is_refused() -> None:
 
 
 def test_other_names_are_accepted() -> None:
+    # Almost names of slices or numbers of tokens.
     names = ["Sure", "special (2)", "32 k", "k", "wiki2", "32kb"]
     assert names_of([text(label=name) for name in names]) == names
 

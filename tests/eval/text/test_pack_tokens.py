@@ -30,6 +30,7 @@ TOKENS = Tokens(
     chat=CHAT,
     source="s",
 )
+# Python's JSON parser raises RecursionError for it.
 DEEP = "[" * 20_000 + "]" * 20_000
 
 
@@ -79,6 +80,7 @@ def text(name: str, content: Any) -> Callable[[dict[str, Any], dict[str, str]], 
         array("roles", lambda roles: roles + 1),
         array("roles", lambda roles: roles.reshape(1, -1)),
         text("facts", DEEP),
+        # Python refuses to read an integer of more than 4,300 digits.
         text("facts", "9" * 5_000),
         text("facts", [pack_files.TOKENS_FILE, 5, "", ""]),
         text("facts", [pack_files.TOKENS_FILE, [5], "", ""]),
@@ -98,6 +100,7 @@ def test_hostile_tokens_are_refused_in_one_line(
     arrays, texts = pack_files.arrays_of(tmp_path / pack_files.TOKENS_FILE)
     change(arrays, texts)
     file = tmp_path / pack_files.TOKENS_FILE
+    # safetensors writes the memory of an array as it is, whatever its strides.
     contiguous = {name: np.array(value, order="C") for name, value in arrays.items()}
     save_file(contiguous, file, texts)
     assert refusal(stored_tokens.tokens_of_pack, tmp_path).startswith(f"{file}: ")

@@ -52,6 +52,7 @@ def scored(cuts: list[Cut]) -> list[int]:
     [
         (10, 4, 2, [0, 2, 4]),
         (11, 4, 2, [0, 2, 4, 6]),
+        # A window needs a token after it, which the one at 4 does not have.
         (8, 4, 4, [0]),
         (9, 4, 4, [0, 4]),
         (4, 4, 1, []),
@@ -93,7 +94,8 @@ def test_windows_that_follow_one_another(
     for start, _, _ in gold:
         windows_of_gptq.append((start, ids[start : start + eval_len].tolist(), 1))
     assert plain(cutting.gptq(ids, eval_len)) == windows_of_gptq
-    assert ids.tolist() == text(n_tokens).tolist()  # BOS goes into copies
+    # BOS goes into copies.
+    assert ids.tolist() == text(n_tokens).tolist()
 
 
 # lm_eval.utils of lm-eval 0.4.13: make_disjoint_window of each of get_rolling_token_windows(tokens,
@@ -127,11 +129,13 @@ def test_lm_eval(n_tokens: int, eval_len: int) -> None:
     ("n_tokens", "eval_len", "stride", "gold"),
     [
         (8, 4, 2, [(0, [10, 11, 12, 13], 1), (2, [12, 13, 14, 15], 2), (4, [14, 15, 16, 17], 2)]),
+        # The last window is moved back to the end of the text; what it repeats is context.
         (7, 4, 2, [(0, [10, 11, 12, 13], 1), (2, [12, 13, 14, 15], 2), (3, [13, 14, 15, 16], 3)]),
         (8, 4, 3, [(0, [10, 11, 12, 13], 1), (3, [13, 14, 15, 16], 1), (4, [14, 15, 16, 17], 3)]),
         (5, 4, 1, [(0, [10, 11, 12, 13], 1), (1, [11, 12, 13, 14], 3)]),
         (4, 4, 2, [(0, [10, 11, 12, 13], 1)]),
-        (3, 4, 2, [(0, [10, 11, 12], 1)]),  # shorter than a window: all available context
+        # Shorter than a window: all available context.
+        (3, 4, 2, [(0, [10, 11, 12], 1)]),
         (1, 4, 2, []),
         (0, 4, 2, []),
     ],
@@ -235,9 +239,11 @@ def test_chat_prefix_comes_before_each_window_and_is_not_scored() -> None:
     data = cut(chat, spec(warmup_tokens=1), 1)
     (window,) = data.windows
     assert window.token_ids.tolist() == [70, 71, 72, 0, 1, 2, 3]
-    assert (window.spans, window.n_scored) == (((5, 7),), 2)  # tokens 2 and 3
+    # Tokens 2 and 3.
+    assert (window.spans, window.n_scored) == (((5, 7),), 2)
     assert (data.length, data.top_id) == (7, 72)
-    assert data.starts == (-3,)  # tokens 2 and 3 at positions 5 and 6
+    # Tokens 2 and 3 are at positions 5 and 6.
+    assert data.starts == (-3,)
 
 
 METHODS = get_args(Method)
@@ -258,6 +264,7 @@ def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: obj
             [(0, [0, 1, 2, 3], 1), (2, [2, 3, 4, 5], 1), (4, [4, 5, 6, 7], 1)],
             (1 + 2 + 3) + (3 + 0 + 1) + (1 + 1 + 1),
         ),
+        # Only the last position of the second half: 3 and 7.
         ("llamacpp", [(0, [90, 1, 2, 3], 3), (4, [90, 5, 6, 7], 3)], 3 + 1),
         (
             "lm_eval",
@@ -273,6 +280,7 @@ def of(method: str, text: Tokens = LED, max_rows: int | None = None, **keys: obj
                 (4, [4, 5, 6, 7], 2),
                 (6, [6, 7, 8, 9], 2),
             ],
+            # All but the first token, before which there is nothing.
             12 - 1,
         ),
     ],
@@ -399,6 +407,7 @@ def test_a_text_at_a_url_that_changes_is_read_again(tmp_path: Path) -> None:
         texts = []
         for number, text in enumerate(("abcdefgh " * 9, "hgfedcba " * 9)):
             (folder / "t.jsonl").write_text(json.dumps({"text": text}) + "\n")
+            # HTTP gives times in whole seconds, in which both files may be written.
             os.utime(folder / "t.jsonl", (number, number))
             texts.append(text_windows.build(spec, None, Cache(tmp_path / "cache"), progress))
         server.shutdown()
