@@ -67,6 +67,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         == f"{tmp_path / 'none.json'}: no such file"
     )
     assert refusal(load_data_specs, [tmp_path]).startswith(f"{tmp_path}: cannot be read")
+    # In Latin-1 é is one byte, which is not UTF-8.
     (tmp_path / "latin.json").write_bytes(b'{"dataset": "\xe9"}')
     assert refusal(load_data_specs, [tmp_path / "latin.json"]).startswith(
         f"{tmp_path / 'latin.json'}: cannot be read"
@@ -193,6 +194,7 @@ def test_a_row_is_the_spec_that_would_have_been_written_without_a_sweep() -> Non
 def test_other_keys_are_axes_too_and_lists_of_models_keep_their_order(tmp_path: Path) -> None:
     bare = {"load_fn": "fake", "model_dir": "m"}
     swept = {**bare, "sweep": {"revision": ["a", "b"]}}
+    # A label that the sweep makes, too.
     file = write(tmp_path / "m.json", [swept, {**bare, "label": "m revision=a"}])
     specs = load_model_specs([file])
     assert [(spec.name, spec.revision) for spec in specs] == [
@@ -209,6 +211,7 @@ def test_other_keys_are_axes_too_and_lists_of_models_keep_their_order(tmp_path: 
         ({"engine.x": 1}, "sweep.engine.x: input should be a valid list"),
         ({"engine.x": []}, "sweep.engine.x: list should have at least 1 item"),
         ({"engine.x": [1, 2, 1]}, "sweep.engine.x[2]: 1 "),
+        # Python takes True for 1, but in JSON they are two values.
         ({"engine.x": [True, 1]}, ""),
         ({"engine.dtype": ["float16"]}, "sweep.engine.dtype: "),
         (
@@ -229,6 +232,7 @@ def test_other_keys_are_axes_too_and_lists_of_models_keep_their_order(tmp_path: 
             'sweep.engine: this key cannot have several values; name an option ("engine.NAME"), or',
         ),
         (
+            # 17 * 17 models: 16 * 16 are allowed.
             {"engine.x": list(range(17)), "engine.y": list(range(17))},
             "sweep: gives 289 models; at most 256",
         ),

@@ -54,7 +54,8 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
             "display_eval_len": [2048, "2k"],
             "score_last": [None],
             "score_every": [None],
-            "warmup_tokens": [0, 2046],  # 2,048 tokens - 2,046 - 1 after the warm-up: one is scored
+            # 2,048 tokens - 2,046 - 1 after the warm-up: one is scored.
+            "warmup_tokens": [0, 2046],
         },
     ),
     (
@@ -175,6 +176,7 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ),
     (DATA, {"eval\nlen": 5}, ""),
     (DATA, {"eval_len": "2048"}, "eval_len: "),
+    # For Python, True is an integer.
     (DATA, {"eval_len": True}, "eval_len: "),
     (DATA, {"chat_template": 1}, "chat_template: "),
     (DATA, {"display_rows": True}, "display_rows"),
@@ -212,11 +214,13 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
         )
         for name in ("llamacpp", "lm_eval", "gptq", "once")
     ),
+    # Without an overlap, the first token of each window would never be scored.
     (
         DATA,
         {"method": "once", "eval_stride": 2048},
         'eval_stride: must be below eval_len with method "once"',
     ),
+    # The second half of two tokens has no position that is scored.
     (
         DATA,
         {"method": "llamacpp", "eval_len": 2, "eval_stride": None},
@@ -255,6 +259,7 @@ REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (MODEL, {"override_bpw_layer": "4.0"}, "override_bpw_layer: "),
     (MODEL, {"override_bpw_layer": True}, "override_bpw_layer: "),
     (MODEL, {"override_bpw_layer": -4.0}, "override_bpw_layer: "),
+    # Control characters would change what a terminal shows.
     (MODEL, {"model_dir": "a\nb"}, "model_dir: must be one line of printable text"),
     (MODEL, {"model_dir": "a\x1b[2J"}, "model_dir: must be one line of printable text"),
     (MODEL, {"model_dir": "a\u202eb"}, "model_dir: must be one line of printable text"),
