@@ -80,6 +80,7 @@ def test_what_is_not_above_zero_comes_out_of_the_edge() -> None:
     )
     figure = percentile_plot(run_of(zeros, SMALL))
     edge = figure.axes[0].get_xlim()[0]
+    # The smallest percentile above 0 is 0.001 / 10; the axis begins 1.5 times below it.
     assert edge == pytest.approx(1e-4 / 1.5)
     assert tuple(artists_of_kind(figure, "whisker")[1].get_xdata()) == (edge, 0.8)
     assert artists_of_kind(figure, "box")[1].get_x() == edge

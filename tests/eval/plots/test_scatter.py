@@ -59,6 +59,7 @@ def test_an_axis_begins_at_zero_where_all_is_within_a_decade_and_a_half(kind: Me
     figure = scatter.scatter_figure(of_rows(*TWO), measure=kind)
     assert figure.axes[0].get_yscale() == "linear"
     assert figure.axes[0].get_ylim()[0] <= 0
+    # This row loses so little that the values span more than a decade and a half.
     more = scatter.scatter_figure(of_rows(*TWO, "W8A16 g128"), measure=kind)
     assert more.axes[0].get_yscale() == "symlog"
 
@@ -68,15 +69,18 @@ def test_several_texts_are_one_plot_of_all_tokens() -> None:
     figure = scatter.scatter_figure(three(), measure=KLD)
     klds = [mark.get_ydata()[0] for mark in artists_of_kind(figure, "point")]
     assert klds[:2] == pytest.approx([0.05, 0.03])
+    # The noise floor is the mean of 0.001, 0.002 and 0.003.
     assert artists_of_kind(figure, "level")[0].get_ydata()[0] == pytest.approx(0.002)
     figure = scatter.scatter_figure(three(), measure=PPL)
     assert figure.axes[0].get_ylabel().startswith(scatter.EXCESS_AXIS)
+    # 20 * (1 + 0.05) is 5 % above the reference's 20.
     assert artists_of_kind(figure, "point")[0].get_ydata()[0] == pytest.approx(5)
 
 
 @pytest.mark.parametrize(
     ("rows", "linear_below"),
     [
+        # 50 is 1.7 decades above 1.0; the row that is not quantized does not count.
         ([("a", 1.0, None, False), ("b", 50.0, None, False), ("bf16", 0.005, None, True)], 1.0),
         # Not below its error.
         ([("a", 0.05, 0.5, False), ("b", 50.0, 5.0, False)], 0.5),

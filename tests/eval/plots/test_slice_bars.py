@@ -89,8 +89,10 @@ def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> No
 
     A slice that a row does not have is n/a.
     """
+    # 0.4 / 0.01 = 40 is more than a decade and a half, 31.6.
     run = run_of(REF, model_of("a", x=0.01, y=0.4, z=-1e-7), model_of("b", x=0.02, y=None))
     assert bars_of(run) == {
+        # The axis begins 1.6 times below the smallest value above 0.
         "1.0": (pytest.approx(0.01 / 1.6), pytest.approx(0.01)),
         "1.1": (pytest.approx(0.01 / 1.6), pytest.approx(0.4)),
         "2.0": (pytest.approx(0.01 / 1.6), pytest.approx(0.02)),
@@ -104,6 +106,7 @@ def test_values_of_more_than_a_decade_and_a_half_have_a_logarithmic_axis() -> No
 
 
 def test_other_values_have_a_linear_axis_from_zero() -> None:
+    # 0.3 / 0.01 = 30 is less than 31.6.
     figure = slice_bars.slice_bars(run_of(REF, model_of("a", x=0.01, y=0.3)))
     assert figure.axes[0].get_xscale() == "linear"
     assert figure.axes[0].get_xlim()[0] == 0.0
@@ -131,6 +134,7 @@ def test_models_of_a_family_share_a_colour_and_differ_by_their_hatches() -> None
 
 @pytest.mark.parametrize("count", [2, 5, 12])
 def test_names_of_strangers_overlap_nothing(count: int) -> None:
+    # Matplotlib leaves out names with _ at the beginning, and reads $...$ as mathematics.
     labels = ["_x $a$ b$", "</text><script>", "L" * 90, "m " * 60, "\u202eright", "[a]"]
     labels += [f"GGUF Q4_K_M number {number}" for number in range(6)]
     names = [

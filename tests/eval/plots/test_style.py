@@ -34,6 +34,7 @@ TRITANOPIA = [
     [-0.078411, 0.930809, 0.147602],
     [0.004733, 0.691367, 0.303900],
 ]
+# Oklab (Björn Ottosson, 2020), from linear sRGB.
 OKLAB_CONES = [
     [0.41222, 0.53633, 0.05145],
     [0.21190, 0.68070, 0.10740],
@@ -108,6 +109,7 @@ def test_each_engine_has_a_marker() -> None:
 def linear(theme: Theme) -> Any:
     """Return the families' colours in linear sRGB, [families, 3]."""
     rgb = np.array([to_rgb(colour) for colour in theme.families])
+    # The transfer function of sRGB (IEC 61966-2-1).
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
@@ -115,6 +117,7 @@ def linear(theme: Theme) -> Any:
 def test_colours_differ_in_grey(theme: Theme) -> None:
     """Lightness (CIE L*) differs by at least 6; a difference of 2 is visible."""
     luminance = linear(theme) @ [0.2126, 0.7152, 0.0722]
+    # Without the constant 16 of L*, which no difference has.
     lightness = np.sort(116 * np.cbrt(luminance))
     assert np.diff(lightness).min() > 5.9
 
