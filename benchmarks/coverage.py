@@ -345,7 +345,7 @@ def results_page(results: dict[str, Any]) -> str:
     differences = []
     for tokens, shares in results["told_apart"].items():
         line = {"tokens": f"{int(tokens):,}"}
-        for times, share in zip(told_apart.TIMES, shares, strict=True):
+        for times, share in zip(told_apart.KLD_RATIOS, shares, strict=True):
             line[str(times)] = share
         differences.append(line)
     stars = []

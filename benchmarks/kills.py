@@ -52,7 +52,7 @@ from safetensors.torch import load_file
 from benchmarks import shapes
 from compare_q.backends.worker.temporary import PREFIX
 from compare_q.eval.gate.gate_report import GateResult
-from tests.support.paths import TIMES, without_times
+from tests.support.paths import TIME_KEYS, without_times
 from tests.support.real_server import running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -147,7 +147,7 @@ RUNS = {
     ],
 }
 """The command lines of a campaign, which use one cache at the same time."""
-NOT_COMPARED = TIMES | {"sha256", "run", "repeat", "spec_sha256", "scores_key"}
+NOT_COMPARED = TIME_KEYS | {"sha256", "run", "repeat", "spec_sha256", "scores_key"}
 """Keys whose values depend on the time: also names of a gate's run, and checksums of files that
 state a date."""
 WORKER_MODULE = "compare_q.backends.worker.engine_process"

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.paths import TIMES
+from tests.support.paths import TIME_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_COMPARED = TIMES | {
+NOT_COMPARED = TIME_KEYS | {
     "commit",
     "format",
     "title",

@@ -3,9 +3,9 @@
 Rules: ``eval/ranking.py``.  Two quantized models are scored on one simulated text.  A token's KLD
 is lognormal (sigma 1) around a level that drifts over the text (``DRIFTS``: autocorrelation time in
 tokens -> standard deviation of the shared part; each model's own part has half of it), with a
-correlation of 0.6 between the models.  The second KLD is ``TIMES`` the first.  For the stars, all
-``MODELS`` models have the same mean, and the share of texts is counted in which the first one has
-the star.
+correlation of 0.6 between the models.  The second KLD is ``KLD_RATIOS`` times the first.  For the
+stars, all ``MODELS`` models have the same mean, and the share of texts is counted in which the
+first one has the star.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from compare_q.eval.stats import uncertainty
 from compare_q.eval.stats.block_sums import BlockSums
 
 LENGTHS = (255, 510, 1000, 2000, 4000, 8000, 16_000, 30_000)
-TIMES = (1, 1.25, 1.5, 2, 4, 13)
+KLD_RATIOS = (1, 1.25, 1.5, 2, 4, 13)
 MODELS = (2, 5, 12, 40)
 STARRED_OF = 4000
 """Numbers of models, and the tokens of the text, for the stars."""
 SHARED = 0.6
 DRIFTS = {20: 0.25, 200: 0.12, 1000: 0.06, 5000: 0.12}
-CELL = 20
+TOKENS_PER_LEVEL = 20
 """Tokens that share a level."""
-TEXTS_AT_ONCE = 100
+TEXTS_PER_DRAW = 100
 
 
 def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float64]:
     """Return levels [texts, tokens] around 0, the sum of first-order processes."""
-    cells = -(-tokens // CELL)
+    cells = -(-tokens // TOKENS_PER_LEVEL)
     levels = np.zeros((texts, cells))
     for memory, deviation in DRIFTS.items():
-        keep = math.exp(-CELL / memory)
+        keep = math.exp(-TOKENS_PER_LEVEL / memory)
         level = deviation * rng.standard_normal(texts)
         for cell in range(cells):
             levels[:, cell] += level
             level = keep * level + math.sqrt(1 - keep**2) * deviation * rng.standard_normal(texts)
-    return np.repeat(levels, CELL, axis=1)[:, :tokens]
+    return np.repeat(levels, TOKENS_PER_LEVEL, axis=1)[:, :tokens]
 
 
 def kld_sums(
@@ -67,7 +67,7 @@ def kld_sums(
 
 
 def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
-    """Return for each of ``TIMES`` the share (%) of texts in which the larger KLD is significant.
+    """Return, for each of ``KLD_RATIOS``, the share (%) of texts with a significantly larger KLD.
 
     For 1, the share in which no difference is significant.
     """
@@ -75,11 +75,11 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
     assignment = uncertainty.assign_blocks(np.arange(tokens))
     entries = np.bincount(assignment.block)
     freedom = uncertainty.n_waves(len(entries), tokens)
-    counts = np.zeros(len(TIMES))
-    for done in range(0, texts, TEXTS_AT_ONCE):
-        sums = kld_sums(rng, min(TEXTS_AT_ONCE, texts - done), assignment)
+    counts = np.zeros(len(KLD_RATIOS))
+    for done in range(0, texts, TEXTS_PER_DRAW):
+        sums = kld_sums(rng, min(TEXTS_PER_DRAW, texts - done), assignment)
         for first, second in np.moveaxis(sums, 0, 1):
-            for number, times in enumerate(TIMES):
+            for number, times in enumerate(KLD_RATIOS):
                 difference = times * second - first
                 error = uncertainty.clustered_error(difference, entries, tokens) or 0
                 mean = float(difference.sum()) / tokens
@@ -108,8 +108,8 @@ def share_starred(models: int, tokens: int, texts: int, seed: int = 0) -> float:
     assignment = uncertainty.assign_blocks(np.arange(tokens))
     entries = tuple(np.bincount(assignment.block).tolist())
     starred = 0
-    for done in range(0, texts, TEXTS_AT_ONCE):
-        sums_of_texts = kld_sums(rng, min(TEXTS_AT_ONCE, texts - done), assignment, models)
+    for done in range(0, texts, TEXTS_PER_DRAW):
+        sums_of_texts = kld_sums(rng, min(TEXTS_PER_DRAW, texts - done), assignment, models)
         for sums in np.moveaxis(sums_of_texts, 0, 1):
             rows = [row_of(str(model), entries, kld, tokens) for model, kld in enumerate(sums)]
             starred += "0" in best_labels(rows, "kld")

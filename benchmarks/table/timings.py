@@ -9,14 +9,14 @@ from typing import Any
 Timing = dict[str, float | None]
 """Seconds of one row's parts, and the unix times of its first and last scored window; None: not in
 the results."""
-PARTS = ("load", "first_step", "scoring", "close")
+TIMED_PARTS = ("load", "first_step", "scoring", "close")
 
 
 def timing_of(model: Mapping[str, Any]) -> Timing:
     """Return the parts of one row of results.json."""
     seconds = model.get("seconds") or {}
     moments = model.get("timing") or {}
-    timing = {part: seconds.get(part) for part in PARTS}
+    timing = {part: seconds.get(part) for part in TIMED_PARTS}
     timing["first_window"] = moments.get("first_window")
     timing["last_window"] = moments.get("last_window")
     return timing
@@ -65,7 +65,7 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "tokens": model.get("tokens"),
                 "error": model["error"],
                 "from_cache": model["from_cache"],
-                "seconds": {name: parts[name] for name in PARTS},
+                "seconds": {name: parts[name] for name in TIMED_PARTS},
                 "windows_at": [parts["first_window"], parts["last_window"]],
                 "scorer": (model.get("provenance") or {}).get("scorer"),
             }
@@ -77,7 +77,7 @@ def text_of(table: Mapping[str, Any]) -> str:
     """Return a few lines for the terminal."""
     if "rows" not in table:
         return str(table["error"])
-    titles = [f"{part:>12}" for part in (*PARTS, "prefill")]
+    titles = [f"{part:>12}" for part in (*TIMED_PARTS, "prefill")]
     lines = [f"{'seconds':16}{''.join(titles)}"]
     for row in table["rows"]:
         line = f"{row['label'][:16]:16}"

@@ -34,7 +34,7 @@ from tests.support.made import (
     storage_of,
     with_against,
 )
-from tests.support.several_texts import NAMES, three
+from tests.support.several_texts import TEXT_NAMES, three
 from tests.support.toy import refusal
 
 
@@ -140,9 +140,9 @@ def test_a_page_of_opening_tags_is_read_once(tmp_path: Path) -> None:
 def test_texts_and_slices_of_a_run() -> None:
     """A run has the slices of all its rows, and the tokens and windows of all texts, if known."""
     run = three()
-    assert run.slices == NAMES
+    assert run.slices == TEXT_NAMES
     only = replace(QUANT, slices={"special": Slice(3)})
-    assert run.updated(models=(only, *run.models)).slices == ("special", *NAMES)
+    assert run.updated(models=(only, *run.models)).slices == ("special", *TEXT_NAMES)
     first = {"name": "a", "windows": 3, "text_tokens": 5}
     second = {"name": "b", "windows": 4, "windows_of_the_text": 9}
     run = run_of(REF, QUANT, texts=[first, {**second, "text_tokens": 7}])

@@ -32,7 +32,7 @@ from compare_q.eval.table.csv_text import csv_of_run
 from compare_q.eval.table.tables import table_of
 from tests.support.hostile import answer_of, damaged, damaged_bytes, fuzzed, randoms
 from tests.support.made import FAILED, LAYERS, QUANT, REF, WORST, raw_of, run_of
-from tests.support.several_texts import NAMES, three
+from tests.support.several_texts import TEXT_NAMES, three
 
 DATA = {"windows_sha256": "w", "vocabulary_sha256": "v"}
 TEXT = {"name": "text", "windows": 2, "text_tokens": 100_000, "method": "exllamav3"}
@@ -56,7 +56,7 @@ def show(run: RunResult, folder: Path) -> None:
     """Write all outputs of a run except pictures: table, pairs, Markdown, CSV, JSON, report."""
     sliced = []
     for column in columns.OF_SLICES:
-        sliced += [f"{column}:{name}" for name in NAMES]
+        sliced += [f"{column}:{name}" for name in TEXT_NAMES]
     for key in (None, *BY_NAME, *sliced):
         ordered = columns.sorted_rows(run, key)
     table = table_of(ordered)

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.stale_inputs import write_gguf
 from tests.support import ROOT
-from tests.support.paths import EACH_WINDOW, MANY, Models, Runs
+from tests.support.paths import EACH_WINDOW, MANY_WINDOWS, Models, Runs
 from tests.support.ray_cluster import SMALL_NODE, ray_cluster
 from tests.support.real_server import running
 from tests.support.toy import GPU, TOY_VOCAB, save_llama
@@ -42,7 +42,7 @@ def folders(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def data(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data spec of a text of 40 windows, and one token: ExLlamaV3's method needs it."""
     folder = tmp_path_factory.mktemp("text")
-    letters = np.random.default_rng(0).choice(list("abcdefgh \n"), MANY * LENGTH + 1)
+    letters = np.random.default_rng(0).choice(list("abcdefgh \n"), MANY_WINDOWS * LENGTH + 1)
     text = folder / "text.txt"
     text.write_text("".join(letters))
     spec = {"tokenizer_dir": str(toy_model), "dataset": "text", "path": str(text)}
@@ -126,7 +126,9 @@ def with_a_pack(
     pack = folder / "pack"
     reference, row, second = in_transformers.specs
     recorded = Runs(Models({}, [reference]), data, folder)
-    run = recorded.start_command(["pack", "--no-floor", "-r", str(MANY)], pack, each_window=False)
+    run = recorded.start_command(
+        ["pack", "--no-floor", "-r", str(MANY_WINDOWS)], pack, each_window=False
+    )
     assert run.wait() == 0, run.output
     from_pack = {"load_fn": "pack", "label": "ref", "model_dir": str(pack), "reference": True}
     return Models({"row": "row", "second": "second"}, [from_pack, row, second])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import FEW, MANY, Runs, assert_equal
+from tests.support.paths import FEW_WINDOWS, MANY_WINDOWS, Runs, assert_equal
 
 pytestmark = pytest.mark.engine
 
@@ -87,11 +87,11 @@ def test_killed_after_a_commit_and_resumed(start: Start, gold: Any, engine: str,
     runs = start(engine)
     label = runs.models.roles[role]
     runs.end_after_one_commit(label, "driver", signal.SIGKILL)
-    assert 0 < runs.committed()[label] < FEW
-    rows = runs.finish(FEW).rows()
+    assert 0 < runs.committed()[label] < FEW_WINDOWS
+    rows = runs.finish(FEW_WINDOWS).rows()
     assert runs.committed_twice(label) == []
-    assert runs.committed()[label] == FEW
-    assert_equal(rows, gold(engine, FEW), runs.models.tolerance)
+    assert runs.committed()[label] == FEW_WINDOWS
+    assert_equal(rows, gold(engine, FEW_WINDOWS), runs.models.tolerance)
 
 
 @pytest.mark.paths
@@ -107,9 +107,9 @@ def test_its_worker_is_killed_and_the_run_goes_on(
     assert lost.process.returncode == 1, lost.output
     failed = [name for name, row in lost.rows().items() if row["error"]]
     assert failed == [label]
-    rows = runs.finish(FEW).rows()
+    rows = runs.finish(FEW_WINDOWS).rows()
     assert runs.committed_twice(label) == []
-    assert_equal(rows, gold(engine, FEW), runs.models.tolerance)
+    assert_equal(rows, gold(engine, FEW_WINDOWS), runs.models.tolerance)
 
 
 @pytest.mark.paths
@@ -128,25 +128,25 @@ def test_interrupted_and_resumed(
     ended = runs.end_after_one_commit(label, "driver", number)
     assert ended.process.returncode == 128 + number, ended.output
     assert "Traceback" not in ended.output
-    labels = list(gold(engine, FEW))
+    labels = list(gold(engine, FEW_WINDOWS))
     before = labels[: labels.index(label)]
     if before:
         assert [name for name, row in ended.rows().items() if row["error"] is None] == before
     else:
         assert not ended.results.exists()  # there was no row to show
-    rows = runs.finish(FEW).rows()
+    rows = runs.finish(FEW_WINDOWS).rows()
     assert runs.committed_twice(label) == []
-    assert_equal(rows, gold(engine, FEW), runs.models.tolerance)
+    assert_equal(rows, gold(engine, FEW_WINDOWS), runs.models.tolerance)
 
 
 @pytest.mark.paths
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_commit_between_any_two_windows(start: Start, gold: Any, engine: str) -> None:
     runs = start(engine)
-    rows = runs.finish(FEW).rows()
-    assert_equal(rows, gold(engine, FEW), runs.models.tolerance)
+    rows = runs.finish(FEW_WINDOWS).rows()
+    assert_equal(rows, gold(engine, FEW_WINDOWS), runs.models.tolerance)
     for role in ROLES[engine]:
-        assert runs.committed()[runs.models.roles[role]] == FEW
+        assert runs.committed()[runs.models.roles[role]] == FEW_WINDOWS
 
 
 @pytest.mark.paths
@@ -154,13 +154,13 @@ def test_a_commit_between_any_two_windows(start: Start, gold: Any, engine: str) 
 def test_more_windows_of_a_text(start: Start, gold: Any, engine: str) -> None:
     """A run of 40 windows, after a run of 6 of them."""
     runs = start(engine)
-    runs.finish(FEW)
-    rows = runs.finish(MANY).rows()
-    assert_equal(rows, gold(engine, MANY), runs.models.tolerance)
+    runs.finish(FEW_WINDOWS)
+    rows = runs.finish(MANY_WINDOWS).rows()
+    assert_equal(rows, gold(engine, MANY_WINDOWS), runs.models.tolerance)
     for role in ROLES[engine]:
         label = runs.models.roles[role]
         assert runs.committed_twice(label) == []
-        assert runs.committed()[label] == MANY
+        assert runs.committed()[label] == MANY_WINDOWS
 
 
 @pytest.mark.paths
@@ -168,9 +168,9 @@ def test_more_windows_of_a_text(start: Start, gold: Any, engine: str) -> None:
 def test_two_runs_on_one_cache(start: Start, gold: Any, engine: str) -> None:
     """Both runs show the whole table; each window is scored by one of them."""
     runs = start(engine)
-    both = [runs.start(FEW), runs.start(FEW)]
+    both = [runs.start(FEW_WINDOWS), runs.start(FEW_WINDOWS)]
     for run in both:
         assert run.wait() == 0, run.output
-        assert_equal(run.rows(), gold(engine, FEW), runs.models.tolerance)
+        assert_equal(run.rows(), gold(engine, FEW_WINDOWS), runs.models.tolerance)
     for role in ROLES[engine]:
         assert runs.committed_twice(runs.models.roles[role]) == []

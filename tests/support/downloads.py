@@ -15,9 +15,9 @@ from tests.support.checkpoints import Entries
 from tests.support.stored_formats import AWQ, gptq
 
 VLLM = "vLLM 0.32"
-FP8_TENSOR = Scheme("fp8 tensor", "fp8 tensor")
-NVFP4 = Scheme("nvfp4 g16", "nvfp4 g16")
-MXFP8 = Scheme("mxfp8 g32", "mxfp8 g32")
+FP8_SCHEME = Scheme("fp8 tensor", "fp8 tensor")
+NVFP4_SCHEME = Scheme("nvfp4 g16", "nvfp4 g16")
+MXFP8_SCHEME = Scheme("mxfp8 g32", "mxfp8 g32")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ DOWNLOADS = {
         "2 × (512 × 4 + 32 × 8 + 32) / 512, (256 × 8 + 32) / 256",
         2 * 2336 + 2080,
         2 * 512 + 256,
-        (NVFP4, FP8_TENSOR, NVFP4),
+        (NVFP4_SCHEME, FP8_SCHEME, NVFP4_SCHEME),
         {
             "quant_method": "modelopt",
             "quant_algo": "MIXED_PRECISION",
@@ -107,7 +107,7 @@ DOWNLOADS = {
         "(512 × 4 + 32 × 8 + 32) / 512, (256 × 8 + 32) / 256",
         2336 + 2080,
         512 + 256,
-        (Scheme("nvfp4 g16"), FP8_TENSOR),
+        (Scheme("nvfp4 g16"), FP8_SCHEME),
         {
             "quantization": {
                 "quant_algo": "MIXED_PRECISION",
@@ -130,7 +130,7 @@ DOWNLOADS = {
         "(512 × 8 + 16 × 8) / 512",
         4224,
         512,
-        (MXFP8,),
+        (MXFP8_SCHEME,),
         {"quant_method": "modelopt", "quant_algo": "MXFP8"},
     ),
     "`quant_method: mxfp8` (MiniMax)": Download(
@@ -139,7 +139,7 @@ DOWNLOADS = {
         "(512 × 8 + 16 × 8) / 512",
         4224,
         512,
-        (MXFP8,),
+        (MXFP8_SCHEME,),
         {"quant_method": "mxfp8", "ignored_layers": ["lm_head"], "kv_cache_quant_algo": None},
     ),
     "ModelOpt FP8_PB_WO": Download(

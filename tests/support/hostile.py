@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from compare_q.backends.common.errors import CompareQError
 from compare_q.backends.common.message_text import CONTROL
 
-CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
-FEW = 50
+FUZZ_CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+FEW_CASES = 50
 PATIENCE = 60
 """Seconds after which a reader counts as hanging."""
 DIGITS = "5,000 digits"
@@ -88,10 +88,10 @@ NAMES = [value for value in VALUES if isinstance(value, str)]
 
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test of hypothesis with ``CASES`` cases, or with the same few every time."""
+    """Run a test of hypothesis with ``FUZZ_CASES`` cases, or with the same few every time."""
     profile = settings(
-        max_examples=CASES or FEW,
-        derandomize=not CASES,
+        max_examples=FUZZ_CASES or FEW_CASES,
+        derandomize=not FUZZ_CASES,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -14,7 +14,7 @@ from tests.support.toy import planned
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
 )
-EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
+EXACT_OPTIONS = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 
 
 def runs_llama_cpp(test: Any) -> Any:

@@ -19,11 +19,11 @@ from tests.support import ROOT
 from tests.support.processes import processes_of, wait_until, workers_of
 
 EACH_WINDOW = ROOT / "tests/support/each_window"
-FEW = 6
+FEW_WINDOWS = 6
 """Windows of most runs."""
-MANY = 40
+MANY_WINDOWS = 40
 """Windows of the text."""
-TIMES = {
+TIME_KEYS = {
     "created",
     "command",
     "load_seconds",
@@ -142,7 +142,7 @@ class Runs:
 
         Returns the run, ended.
         """
-        run = self.start(FEW, held=label)
+        run = self.start(FEW_WINDOWS, held=label)
         wait_until(lambda: self.committed()[label] or run.process.poll() is not None)
         assert run.process.poll() is None, run.output
         if who == "worker":
@@ -178,7 +178,7 @@ class Runs:
             run.process.wait()
 
 
-def without_times(value: Any, keys: Collection[str] = TIMES) -> Any:
+def without_times(value: Any, keys: Collection[str] = TIME_KEYS) -> Any:
     """Return results without some of their keys, at every depth."""
     if isinstance(value, dict):
         others = {}

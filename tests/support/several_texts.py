@@ -16,10 +16,10 @@ from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support import made
 from tests.support.made import replace, run_of
 
-NAMES = ("wiki2", "c4", "chat")
-TOKENS = 50
+TEXT_NAMES = ("wiki2", "c4", "chat")
+TOKENS_OF_TEXT = 50
 """Scored tokens of each text, in five blocks."""
-BLOCKS = BlockSums(
+BLOCKS_OF_TEXT = BlockSums(
     (10,) * 15, tuple(10.0 * number for number in range(1, 16)), whole=("nll",), length=100_000
 )
 KLDS: Mapping[str, Sequence[float] | None] = {
@@ -39,8 +39,8 @@ def slice_of(kld: float | None) -> Slice:
     Its perplexity is 20 * (1 + KLD), with an error of 2.
     """
     if kld is None:
-        return Slice(TOKENS, 20.0, 2.0)
-    return Slice(TOKENS, 20 * (1 + kld), 2.0, kld, kld / 10, 0.9, 0.02)
+        return Slice(TOKENS_OF_TEXT, 20.0, 2.0)
+    return Slice(TOKENS_OF_TEXT, 20 * (1 + kld), 2.0, kld, kld / 10, 0.9, 0.02)
 
 
 def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True) -> ModelResult:
@@ -52,10 +52,10 @@ def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True
     kld = 0.0
     if klds:
         kld = sum(klds) / len(klds)
-    ppl = Perplexity(20 * (1 + kld), -240.0, 3 * TOKENS, 0, 2.0)
-    alone = {**average_fields("ppl", ppl), "blocks": BLOCKS}
+    ppl = Perplexity(20 * (1 + kld), -240.0, 3 * TOKENS_OF_TEXT, 0, 2.0)
+    alone = {**average_fields("ppl", ppl), "blocks": BLOCKS_OF_TEXT}
     slices = {}
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(TEXT_NAMES):
         text = slice_of(None)
         if klds:
             text = slice_of(klds[number])
@@ -73,13 +73,13 @@ def model_of(label: str, klds: Sequence[float] | None, *, reference: bool = True
     }
     if not compared:
         return made.row(label, replace(made.ALONE, **alone), reference=reference, **fields)
-    mean = Mean(kld, 3 * TOKENS * kld, 3 * TOKENS, 0, kld / 10)
+    mean = Mean(kld, 3 * TOKENS_OF_TEXT * kld, 3 * TOKENS_OF_TEXT, 0, kld / 10)
     sums = {"kld": (10 * kld,) * 15, "same_top": (9.0,) * 15, "whole": ("nll", "kld", "same_top")}
     statistics = replace(
         made.COMPARED,
-        **{**alone, "blocks": replace(BLOCKS, **sums)},
+        **{**alone, "blocks": replace(BLOCKS_OF_TEXT, **sums)},
         **average_fields("kld", mean),
-        **average_fields("ln_ppl_ratio", Mean(0.1, 15.0, 3 * TOKENS, 0, 0.01)),
+        **average_fields("ln_ppl_ratio", Mean(0.1, 15.0, 3 * TOKENS_OF_TEXT, 0, 0.01)),
         curve=made.ALONE.curve,
     )
     return made.row(label, statistics, **fields)
@@ -94,7 +94,7 @@ def three(*, failed: Mapping[str, str] | None = None, reference: bool = True) ->
             models.append(ModelResult.of(label, "fake", error=errors[label]))
         else:
             models.append(model_of(label, klds, reference=reference))
-    texts = [{"name": name, "windows": 2, "scored_tokens": TOKENS} for name in NAMES]
+    texts = [{"name": name, "windows": 2, "scored_tokens": TOKENS_OF_TEXT} for name in TEXT_NAMES]
     facts = None
     if reference:
         facts = {"label": "bf16"}
@@ -102,5 +102,5 @@ def three(*, failed: Mapping[str, str] | None = None, reference: bool = True) ->
         *models,
         reference=facts,
         texts=texts,
-        subtitle=f"{len(NAMES)} texts: {', '.join(NAMES)}",
+        subtitle=f"{len(TEXT_NAMES)} texts: {', '.join(TEXT_NAMES)}",
     )

@@ -27,11 +27,11 @@ from tests.support.toy import (
 )
 
 EAGER: dict[str, Any] = {"enforce_eager": True, "dtype": "float32"}
-EXACT = 1e-5
+EXACT_TOLERANCE = 1e-5
 if GPU:
     EAGER["gpu_memory_utilization"] = 0.05
     # Products of other shapes differ by up to 3e-4 in TF32.
-    EXACT = 1e-3
+    EXACT_TOLERANCE = 1e-3
 FIELDS = ("logprob", "entropy", "top1_logprob", "ref_logprob", "ref_top1_logprob", "kld")
 WINDOWS = [
     *toy_windows(4, 100),

@@ -18,7 +18,7 @@ from compare_q.backends.base import ScoreRequest
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.llamacpp import LOWEST_LOGIT
 from compare_q.backends.reference import store as reference
-from tests.support.llama_cpp import EXACT, loaded, needs_llama_cpp
+from tests.support.llama_cpp import EXACT_OPTIONS, loaded, needs_llama_cpp
 from tests.support.long_window import LOGITS, LONG, VOCAB, growth
 from tests.support.stores import recorded
 from tests.support.toy import (
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.engine, needs_llama_cpp]
 
 def test_float32_model_gives_transformers_logits(toy_model: Path, toy_gguf: Path) -> None:
     """Same weights, no quantization: only the order of float32 operations differs."""
-    ours = loaded(toy_gguf, **EXACT)
+    ours = loaded(toy_gguf, **EXACT_OPTIONS)
     theirs = TransformersEngine(
         planned("t", "transformers", str(toy_model), 100, {"dtype": "float32"})
     )
@@ -66,7 +66,9 @@ def test_scores_do_not_depend_on_the_batches(toy_gguf: Path) -> None:
         engine.close()
         return logits
 
-    torch.testing.assert_close(run(7, 7, **EXACT), run(512, 512, **EXACT), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        run(7, 7, **EXACT_OPTIONS), run(512, 512, **EXACT_OPTIONS), atol=1e-3, rtol=0
+    )
     torch.testing.assert_close(run(7, 7), run(100, 7), atol=1e-5, rtol=0)
     assert (run(7, 7) - run(512, 512)).abs().mean() < 0.02
 
@@ -77,8 +79,8 @@ def test_a_reference_is_kept_exactly(toy_gguf: Path, tmp_path: Path) -> None:
     The KLD of a bf16 cache is small and equals its value in float64.
     """
     windows = toy_windows(2)
-    ours = loaded(toy_gguf, **EXACT)
-    other = loaded(toy_gguf, **{**EXACT, "type_k": "bf16"})
+    ours = loaded(toy_gguf, **EXACT_OPTIONS)
+    other = loaded(toy_gguf, **{**EXACT_OPTIONS, "type_k": "bf16"})
     store = recorded(ours, windows, tmp_path)
     assert reference.Reader(store).window(windows[0].digest).dtype == torch.float32
     task = ScoreRequest(reference=store, vocab_size=TOY_VOCAB)

@@ -36,7 +36,7 @@ from tests.support.toy import (
     toy_windows,
 )
 from tests.support.vllm_engine import (
-    EXACT,
+    EXACT_TOLERANCE,
     FIELDS,
     WINDOWS,
     against,
@@ -150,7 +150,11 @@ def test_divergence_against_float64(
     for window in WINDOWS[-2:]:
         ref = own_logits(toy_engine, window)
         assert_exact(
-            scores_by_window[window.index], own_logits(noisy_engine, window), window, EXACT, ref
+            scores_by_window[window.index],
+            own_logits(noisy_engine, window),
+            window,
+            EXACT_TOLERANCE,
+            ref,
         )
 
 
@@ -268,7 +272,7 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
         window = WINDOWS[-1]
         logits = own_logits(backend, window)
         assert 2.0 < float(logits.abs().max()) <= 3.0
-        assert_exact(scores[window.index], logits, window, EXACT, logits)
+        assert_exact(scores[window.index], logits, window, EXACT_TOLERANCE, logits)
 
 
 @TWO_DEVICES
@@ -294,7 +298,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
         for window in WINDOWS[-2:]:
             ref = own_logits(toy_engine, window)
             logits = own_logits(backend, window)
-            assert_exact(scores_by_window[window.index], logits, window, EXACT, ref)
+            assert_exact(scores_by_window[window.index], logits, window, EXACT_TOLERANCE, ref)
         plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
         backend.llm.collective_rpc("compare_q_spied")
         list(vllm_scores.token_scores(backend.driver, WINDOWS, plan))
@@ -383,7 +387,7 @@ def test_a_text_that_repeats_one_word_is_scored(
         assert {0, 1} <= set(doubted)
         assert sorted(scores) == [0, 1]
         logits = own_logits(backend, word)
-        assert_exact(scores[0], logits, word, EXACT)
+        assert_exact(scores[0], logits, word, EXACT_TOLERANCE)
 
 
 def test_an_architecture_is_inspected_in_this_process(toy_engine: VllmEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compare_q.eval.table.markdown import markdown_text
 from compare_q.eval.table.tables import table_of
 from tests.support.made import FAILED, QUANT, REF, replace, run_of, with_sums
-from tests.support.several_texts import NAMES, three
+from tests.support.several_texts import TEXT_NAMES, three
 
 
 def test_the_table() -> None:
@@ -41,7 +41,7 @@ def test_the_table() -> None:
 def test_several_texts() -> None:
     lines = markdown_text(table_of(three(failed={"noise": "no memory"}))).splitlines()
     (head,) = [line for line in lines if line.startswith("| label")]
-    for name in NAMES:
+    for name in TEXT_NAMES:
         assert f"{name} KLD" in head
     assert "- noise: failed: no memory" in lines
 

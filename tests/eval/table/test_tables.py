@@ -28,7 +28,7 @@ from tests.support.made import (
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import NAMES, three
+from tests.support.several_texts import TEXT_NAMES, three
 
 COMPARED = [
     "label",
@@ -260,8 +260,8 @@ def test_unknown_numbers_of_a_slice() -> None:
 
 def test_texts_are_columns_of_the_default_table() -> None:
     """KLDs of texts, and their PPLs if the texts are few or if there is no reference."""
-    klds = [f"kld:{name}" for name in NAMES]
-    ppls = [f"ppl:{name}" for name in NAMES]
+    klds = [f"kld:{name}" for name in TEXT_NAMES]
+    ppls = [f"ppl:{name}" for name in TEXT_NAMES]
     assert slices_by_default(three()) == klds + ppls
     run = three()
     # With a fourth text, columns of PPL would be too many.

@@ -30,7 +30,7 @@ from tests.support.made import (
     with_ppl,
     with_sums,
 )
-from tests.support.several_texts import NAMES, three
+from tests.support.several_texts import TEXT_NAMES, three
 
 # These clear the screen, overwrite the line, reverse what follows and break it; rich takes [/x] for
 # markup and fails, since it closes nothing.
@@ -194,7 +194,7 @@ def test_columns_of_texts_are_left_out_first() -> None:
     sliced = []
     for name in default_columns(three()):
         title = column_of(name).title
-        if title.startswith(NAMES):
+        if title.startswith(TEXT_NAMES):
             sliced.append(title)
     table = table_of(three())
     left_out: list[str] = []
@@ -207,7 +207,7 @@ def test_columns_of_texts_are_left_out_first() -> None:
 
 def test_the_line_on_what_is_left_out_names_columns_to_type() -> None:
     text = printed_run(three(), 80)
-    for name in NAMES:
+    for name in TEXT_NAMES:
         assert f"kld:{name}" in text
 
 
