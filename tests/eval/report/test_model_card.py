@@ -30,6 +30,7 @@ PLAIN = replace(
     storage=replace(SIZE, bpw_layer=16.0),
     spec={"load_fn": "fake", "label": "bf16", "model_dir": "owner/base"},
 )
+# Folders, names and hosts of one machine, which a published card must not have.
 LOCAL = {
     "load_fn": "fake",
     "label": "/home/ann/q4",
@@ -90,6 +91,7 @@ def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_
     """
     run = three()
     texts = []
+    # Other numbers of windows for each text, so that they cannot be mixed up.
     for windows, text in enumerate(run.texts, 3):
         spec = {**SPEC, "dataset": text.name}
         texts.append({**DATA, "name": text.name, "spec": spec, "windows": windows})
@@ -104,6 +106,7 @@ def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_
         ("c4", "Perplexity (EXL3 4.0 on c4)", 20.4),
         ("c4", f"{kld} (EXL3 4.0 on c4)", 0.02),
     ]
+    # PPL and KLD of two quantized rows on three texts.
     assert len(results) == 12
     data, _ = specs_in(card)
     assert [spec["max_rows"] for spec in data] == [3, 4, 5]

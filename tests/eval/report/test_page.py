@@ -27,6 +27,7 @@ BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 FLAGS = [
+    # Chromium's sandbox does not run as root.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -104,6 +105,7 @@ def results_of(*models: ModelResult) -> RunResult:
     return run_of(*models, reference=reference, texts=[SOURCE], subtitle=subtitle)
 
 
+# It ends the element that holds results.json, would run a script, and reverses what follows.
 EVIL = "</script><img src=x onerror=alert(1)> & <b>\u202e"
 TOKEN = WorstToken(window=0, position=1, kld=2.0, before=EVIL, token=EVIL, after=EVIL)
 HOSTILE = results_of(REFERENCE, measured(f"GGUF {EVIL}", 0.3, notes=(EVIL,), worst_tokens=(TOKEN,)))
@@ -151,8 +153,10 @@ def test_the_page_reads_back_and_names_its_only_script(tmp_path: Path) -> None:
     stored = RunResult.read(file)
     assert (stored.data, stored.models) == (HOSTILE.data, HOSTILE.models)
     text = file.read_text()
+    # results.json and the script of the page.
     assert (text.count("<script"), text.count("</script>"), text.count("<img")) == (2, 2, 0)
     assert re.search(r"script-src 'sha256-[^']+'; base-uri 'none'", html.unescape(text))
+    # url(#...) is a part of the page itself.
     assert not re.search(
         r"\bon\w+=[\"']|\bsrc=[\"']|@import|url\((?!#)", text.split('id="results"')[0]
     )
@@ -231,6 +235,7 @@ class TestBrowser:
         assert opened.locator("button").count() == 0
         assert opened.locator(".finding").inner_text()
         tokens = opened.locator("details[open] .tokens tbody tr").all_inner_texts()
+        # exp(-0.693) is 50 %, and exp(-9) 0.012 %.
         assert [re.split(r"\s+", row)[:3] for row in tokens] == [
             ["4.25", "50", "%"],
             ["3", "0.012", "%"],

@@ -28,7 +28,9 @@ from tests.support.toy import save_toy_tokenizer
 LENGTH = 1025
 STRIDE = 512
 N_WINDOWS = 4
+# Ü and ï have two bytes, and therefore two tokens.
 TEXT = "".join(f"{i:04x} Ünï " for i in range(400)).encode()
+# Windows overlap by half: most tokens are scored twice.
 INDEX = np.concatenate([window * STRIDE + np.arange(1, LENGTH) for window in range(N_WINDOWS)])
 TAG = "0123456789abcdef"
 OF_WINDOW = np.repeat(np.arange(N_WINDOWS), LENGTH - 1)
@@ -86,6 +88,7 @@ def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache
     kld = np.full(len(INDEX), 0.01)
     for place, value in {594: 2.0, 704: 3.0, 4: 1.0}.items():
         kld[place == INDEX] = value
+    # A KLD that is not finite has no place among the worst.
     kld[INDEX == 800] = np.inf
     worst = worst_of(cache, data, kld=kld, ref_logprob=np.full(len(INDEX), -0.5))
     assert [(token.window, token.position, token.kld) for token in worst[:3]] == [
