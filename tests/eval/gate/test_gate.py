@@ -98,13 +98,16 @@ def test_the_floor_follows_a_prediction_limit_of_the_normal_distribution() -> No
     position = np.arange(4, dtype=np.int32)
     copies = []
     for power in (-8, -7, -6):
+        # Right kernels may round at other places than a copy does: 1.25 times the limit.
         copies.append(VariantTokens(position, zero, np.full(4, math.exp(power)), zero))
     assert Floor(copies, 1).limit == pytest.approx(
         1.25 * math.exp(-7 + 6.96456 * 1.154701), rel=1e-4
     )
+    # Twelve comparisons share the level of 1 %.
     reach = stats.t.ppf(1 - 0.01 / 12, 2) * math.sqrt(4 / 3)
     assert Floor(copies, 12).limit == pytest.approx(1.25 * math.exp(-7 + reach), rel=1e-9)
-    assert Floor(copies, 1).change_limit == 0  # equal to the bit
+    # Equal to the bit.
+    assert Floor(copies, 1).change_limit == 0
 
 
 def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
@@ -112,6 +115,7 @@ def test_right_variants_are_as_before_and_three_floors_are_found() -> None:
     all differ.
     """
     outcomes = [Engine(seed).verdict().outcome for seed in range(1000)]
+    # The level of 1 % is 10 of 1,000, with a standard error of 3.1.
     assert outcomes.count("as before") >= 980
     assert set(outcomes) <= {"as before", "differs", "not deterministic"}
     for seed in range(20):
@@ -135,7 +139,8 @@ def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
         )
         rows = [row_of("prefill", "full batch", right), row_of("prefill", "batch 1", alone)]
         assert verdict_of("old", rows, engine.floors(), []).outcome == outcome
-    elsewhere = alone._replace(position=alone.position + 1)  # other tokens are not compared
+    # Other tokens are not compared.
+    elsewhere = alone._replace(position=alone.position + 1)
     rows = [rows[0], row_of("prefill", "batch 1", elsewhere)]
     assert verdict_of("old", rows, engine.floors(), []).outcome == "as before"
 
@@ -146,7 +151,9 @@ def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
         (np.ones(200), ""),
         (np.full(200, 5.0), ""),
         (np.where(np.arange(200) < 120, 1.0, 50.0), "from position 120 on"),
+        # 0 has no logarithm.
         (np.where(np.arange(200) < 120, 0.0, 50.0), "from position 120 on"),
+        # On average 3 times the copies' KLD in the first quarter, and 9 times in the last.
         (np.linspace(2.0, 10.0, 200), "growing"),
     ],
 )
@@ -184,6 +191,7 @@ VARIANTS = ("--variant", "old:", "--variant")
         (("--sweep", "engine.seconds=0.0,0.001"), 0, ["as before", "as before"]),
         ((*VARIANTS, "new:engine.shift=0.5"), 1, ["as before", "differs"]),
         ((*VARIANTS, "new:engine.random=0.01"), 1, ["as before", "not deterministic"]),
+        # Another kernel should change roundings: equal scores show that it did not run.
         ((*VARIANTS, "new:engine.kernel=other"), 1, ["as before", "not applied"]),
         ((*VARIANTS, "new:engine.nan_windows=[0]"), 1, ["as before", "differs"]),
         (
@@ -191,6 +199,7 @@ VARIANTS = ("--variant", "old:", "--variant")
             3,
             ["as before", "failed", "differs"],
         ),
+        # A first variant that is no baseline ends the gate.
         (("--variant", "old:engine.random=0.01", "--variant", "new:"), 1, ["not deterministic"]),
         (("--variant", "old:engine.fail=1", "--variant", "new:"), 3, ["failed"]),
         (("--fail-if", "kld > 1"), 0, ["as before"]),
@@ -388,7 +397,8 @@ def test_control_characters_leave_the_junit_file_xml(
     output = cases[1].find("system-out").text or ""  # type: ignore[union-attr]
     assert "\\x1b" in output
     assert "KLD" in output
-    assert len(cases) > 2  # the failed conditions
+    # The failed conditions.
+    assert len(cases) > 2
 
 
 @pytest.mark.parametrize(
@@ -461,6 +471,7 @@ def test_conditions_have_a_status_of_their_own_on_ordinary_runs(
     assert ran.status == 4
     assert "b: kld > 1e-06" in ran.err
     assert compare_q("show", tmp_path / "r.json", "--fail-if", "kld > 0.000001").status == 4
+    # PPL is never below 0, but a row that failed fails every condition.
     failed = compare_q("-d", data, "-m", models, "--fail-if", "ppl < 0")
     assert failed.status == 4
     assert "c: ppl < 0 (n/a" in failed.err
