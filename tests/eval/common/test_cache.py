@@ -37,6 +37,7 @@ def test_key_follows_content_and_not_order() -> None:
     changes = ({"a": 2}, {"a": "1"}, {"b": {"c": [2, 1], "d": None}}, {"b": {"c": [1, 2]}})
     keys = {first, Cache.key("tokens", one)}
     keys |= {Cache.key("scores", one | change) for change in changes}
+    # The first key, that of tokens, and those of four changes.
     assert len(keys) == 6
 
 
@@ -56,8 +57,10 @@ def test_clear_removes_one_entry(tmp_path: Path) -> None:
     before = {name: data for name, data in files(tmp_path).items() if not name.endswith(".log")}
     for section in ("tokens", "scores", "references", "logs"):
         cache.clear(section, KEY)
-        cache.clear(section, KEY)  # a missing entry is accepted
+        # A missing entry is accepted.
+        cache.clear(section, KEY)
     gone = {name for name in before if KEY in name}
+    # One file of tokens, two of scores and four of the reference.
     assert len(gone) == 1 + 2 + 4
     logs = {f"logs/label.{key}.log" for key in (KEY, other)}
     assert set(files(tmp_path)) == set(before) - gone | logs
@@ -129,8 +132,9 @@ def test_temporary_entries_of_a_killed_run_are_deleted(tmp_path: Path) -> None:
     stay.append(store(ours))
     Cache(cache.root).check_writable()
     assert gone.exists()
+    # The system closes the file of a killed process, and with it ends the lock.
     detached = killed.release.detach()  # type: ignore[attr-defined]
-    os.close(detached[2][1])  # as the system does after a kill
+    os.close(detached[2][1])
     Cache(cache.root).check_writable()
     assert not gone.exists()
     assert all(files(folder) for folder in stay)
@@ -160,6 +164,7 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
         assert writer.stdin is not None
         assert writer.stdout.readline() == "writing\n"
         before = files(tmp_path)
+        # The lock, the mark of use and the half file.
         assert len(before) == 3
         Cache(tmp_path).check_writable()
         assert files(tmp_path) == before
@@ -191,7 +196,8 @@ def test_logs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     fresh = cache.log_file("label", "a" * 40)
     fresh.write_bytes(b"x" * 101)
     assert [log.exists() for log in logs[2:]] == [True, True, True]
-    assert cache.log_file("label", "a" * 40).stat().st_size == 101  # another worker of the same run
+    # Another worker of the same run.
+    assert cache.log_file("label", "a" * 40).stat().st_size == 101
     assert not Cache(tmp_path).log_file("label", "a" * 40).exists()
     assert logs[2].exists()
     assert users_file.exists()

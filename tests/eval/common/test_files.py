@@ -32,6 +32,7 @@ def a_user() -> Iterator[None]:
     """In this block the process is not root, because file modes do not restrict root."""
     root = os.getuid() == 0
     if root:
+        # The user "nobody".
         os.setresuid(65534, 65534, 0)
     try:
         yield

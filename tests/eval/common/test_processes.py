@@ -28,6 +28,7 @@ def really_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_result_and_progress(capfd: pytest.CaptureFixture[str]) -> None:
     """Progress is shown as if the function ran here; its prints are not shown."""
+    # UTF-8 cannot encode a surrogate that stands alone.
     result = run(functions.busy, "being busy", Progress(), words=["ä", "\ud800", None], rows=30000)
     assert result["words"] == ["ä", "\ud800", None]
     assert result["process"] != os.getpid()

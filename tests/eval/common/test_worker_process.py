@@ -53,7 +53,8 @@ def test_each_installation_has_a_link_of_its_own(
             processes, "compare_q", SimpleNamespace(__file__=str(installed / "__init__.py"))
         )
         root, *others = processes.environment("/another/python")["PYTHONPATH"].split(":")
-        assert str(installed.parent) not in [root, *others]  # what else is installed there
+        # Nothing else that is installed there may be imported.
+        assert str(installed.parent) not in [root, *others]
         assert (Path(root) / "compare_q").resolve() == installed
 
 
@@ -67,7 +68,8 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(
         SimpleNamespace(__file__=str(tmp_path / "compare_q" / "__init__.py")),
     )
     (tmp_path / "file").touch()
-    gc.collect()  # files of other tests must not be closed later
+    # Files of other tests must not be closed later.
+    gc.collect()
     before = set(os.listdir("/proc/self/fd"))
     for cache, log_file, python in (
         ("file", "log", "/other"),
@@ -147,7 +149,8 @@ def test_a_worker_leaves_no_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """They are in a folder of its own, below the user's TMPDIR."""
-    mine = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets must fit
+    # Short, since the path of a Unix socket has at most 107 bytes.
+    mine = Path(tempfile.mkdtemp(prefix="t-"))
     monkeypatch.setenv("TMPDIR", str(mine))
     worker = WorkerProcess(log_file=tmp_path / "log")
     folder = Path(worker.perform(LEAVE_A_FILE, 60.0, ignore))

@@ -208,7 +208,9 @@ EDITS: tuple[tuple[Edit, list[str]], ...] = (
     (changed("metrics", ["f1"]), ["line 4", "metrics", "f1", "no value"]),
     (changed("acc", 0.5), ["acc of document 3 is 0.5", "0 or 1"]),
     (changed("acc", [1, 0]), ["acc of document 3 is [1, 0]"]),
+    # Python's json writes and reads NaN, which is no JSON.
     (changed("acc", math.nan), ["line 4", "acc is NaN"]),
+    # lm-eval writes log-probabilities as text, in which "nan" is valid JSON.
     (changed("filtered_resps", [["nan", "False"]] * 3), ["line 4", "log-probability", "NaN"]),
     (changed("filtered_resps", "x"), ["line 4", "filtered_resps", "expected a list"]),
     (changed("doc_id", "3"), ["line 4", "doc_id", "expected a whole number"]),
@@ -233,8 +235,10 @@ CONTENTS: tuple[tuple[bytes, list[str]], ...] = (
     (b"\n \n", ["is empty"]),
     (b'{"doc_id": 0,\n', ["line 1", "not valid JSON"]),
     (b"[1, 2]\n", ["line 1", "no object"]),
+    # A user who names lm-eval's results instead of its samples.
     (b'{"results": {"toy": {"acc,none": 0.5}}}\n', ["line 1", "'doc_id'", "--log_samples"]),
     (b'{"a": "\xff"}\n', ["line 1", "UTF-8"]),
+    # So deep that Python's JSON parser raises RecursionError.
     (b"[" * 5000 + b"\n", ["line 1"]),
 )
 """Files that are no samples of lm-eval, and what the refusal names."""
