@@ -65,6 +65,7 @@ def test_a_call_is_the_command_line(
     assert frame.loc["uniform", "ppl"] == pytest.approx(500, rel=1e-6)
     assert frame.loc["uniform", "kld"] == pytest.approx(0.078622, abs=1e-6)
     assert frame.kld["boosted"] == 0
+    # 3 windows with 99 scored tokens each.
     assert frame.tokens.tolist() == [297, 297]
     assert frame.reference.tolist() == [False, True]
     assert frame.from_cache.all()
@@ -142,6 +143,7 @@ def test_names_that_a_call_cannot_mean_are_one_line(
             {"data": toy_text, "rows": "some"},
             "rows: 'some': expected a number of windows, or all",
         ),
+        # For Python, True is an integer.
         ((model,), {"data": toy_text, "rows": True}, "rows: 'True': expected "),
         ((model,), {"data": toy_text, "rows": -1}, "rows: '-1': expected "),
         (
@@ -252,7 +254,8 @@ def test_what_a_result_gives_beside_its_frame(data: dict[str, Any], tmp_path: Pa
     assert repr(comparison) == "<Comparison of 2 models: uniform, boosted>"
     page = comparison._repr_html_()
     assert ">uniform</td>" in page
-    assert page.count("<p>method exllamav3: ") == 1  # a footnote
+    # A footnote.
+    assert page.count("<p>method exllamav3: ") == 1
     (finding,) = table_of(comparison.results).finding
     assert f"<p>{html.escape(finding)}</p>" in page
     comparison.save(tmp_path / "r.json")

@@ -69,6 +69,7 @@ def cluster_of(nodes: tuple[str, ...] = ("n",), **other: Any) -> Cluster:
 
 
 def request(**options: Any) -> PlannedModel:
+    # The token ids of ``random_windows`` go up to 50,000.
     return planned("fake", "fake", "none", 40, {"vocab_size": 50_000, **options})
 
 
@@ -162,7 +163,8 @@ def test_a_recording_comes_back_as_the_store_that_it_would_have_been(
     begin(store, IDENTITY)
     node_worker = node.workers[node.start(request(), None, None)]
     node_worker.folders = {store_on_node: store}
-    for first in (0, 2):  # the second share has the head
+    # The second share has the head.
+    for first in (0, 2):
         record(store_on_node, range(first, first + 2), closed=first == 2)
         worker.keep(*node_worker.progress(None)[1:])
         assert node_worker.progress(None)[1] == [], "what has come does not come again"
@@ -288,6 +290,7 @@ def test_nodes_of_one_class_have_the_gpus_of_the_largest_and_its_processor() -> 
     hardware = HardwareClass.of(
         [("one", facts("H200")), ("two", facts("H200", "H200"))], alive_nodes
     )
+    # Two GPUs, as on the larger node, for each of two nodes.
     assert (hardware.name, hardware.slots, hardware.nodes) == ("H200", 4, ("one", "two"))
     assert [gpu.name for gpu in hardware.gpus] == ["H200", "H200"]
     assert [hardware.most_replicas(n_gpus) for n_gpus in (1, 2)] == [4, 2]

@@ -125,6 +125,7 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
     ]
     run = merging.load(files)
     assert run.labels == ("bf16", "base")
+    # What differs between the runs is left out; the commit is the same.
     assert (run.versions, run.hardware, run.commit) == ({}, {}, "c")
 
 
@@ -140,6 +141,7 @@ def test_runs_on_other_machines_share_what_they_share(write: Write) -> None:
             {"reference": {**ON_GPU, "label": "fp16"}},
             ["reference", "fp16, bbbbbbbbbbbb, not bf16, aaaaaaaaaaaa"],
         ),
+        # Results of others may have control characters, which must not break the line.
         (
             {"reference": {"key": "a\nb", "label": "l\nm"}},
             ["reference", "l\\nm, a\\nb, not bf16, aaaaaaaaaaaa"],
@@ -161,6 +163,7 @@ def test_what_does_not_belong_in_one_table_is_refused(
 
 def test_one_file_twice_is_refused(write: Write) -> None:
     first = write("a.json", REF_A)
+    # Another spelling of the same path.
     assert "a.json" in refusal(merging.load, [first, first.parent / "." / "a.json"])
 
 

@@ -66,6 +66,7 @@ INPUTS = [
     (("data", "texts"), [], "data: texts: "),
     (("data", "windows"), -1, "data: windows: "),
     ((*TEXT, "name"), "", "data: texts.0.name: "),
+    # For Python, True is an integer.
     ((*TEXT, "text_tokens"), True, "data: texts.0.text_tokens: "),
     (("reference",), {}, "reference: label: "),
     ((*MODEL, "slices"), {"text": {"tokens": -1}}, "models.1.slices.text.tokens: "),
@@ -124,6 +125,7 @@ def test_numbers_that_json_does_not_have(tmp_path: Path, number: float) -> None:
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     """A byte that is not UTF-8 is written in Python's escaped form, anywhere in a row."""
+    # As Python reads the byte E9 in a name (surrogateescape).
     odd = "caf\udce9"
     row = replace(
         QUANT, label=odd, spec={odd: [odd]}, provenance={"log": odd}, notes=(odd,), error=odd

@@ -72,6 +72,7 @@ def test_the_interval_decides_and_not_two_standard_errors() -> None:
 
     With three cosines the 95 % interval still contains 0.
     """
+    # a - b = -2, -2, -2, -6 deviates as for B by 1, 1, 1, -3, with the same error.
     difference = compare(A, with_sums(B, nll=(12.0, 22.0, 32.0, 46.0)), "nll")
     assert difference.value == pytest.approx(-0.3)
     assert difference.stderr == pytest.approx(0.115487, abs=1e-6)
@@ -118,20 +119,23 @@ def test_what_cannot_be_compared_says_why(
     ("models", "best"),
     [
         ([A, B], {"a"}),
-        ([B, C, A], {"a", "c"}),  # a and c do not differ significantly
+        # a and c do not differ significantly.
+        ([B, C, A], {"a", "c"}),
         ([A], set()),
         ([GOOD, A, B], {"good"}),
         ([replace(GOOD, reference=True), A, B], {"a"}),
         ([replace(GOOD, spec={"noise_floor": True}), A, B], {"a"}),
         ([A, B, FAILED], {"a"}),
-        ([HOLES, A, B], set()),  # a star would claim that no row is better
+        # A star would claim that no row is better.
+        ([HOLES, A, B], set()),
         ([A, with_sums(with_ppl(B, replace(PPL, value=20.0)), whole=("kld",))], {"a"}),
         # 16 bits per weight are not quantized.
         ([replace(GOOD, storage=Storage(16.0)), A, B], {"a"}),
         ([replace(GOOD, storage=Storage(15.9)), A, B], {"good"}),
         ([replace(GOOD, storage=Storage(16.0)), A], set()),
         ([replace(GOOD, storage=Storage(), provenance={}), A, B], {"good"}),
-        (ONE_BLOCK, set()),  # 0.4 nats may be chance
+        # 0.4 nats may be chance.
+        (ONE_BLOCK, set()),
     ],
 )
 def test_the_best(models: list[ModelResult], best: set[str]) -> None:
@@ -166,6 +170,7 @@ def test_the_best_in_truth_is_among_the_starred_in_95_percent(models: int, quiet
     """
     rng = np.random.default_rng([models, int(10 * quiet)])
     noise = rng.standard_normal((600, models, 30)) * np.r_[quiet, np.ones(models - 1)][:, None]
+    # The changes that all models share are ten times their own, and cancel in differences.
     shared = 100 + 10 * rng.standard_normal((600, 1, 30))
     n_starred = 0
     for klds in shared + noise:
@@ -176,6 +181,7 @@ def test_the_best_in_truth_is_among_the_starred_in_95_percent(models: int, quiet
         n_starred += "0" in labels
         if models == 2:
             assert (labels == {"0", "1"}) == (compare(*rows, "kld").outcome == "equal")
+    # Three standard errors of the share.
     assert n_starred / 600 > 0.95 - 3 * 0.009
 
 
@@ -203,9 +209,11 @@ FAR = row("far", 0.0401)
 def test_twice_the_floor_is_the_limit_and_belongs_to_it() -> None:
     smaller = row("smaller noise", 0.015, spec={"noise_floor": True})
     models = [REF, NOISE, smaller, NEAR, ALSO, FAR, FAILED]
+    # Of two noise floors, the one with the larger KLD counts.
     assert kld_limit(models) == pytest.approx(0.04)
     assert near_lossless(models) == {"near", "also"}
-    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()  # unknown without a floor
+    # Unknown without a floor.
+    assert near_lossless([REF, NEAR, ALSO, FAR]) == frozenset()
 
 
 def test_without_a_floor_what_roundings_alone_can_cost_is_not_ranked() -> None:

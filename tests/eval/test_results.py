@@ -146,6 +146,7 @@ def test_texts_and_slices_of_a_run() -> None:
     first = {"name": "a", "windows": 3, "text_tokens": 5}
     second = {"name": "b", "windows": 4, "windows_of_the_text": 9}
     run = run_of(REF, QUANT, texts=[first, {**second, "text_tokens": 7}])
+    # 5 + 7 tokens, and 3 + 9 windows.
     assert (run.text_tokens, run.available_windows, run.is_sample) == (12, 12, True)
     run = run_of(REF, QUANT, texts=[first, {**second, "windows_of_the_text": None}])
     assert (run.text_tokens, run.available_windows, run.is_sample) == (None, 7, False)
@@ -168,6 +169,7 @@ def test_a_deviation_marks_the_label() -> None:
 
 def test_a_reference_without_a_row_has_the_perplexity_of_most_of_its_tokens() -> None:
     fewer = with_against(QUANT, ref_ppl=Perplexity(6.0, -70.0, 39, 1))
+    # 7.25 is from 40 tokens, and 6.0 from 39.
     assert run_of(fewer, QUANT).reference_ppl == 7.25
     assert run_of(fewer, QUANT, REF).reference_ppl == 7.5
     assert run_of(with_against(QUANT, ref_ppl=Perplexity(None, -1e9, 40, 0))).reference_ppl is None
@@ -204,6 +206,7 @@ OTHER = {
 
 
 def test_the_parts_of_a_workers_life() -> None:
+    # 115 - 110, 117.5 - 116, 127.5 - 117.5 and 129 - 127.5.
     parts = {"load": 5.0, "first_step": 1.5, "scoring": 10.0, "close": 1.5}
     assert replace(BASE, timing=TIMED).seconds == TIMED.seconds == parts
     assert replace(TIMED, closed=None).seconds == {**parts, "close": None}
@@ -220,7 +223,8 @@ def test_the_parts_of_a_workers_life() -> None:
             replace(TIMED, loaded=116.0, last_window=130.0, closed=None),
         ),
         ([], None),
-        ([ONE, {}], None),  # records of compare_q 0.2
+        # Records of compare_q 0.2.
+        ([ONE, {}], None),
         # times of overlapping replicas, or of a clock that was set back, are put in order
         (
             [ONE, {**ONE, "loaded": 119.0, "score_began": 120.0, "first_window": 121.0}],

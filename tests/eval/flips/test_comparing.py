@@ -238,7 +238,7 @@ CONTENTS: tuple[tuple[bytes, list[str]], ...] = (
     # A user who names lm-eval's results instead of its samples.
     (b'{"results": {"toy": {"acc,none": 0.5}}}\n', ["line 1", "'doc_id'", "--log_samples"]),
     (b'{"a": "\xff"}\n', ["line 1", "UTF-8"]),
-    # So deep that Python's JSON parser raises RecursionError.
+    # So deep that Python's JSON parser may raise RecursionError.
     (b"[" * 5000 + b"\n", ["line 1"]),
 )
 """Files that are no samples of lm-eval, and what the refusal names."""

@@ -30,7 +30,7 @@ TOKENS = Tokens(
     chat=CHAT,
     source="s",
 )
-# Python's JSON parser raises RecursionError for it.
+# So deep that Python's JSON parser may raise RecursionError.
 DEEP = "[" * 20_000 + "]" * 20_000
 
 
