@@ -418,6 +418,7 @@ def difference(results: Any, other_results: Any) -> float:
     for row, other in zip(results["models"], other_results["models"], strict=True):
         for name in ("ppl", "kld"):
             if row[name] is not None:
+                # The KLD of a model from itself may be 0.
                 size = max(abs(other[name]), 1e-12)
                 largest = max(largest, abs(row[name] - other[name]) / size)
     return largest

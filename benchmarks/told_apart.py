@@ -38,6 +38,7 @@ def drift(rng: np.random.Generator, texts: int, tokens: int) -> NDArray[np.float
     levels = np.zeros((texts, cells))
     for memory, deviation in DRIFTS.items():
         keep = math.exp(-TOKENS_PER_LEVEL / memory)
+        # The first level is drawn with the deviation of all later ones.
         level = deviation * rng.standard_normal(texts)
         for cell in range(cells):
             levels[:, cell] += level
@@ -61,6 +62,7 @@ def kld_sums(
             model_level = (1 - 2 * model) * difference
         else:
             model_level = drift(rng, texts, tokens) / math.sqrt(2)
+        # exp(noise - 0.5) has a mean of 1.
         kld = np.exp(noise - 0.5) * (1 + shared_level + model_level)
         sums.append(np.add.reduceat(kld, starts, axis=1))
     return np.array(sums)

@@ -75,6 +75,7 @@ def equalize(writer: torch.Tensor, reader: torch.Tensor, *, groups: int, width: 
     its input, because several query heads share one key/value head. Works in place; a channel of
     zeros is not changed.
     """
+    # All query heads of a key/value head read the same channel: their largest weight counts.
     read = reader.abs().amax(0).view(-1, groups, width).amax(1).flatten()
     factors = torch.sqrt(writer.abs().amax(1) / read)
     # A channel of zeros has a factor of 0, infinity or NaN.

@@ -57,6 +57,7 @@ def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            # SmolLM2 splits numbers into single digits before the byte-level BPE.
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]

@@ -31,8 +31,11 @@ def prefill_seconds(engine: Any, windows: Any, sampling: dict[str, Any]) -> floa
     began = time.perf_counter()
     for number, window in enumerate(windows):
         params = SamplingParams(
+            max_tokens=1,
+            detokenize=False,
             # The windows of the warm-up run again: from the prefix cache, they would cost nothing.
-            max_tokens=1, detokenize=False, skip_reading_prefix_cache=True, **sampling
+            skip_reading_prefix_cache=True,
+            **sampling,
         )
         engine.add_request(str(number), {"prompt_token_ids": window.tolist()}, params)
     while engine.has_unfinished_requests():

@@ -28,7 +28,8 @@ from tests.support.toy import planned, rounds_by_place
 
 pytestmark = pytest.mark.engine
 
-LENGTH = 257  # 256 scored rows are one chunk of the scorer: one matrix product computes all logits
+# 256 scored rows are one chunk of the scorer: one matrix product computes all logits.
+LENGTH = 257
 ENGINES = {
     "vllm bf16": BASE,
     "vllm W8A8": MODELS / "smollm2-135m-w8a8",
@@ -69,9 +70,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
     make_models()
     patch = pytest.MonkeyPatch()
-    patch.setenv(
-        "VLLM_CPU_INT4_W4A8", "0"
-    )  # otherwise a CPU with AMX quantizes the activations of W4A16
+    # Otherwise a CPU with AMX quantizes the activations of W4A16.
+    patch.setenv("VLLM_CPU_INT4_W4A8", "0")
     folder = tmp_path_factory.mktemp("divergence")
     ids = AutoTokenizer.from_pretrained(BASE)(
         (ROOT / "eval" / "spec" / "opticks.txt").read_text()[:20000]
@@ -91,9 +91,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         for store in (store for store in REFERENCES if (folder / store).is_dir()):
             score(backend, name, store, folder, found)
         backend.close()
-    backend = opened(
-        "transformers bf16", folder
-    )  # vLLM's store is new; loading vLLM again would take longer
+    # vLLM's store is new; loading vLLM again would take longer.
+    backend = opened("transformers bf16", folder)
     score(backend, "transformers bf16", "vllm bf16", folder, found)
     backend.close()
     patch.undo()

@@ -111,7 +111,8 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
     scores, err = own_cache / "scores", tmp_path / "err"
     wait_until(lambda: list(scores.glob("*/*.safetensors")) and "loading slow" in err.read_text())
     process.send_signal(number)
-    time.sleep(0.5)  # Python handles the lower of two pending signals first
+    # Python handles the lower of two pending signals first.
+    time.sleep(0.5)
     while process.poll() is None:
         for other in ENDING:
             process.send_signal(other)

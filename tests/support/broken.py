@@ -96,6 +96,7 @@ def missing_tensor(source: Path, folder: Path) -> Path:
 
 def quantized_head(source: Path, folder: Path) -> Path:
     weight = tensor_of(source, "lm_head.weight").float()
+    # The largest float8_e4m3fn is 448.
     scale = weight.abs().amax(1, keepdim=True) / 448
     tensors = {
         "lm_head.weight": (weight / scale).to(torch.float8_e4m3fn),

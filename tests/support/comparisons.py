@@ -20,7 +20,8 @@ Models = Sequence[dict[str, Any]]
 N_WINDOWS = 3
 LENGTH = 100
 """Number and tokens of the windows in runs of one text."""
-KLD = 0.078622  # of uniform logits from logits with a boost of 3 for the real token; 500 tokens
+# Of uniform logits from logits with a boost of 3 for the real token; 500 tokens.
+KLD = 0.078622
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
 """Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows.
 """

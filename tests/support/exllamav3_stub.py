@@ -82,7 +82,8 @@ class Model:
         generator = torch.Generator().manual_seed(0)
         self.embedding = torch.randn(TOY_VOCAB, HIDDEN, generator=generator).half()
         head = torch.randn(HIDDEN, PADDED, generator=generator).half() / 4
-        head[:, TOY_VOCAB:] += 8.0  # the padding of a quantized head contains noise
+        # The padding of a quantized head contains noise.
+        head[:, TOY_VOCAB:] += 8.0
         self.modules = [
             Attention("model.layers.0.self_attn", LinearFP16(head)),
             Linear("lm_head", LinearFP16(head)),

@@ -149,7 +149,8 @@ def places_in(document: Any) -> list[tuple[Any, Any]]:
     """Return (object or list, key or index) of every value in a document, from the outside in."""
     holders = [document] if isinstance(document, dict | list) else []
     places = []
-    for holder in holders:  # the list grows in the loop
+    # The list grows in the loop.
+    for holder in holders:
         steps = list(holder) if isinstance(holder, dict) else range(len(holder))
         for step in steps:
             places.append((holder, step))

@@ -52,7 +52,8 @@ def address() -> int | None:
     sections = np.frombuffer(content[table : table + 64 * count].tobytes(), SECTION)
     for section in sections[sections["type"] == SYMBOL_TABLE]:
         names = section_content(content, sections[section["link"]])
-        place = names.find(b"\0" + NAME + b"\0") + 1  # without the zero before it
+        # The name begins after the zero that ends the name before it.
+        place = names.find(b"\0" + NAME + b"\0") + 1
         if place > 0:
             symbols = np.frombuffer(section_content(content, section), SYMBOL)
             return int(symbols["address"][symbols["name"] == place][0])

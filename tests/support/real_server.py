@@ -64,6 +64,7 @@ def running(model: Path, log: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         # Its workers are in its process group, and end too.
+        # SIGKILL ends what SIGTERM has left.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)

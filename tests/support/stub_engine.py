@@ -72,7 +72,8 @@ def stub_logits(folder: Path, token_ids: Sequence[int], dtype: str = "float32") 
 def rounding_of_rows() -> float:
     """Return a bound of the KLD of the stub from itself in float32."""
     if rounds_by_place(100, HIDDEN, TOY_VOCAB, torch.float32):
-        return 1e-9  # up to 1e-10 with AVX2
+        # With AVX2 it is up to 1e-10.
+        return 1e-9
     return 0.0
 
 

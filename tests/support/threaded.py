@@ -38,7 +38,8 @@ class Told:
     # Step -> step for which it waits, so that a test knows which steps overlap.
     first: dict[Step, Step] = field(default_factory=dict)
     jobs: list[Any] = field(default_factory=list)
-    may_score: Callable[[], object] = lambda: True  # scoring waits until it returns True
+    # Scoring waits until it returns True.
+    may_score: Callable[[], object] = lambda: True
 
     def of(self, label: str) -> list[str]:
         """Return the steps of one model."""
@@ -105,6 +106,7 @@ def threaded(monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0) -> Told:
     monkeypatch.setattr(workers, "in_process", lambda: False)
     monkeypatch.setattr(Workers, "create", lambda self, model: ThreadedWorker(model.planned, told))
     monkeypatch.setattr(Workers, "import_ahead", lambda self, model, verbose: None)
-    monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)  # it would restrict this process
+    # It would restrict the process of the tests.
+    monkeypatch.setattr(worker, "keep_to_share", lambda *_: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return told

@@ -121,7 +121,8 @@ def in_this_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setattr(core, "cleanup_dist_env_and_memory", lambda: None)
-        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM replaces it
+        # vLLM replaces this function; the patch restores it.
+        patch.setattr(torch, "set_num_threads", torch.set_num_threads)
         envs.disable_envs_cache()
         yield
         envs.disable_envs_cache()

@@ -60,7 +60,8 @@ class Stub(ThreadingHTTPServer):
         self.key: str | None = None
         self.tokens: dict[str, Any] | None = None
         self.windows: list[list[int]] = []
-        self.repeats: list[list[int]] = []  # prompts that are the beginning of an earlier window
+        # Prompts that are the beginning of an earlier window.
+        self.repeats: list[list[int]] = []
         self.answered = 0
         self.bad: Callable[[Handler], bool] = lambda handler: False
 
