@@ -451,4 +451,5 @@ def test_a_mistyped_folder_is_not_taken_for_an_unreachable_hub(
         "error: models/qwen-w4a61: no such folder or file (did you mean 'models/qwen-w4a16'?)"
     )
     (tmp_path / "qwen3.png").touch()
-    assert "did you mean" not in compare_q("qwen3").err  # a picture is no model
+    # A picture is no model.
+    assert "did you mean" not in compare_q("qwen3").err

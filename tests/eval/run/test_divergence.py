@@ -186,7 +186,8 @@ def test_divergence_of_every_token_against_float64(
     model = ran.models["noisy"]
     assert_tokens(ran.tokens("noisy"), gold)
     assert model["kld"] == pytest.approx(np.mean(gold["kld"]), abs=1e-5)
-    assert model["kld"] > 0.01  # the noise is larger than rounding
+    # The noise is larger than rounding.
+    assert model["kld"] > 0.01
     assert model["same_top"] == pytest.approx(np.mean(gold["same_top"]), abs=1e-12)
     assert model["same_top"] < 1.0
     assert (
@@ -310,7 +311,8 @@ def transformers_logits(
         ),
         ("Cohere", {"logit_scale": 0.3, "tie_word_embeddings": True}, None, 0.3),
         ("Granite", {"logits_scaling": 3.0}, None, 1 / 3),
-        ("Phi", {}, None, 1.0),  # its head has a bias
+        # Its head has a bias.
+        ("Phi", {}, None, 1.0),
     ],
 )
 def test_heads_that_are_recomputed(

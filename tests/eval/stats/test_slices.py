@@ -39,7 +39,8 @@ def test_a_small_case_by_hand() -> None:
     }
     part = slices.summarize(columns, mask, BlockAssignment(block, 1000))
     assert part.tokens == 8
-    assert part.ppl == pytest.approx(4)  # the mean loss is 2 ln 2
+    # The mean loss is 2 ln 2.
+    assert part.ppl == pytest.approx(4)
     assert part.ppl_stderr == pytest.approx(4 * LN2 * math.sqrt(35) / 8)
     assert part.kld == pytest.approx(2)
     assert part.kld_stderr == pytest.approx(math.sqrt(35) / 8)

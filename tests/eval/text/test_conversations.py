@@ -317,7 +317,8 @@ def test_windows_from_the_cache_and_what_is_said_of_them(tmp_path: Path) -> None
     plain = vocabulary.plain_tokens(
         vocabulary.load_tokenizer(tmp_path / "tokenizer", trust_remote_code=False)
     )
-    assert data.vocabulary == vocabulary.digest(plain)  # as of a text without conversations
+    # As of a text without conversations.
+    assert data.vocabulary == vocabulary.digest(plain)
     assert {257, 258} <= data.ids_in_chats < {*range(259)}
     assert data.starts == data.documents.begins == (0, 220)
     # The template without tools, and with.
