@@ -39,7 +39,7 @@ def test_no_gpu_is_given_twice() -> None:
                     for name in names:
                         held.remove(name)
 
-    # The request for all four would never be served if smaller ones could overtake it.
+    # If smaller requests could overtake it, the one for all four GPUs would be served last.
     threads = [threading.Thread(target=work, args=(count,)) for count in (1, 1, 2, 2, 3, 4)]
     for thread in threads:
         thread.start()
