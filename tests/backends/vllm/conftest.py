@@ -31,6 +31,7 @@ def noisy_model(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:
+                # A sixth of the weights' own spread, which is initializer_range = 0.3.
                 weight.add_(torch.randn_like(weight) * 0.05)
     model.save_pretrained(folder)
     return folder

@@ -43,6 +43,7 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
         [str(toy_model), {**EAGER, "max_num_batched_tokens": 64}], size=150 + 512
     )
     try:
+        # 2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights, the head 320 x 64 = 20,480.
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
         # Upstream requests length + 512; the toy's context is 256.
         assert model.planned.max_tokens == 256

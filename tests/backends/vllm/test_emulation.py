@@ -32,6 +32,7 @@ def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     Groups of 16 have FP8 scales under the global one; then the nearest E2M1 is taken.
     """
     groups = x.double().unflatten(-1, (-1, 16))
+    # 6 is the largest E2M1 value, 448 the largest FP8 (E4M3) value.
     scale = groups.abs().amax(-1, keepdim=True) / 6 * global_scale
     scale = scale.clamp(max=448).to(torch.float8_e4m3fn).double() / global_scale
     ratios = torch.where(scale > 0, groups / scale, 0).numpy()

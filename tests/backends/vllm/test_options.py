@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("stand_in_vllm")
 
 
 OURS = {
+    # A window of 100 tokens, and the token that vLLM generates after it.
     "max_model_len": 101,
     "load_format": "safetensors",
     "trust_remote_code": False,
@@ -44,6 +45,7 @@ def test_defaults_and_options(toy_model: Path) -> None:
     """
     sized = {"kv_cache_memory_bytes": 256 << 20}
     assert arguments(toy_model, cpu=True) == OURS | sized
+    # With the cache's size given, this share is only what must be free when vLLM starts.
     assert arguments(toy_model) == OURS | sized | {"gpu_memory_utilization": 0.01}
     options = {"kv_cache_dtype": "fp8", "load_format": "dummy", "enforce_eager": False}
     assert arguments(toy_model, cpu=True, **options) == OURS | options | sized
@@ -54,6 +56,7 @@ def test_windows_that_are_not_split(toy_model: Path) -> None:
     """With TurboQuant, a step holds the longest window: a split one would lose earlier tokens."""
     sized = {"kv_cache_memory_bytes": 256 << 20, "gpu_memory_utilization": 0.01}
     options = {"kv_cache_dtype": "turboquant_k8v4"}
+    # vLLM's own largest step on a GPU; a longer max_model_len extends it.
     unsplit = {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384}
     assert arguments(toy_model, **options) == OURS | sized | options | unsplit
     assert arguments(toy_model, **options, max_model_len=20_000)["max_num_batched_tokens"] == 20_000
@@ -63,7 +66,8 @@ def test_windows_that_are_not_split(toy_model: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("chunked", [True, None])  # null: vLLM's default, which splits windows
+# In a spec, null is vLLM's default, which splits windows.
+@pytest.mark.parametrize("chunked", [True, None])
 @pytest.mark.parametrize("cache", ["turboquant_k8v4", "ultraquant_4bit"])
 def test_windows_that_the_spec_has_split(
     toy_model: Path, cache: str, chunked: bool | None, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +113,7 @@ def test_steps_of_decode(toy_model: Path) -> None:
         assert decode_arguments == expected | sized | {"enforce_eager": eager}
     of_long_windows = engine_arguments(decoding(toy_model, 1, 32, 100_000), config, cpu=False)
     numbers_of_token = 2 * 2 * 2 * 32  # 2 layers, heads, k and v
+    # The largest block of a cache has 256 tokens, and may extend beyond the window's end.
     gold = 32 * (100_000 + 1 + 256) * numbers_of_token * 2
     assert of_long_windows["kv_cache_memory_bytes"] == gold
 
@@ -144,8 +149,10 @@ ROOM = 65_537 + 2 * 8192
             {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]},
             ROOM * 32 * 2 * 8 * 128 * 2,
         ),
+        # 4 heads of 512 in full attention are more than 8 heads of 128 in the sliding windows.
         (GEMMA_4, {}, ROOM * 32 * 2 * 4 * 512 * 2),
         (DEEPSEEK_V2, {"dtype": "float32"}, ROOM * 32 * (512 + 64) * 4),
+        # The latent vector is only a lower bound: 81,921 x 32 x 576 bytes are less than 4 GiB.
         (DEEPSEEK_V2, {"kv_cache_dtype": "fp8"}, 4 << 30),
         ({}, {"dtype": "float32"}, 4 << 30),
     ],
@@ -171,6 +178,7 @@ SET = 'set by compare_q with "phase": "decode";'
         ("long_prefill_token_threshold", 1, f'{SET} give "step" beside "phase" in its place'),
         ("max_num_seqs", 8, f'{SET} give "batch" beside "phase" in its place'),
         ("enable_prefix_caching", True, f"{SET} leave it out"),
+        # One token fewer than 2 tokens of each of 32 windows.
         ("max_num_batched_tokens", 63, "63 holds no step of 64 tokens (step x batch)"),
     ],
 )
@@ -315,6 +323,7 @@ def test_folders_of_which_vllm_makes_something_else(
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     index = {"weight_map": dict.fromkeys(ENDS, "model-1.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    # With load_format "mistral", vLLM may load this file instead of those of the index.
     shutil.copy(folder / "model-1.safetensors", folder / "consolidated.safetensors")
     assert message in refusal(check_checkpoint, request_for(folder, **options), folder)
 
@@ -325,6 +334,7 @@ def test_unequal_scales_end_the_run_before_it_starts(tmp_path: Path) -> None:
     entries |= {f"{name}.weight_global_scale": ("F32", 1) for name in names}
     values = {
         "mlp.gate_proj.weight_global_scale": struct.pack("<f", 1),
+        # vLLM would take the larger of the two for both, and only warn.
         "mlp.up_proj.weight_global_scale": struct.pack("<f", 2),
     }
     config = {"quantization_config": {"quant_method": "compressed-tensors"}}
@@ -420,6 +430,7 @@ def test_nvfp4_experts_need_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     check_checkpoint(request_for(folder), folder)
 
 
+# vLLM raises this in the driver, and logs the reason in the engine's process.
 DEAD = RuntimeError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
 
 

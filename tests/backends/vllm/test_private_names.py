@@ -40,6 +40,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.Batch = Batch  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.queue", module)
+    # The first version whose source was not read for compare_q.
     monkeypatch.setattr(installed_vllm, "installed", lambda: ("vllm", Version("0.34.0")))
     return module
 

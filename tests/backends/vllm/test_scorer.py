@@ -73,11 +73,13 @@ def test_a_chunk_stays_under_256_mib(
     if comparison is not None:
         models = 2
     needed = rows * (2 * vocab_size * models + 2 * hidden_size * states + 48)
+    # One row of 200,000,000 bf16 logits takes 400 MB: a chunk cannot be smaller than one row.
     assert rows == 1 or needed <= LIMIT
     product = rows
     if comparison is OWN_HEAD:
         product = 2 * rows
     unit = 128
+    # On an H200, products of a multiple of 768 rows were fastest in 5 of 6 shapes.
     if product >= 768:
         unit = 768
     assert product < 128 or product % unit == 0
@@ -93,11 +95,12 @@ def test_chunks_by_hand() -> None:
     against = scorer(128_256)
     for against.comparison in (OTHER_HEAD, OWN_HEAD):
         assert against.rows_per_chunk(4096, 2) == 384
+    # 64,128 entries on each of two ranks: 255 MiB / 136,496 bytes = 1,958.  Gathered logits have
+    # all 128,256 entries on each rank.
     assert scorer(128_256, tp_size=2).rows_per_chunk(4096, 2) == 1536
     assert scorer(128_256, tp_size=2, gathered=True).rows_per_chunk(4096, 2) == 768
-    assert (
-        scorer(128_256, soft_cap=30.0).rows_per_chunk(4096, 2) == 256
-    )  # two more copies: 343, rounded down
+    # Two more copies of the logits: 255 MiB / 777,776 bytes = 343, rounded down to 256.
+    assert scorer(128_256, soft_cap=30.0).rows_per_chunk(4096, 2) == 256
     assert scorer(49_152, device="cpu").rows_per_chunk(576, 2) == CPU_ROWS
 
 
@@ -150,8 +153,11 @@ def stepped(source: Any, **plan: Any) -> Scorer:
 @pytest.mark.parametrize(
     ("fits", "rows_of_chunks"),
     [
+        # 998 scored rows = 3 x 256 + 230.
         (1000, [256, 256, 256, 230]),
+        # The first chunk fails and is cut: 998 = 7 x 128 + 102.
         (255, [256, *[128] * 7, 102]),
+        # 256 and 128 rows fail: 998 = 15 x 64 + 38.
         (100, [256, 128, *[64] * 15, 38]),
         (1, [256, 128, 64, 32, 16, 8, 4, 2, *[1] * 998]),
     ],
@@ -181,6 +187,7 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
+    # The state of row 200 predicts token 201, which is scored position 199: scoring begins at 2.
     assert one.buffers.windows[7].written.tolist() == [not 199 <= row < 299 for row in range(998)]
     one.step(STATES[200:300], [REQUEST._replace(start=200, n_rows=100)], tokens)
     one.buffers.land()
@@ -236,6 +243,7 @@ class Ranks:
     def __init__(self, fails: int, error: Exception) -> None:
         self.fails = fails
         self.error = error
+        # A rank that waits for ever fails the test instead of blocking it.
         self.barrier = threading.Barrier(2, timeout=30)
         self.gathered: list[list[int]] = [[], []]
 
@@ -246,6 +254,7 @@ class Ranks:
             return hidden
 
         def logits(parts: Sequence[Any]) -> torch.Tensor:
+            # In the second of four chunks: two more must be computed after the error.
             if rank == self.fails and len(self.gathered[rank]) == 2:
                 raise self.error
             return reference.logits(parts)
@@ -316,6 +325,7 @@ def test_what_is_collected() -> None:
         {"error": "", "shard": (0, 40), "entries": 40, "counts": [998]},
         rows.tobytes(),
     )
+    # Rows 1 to 499 predict scored tokens: 499 of 998 positions are still missing.
     one.step(STATES, [REQUEST._replace(n_rows=500)], tokens)
     header, data = one.collect([7])
     assert (header["error"], data) == (
@@ -373,6 +383,7 @@ class Flat(list[int]):
     [
         (None, "window 3: vLLM returned log-probabilities for none of 3"),
         (Flat([6], [0, 0], [0, 1]), "for 2 of 3 positions"),
+        # Position 2 has no entry, and its start is after the end of the list.
         (Flat([6], [0, 0, 1], [0, 1, 1]), "another token, or none, at position 2"),
         (Flat([6, 8], [0, 0, 1], [0, 1, 2]), "another token, or none, at position 2"),
     ],
@@ -394,9 +405,13 @@ TWELVE = Window.scored_from(0, np.array([4, 5, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
             TWELVE,
             11,
         ),  # positions 3 to 10: the last of eleven tokens is predicted by the eighth row
+        # Seven equal positions: one fewer than STUCK.
         (range(2, 9), TWELVE, 0),
-        (range(0, 8), TWELVE, 0),  # positions 1 and 2 follow one token, which may repeat its logits
+        # Positions 1 and 2 follow one token, which may repeat its logits.
+        (range(0, 8), TWELVE, 0),
+        # Equal tokens may have equal logits, however many there are.
         (range(8), Window.scored_from(0, np.full(13, 7, np.int32)), 0),
+        # The window has fewer positions than STUCK.
         (range(4), Window.scored_from(0, np.arange(5, dtype=np.int32)), 0),
     ],
 )

@@ -38,6 +38,7 @@ def test_steps_are_counted_by_hand() -> None:
     }
 
 
+# The whole window, too few tokens, the rest at once, one of the last two, between two steps.
 @pytest.mark.parametrize(("start", "n_rows"), [(0, 10), (0, 3), (4, 6), (8, 1), (2, 4)])
 def test_other_steps_are_told(start: int, n_rows: int) -> None:
     graph: Any = SimpleNamespace(last="FULL")
@@ -71,6 +72,7 @@ def test_decode_scores_what_prefill_does(
     steps = provenance["scorer"]["steps"]
     assert steps["tokens_a_step"] == {"1": sum(len(window.token_ids) for window in WINDOWS)}
     assert steps["windows_a_step"] == 3
+    # A step has at most one token of each of three windows.
     assert sum(steps["graphs"].values()) >= steps["tokens_a_step"]["1"] / 3
     assert provenance["batch"] == "3 windows at a time"
     assert provenance["scorer"]["decode_difference"] <= 0.001
