@@ -222,7 +222,10 @@ def only_engine_for(model: str, quant_method: str) -> tuple[str, str] | None:
 def general_engine_for(
     quant_method: str, quantization: Mapping[str, Any], elsewhere: Set[str]
 ) -> tuple[str, str]:
-    """Return (load_fn, why) of the first installed engine of ``GENERAL``."""
+    """Return (load_fn, why) of the first installed engine of ``GENERAL``; if none is, of the last.
+
+    ``elsewhere``: engines and load_fns with a Python of their own, in which they are installed.
+    """
     weights = "no quantization"
     if quant_method:
         weights = f"{quant_method} weights"

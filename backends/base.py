@@ -178,7 +178,7 @@ class Engine(ABC):
 
     @classmethod
     def refusal(cls, model: PlannedModel) -> str:
-        """Return why the engine, which is imported, would refuse the model by its config.
+        """Return why the engine would refuse the model by its config; called after its import.
 
         "" if it would not.
         """

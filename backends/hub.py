@@ -277,6 +277,8 @@ def cached(
 
     how_much = "only partly"
     try:
+        # First without weights: the index, if there is one, names the files of the weights, which
+        # the second call then checks.
         folder = in_cache([pattern for pattern in patterns if pattern != WEIGHTS])
         if WEIGHTS in patterns:
             in_cache(*expected(folder))

@@ -204,14 +204,15 @@ class LlamacppEngine(LogitsEngine):
         self.threads = options.n_threads or torch.get_num_threads()
         model = model_parameters(llama_cpp, options, repacks=self.repacks)
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), model)
-        if self.model and not llama_cpp.llama_model_has_encoder(self.model):
+        has_encoder = bool(self.model) and llama_cpp.llama_model_has_encoder(self.model)
+        if self.model and not has_encoder:
             context = context_parameters(
                 llama_cpp, options, max_tokens=self.planned.max_tokens, threads=self.threads
             )
             self.context = llama_cpp.llama_init_from_model(self.model, context)
         if not self.context:
             reason = self.log.reason()
-            if self.model and not self.log.errors:
+            if has_encoder and not self.log.errors:
                 reason = "it has an encoder"
             raise ModelError(f"llama.cpp could not load {file}: {reason}")
         self.batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
@@ -235,7 +236,10 @@ class LlamacppEngine(LogitsEngine):
             yield self._piece(window, begin, min(begin + most, length))
 
     def _piece(self, window: Window, first: int, last: int) -> torch.Tensor:
-        """Return logits [last - first, V], computed at once; none is below ``LOWEST_LOGIT``."""
+        """Return logits [last - first, V], computed at once.
+
+        At positions that predict a scored token, no logit is below ``LOWEST_LOGIT``.
+        """
         import torch
 
         library = self.library
@@ -248,6 +252,7 @@ class LlamacppEngine(LogitsEngine):
         logits.copy_(torch.from_numpy(np.ctypeslib.as_array(rows, tuple(logits.shape))))
         for scored in window.predicting(first, last):
             targets = window.token_ids[first + scored.start + 1 : first + scored.stop + 1]
+            # In place: ``logits[scored]`` is a view.
             floored, excluded = raise_to_floor(
                 logits[scored], torch.from_numpy(targets).long().to(device)
             )

@@ -133,7 +133,8 @@ class PackEngine(LogitsEngine):
         n_done = 0
         position = 0
         for first, last in window.spans:
-            # Positions that predict no scored token are not stored.
+            # Token t is predicted at position t - 1.  Positions that predict no scored token are
+            # not stored.
             yield torch.empty(first - 1 - position, 0)
             for begin in range(first - 1, last - 1, step):
                 count = min(step, last - 1 - begin)

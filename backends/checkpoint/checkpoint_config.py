@@ -501,7 +501,8 @@ def scaling_json(name: str, factor: Any, original: Any, context: int) -> dict[st
 def rope_note(scaling: dict[str, Any], tokens: int) -> str:
     """Return a note on a scaling in windows of ``tokens`` tokens; "" if it has no effect.
 
-    ``scaling``: as ``scaling_json`` returns it.
+    ``scaling``: as ``scaling_json`` returns it.  An engine that chooses the factors by its context
+    (``context``, vLLM and llama.cpp) scales windows below the original context, too.
     """
     original = scaling.get("original_context")
     context = scaling.get("context", 0)

@@ -608,14 +608,14 @@ def kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from one_finding("wrong", places, what, "calibrate the KV cache again")
     if not places_by_fault and all((values(tensor) == 1).all() for tensor in scales.values()):
         severity: Severity = "warning"
-        what = "which no calibration gives: keys beyond 448 are cut"
+        cause = "which no calibration gives: keys beyond 448 are cut"
         method = str(checkpoint.config.quantization.get("quant_method")).lower()
         # ModelOpt stores 1 if the calibrated scale is smaller.
         if method.startswith("modelopt"):
             severity = "note"
-            what = "and ModelOpt writes no smaller one"
+            cause = "and ModelOpt writes no smaller one"
         places = [checkpoint.where(name) for name in scales]
-        what = f"every scale of the fp8 KV cache is 1.0, {what}"
+        what = f"every scale of the fp8 KV cache is 1.0, {cause}"
         yield from one_finding(severity, places, what, NO_SCALES)
 
 

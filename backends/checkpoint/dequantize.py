@@ -119,6 +119,7 @@ def is_fp4(parts: Parts) -> bool:
     if weight is None or scale is None or weight.dtype not in ("U8", "I8"):
         return False
     is_nvfp4 = weight.dtype == "U8" and scale.dtype == "F8_E4M3"
+    # MXFP4: a scale for 32 numbers, which are 16 bytes.
     return is_nvfp4 or (scale.dtype in POWERS and weight.shape[-1] == 16 * scale.shape[-1])
 
 
@@ -210,10 +211,12 @@ def scales_of_rows(
     scale: Tensor, shape: tuple[int, int], rows: NDArray[np.intp], config: CheckpointConfig
 ) -> Floats:
     """Return the scales (or zero points) [rows, columns] of some rows of a matrix of this shape."""
-    grid = scale_grid(scale, shape[0])
+    grid_shape = scale_grid(scale, shape[0])
     block = config.block or (0, 0)
-    grid_rows = rows // tile(shape[0], grid[0], block[0])
-    return numbers(scale).reshape(grid)[grid_rows][:, columns_of_scales(scale, shape, block[1])]
+    grid_rows = rows // tile(shape[0], grid_shape[0], block[0])
+    return numbers(scale).reshape(grid_shape)[grid_rows][
+        :, columns_of_scales(scale, shape, block[1])
+    ]
 
 
 def columns_of_scales(scale: Tensor, shape: tuple[int, int], width: int = 0) -> NDArray[np.intp]:

@@ -356,6 +356,8 @@ class GgufModel:
             return {}
         if not original:
             original = None
+            # As llama.cpp: yarn's default is the trained context.  Linear scaling needs none, since
+            # it changes all positions.
             if name == "yarn":
                 original = self.field("{}.context_length", int)
         factor = self.field("{}.rope.scaling.factor", float)
@@ -409,9 +411,10 @@ class GgufModel:
         return Storage(bpw_layer, head_bits / numel[self.head], bits["layer"] + head_bits)
 
     def serving(self) -> ServingFacts:
-        """Return sizes by ``CheckpointConfig.serving``, without those of the KV cache.
+        """Return what the memory and the steps of a server depend on, from the header.
 
-        llama.cpp logs the size of its cache.
+        The KV cache has no size here, because llama.cpp logs it.  With a sliding window, that size
+        is an upper bound.
         """
         dense = self.field("{}.feed_forward_length", int)
         if not dense:

@@ -162,9 +162,9 @@ def bounds_of(checkpoint: Checkpoint) -> dict[str, Bound]:
 
 
 def is_unusual(bound: Bound, median: float | None) -> bool:
-    """True if weights are large in the whole module.
+    """Return True if the largest and the median weight of a module are unusual.
 
-    ``median``: of the median weights of the same layers.
+    ``median``: the median of such median weights, over the same module in all layers.
     """
     if median is None or bound.median_weight is None:
         return False

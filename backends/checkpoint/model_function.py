@@ -490,7 +490,8 @@ def as_header(facts: Facts, *, defaults: bool) -> Facts:
 def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
     """Return a config's numbers and sizes of heads as a header states them.
 
-    None for values of uncertain form.
+    None for values of uncertain form.  ``defaults``: compute what Transformers computes for keys
+    that are missing or null.
     """
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "rotary dimensions")
     sizes = {name: facts.get(name) for name in names}
@@ -627,6 +628,8 @@ def may_differ(mine: Path, reference: Path) -> bool:
     """
     ours = stated_facts(mine)
     theirs = stated_facts(reference)
+    # A config states more than a header has fields for, so only the header's values must all be
+    # in the config.
     if is_gguf(mine) and not is_gguf(reference):
         theirs = as_header(theirs, defaults=True)
         unknown = ours.keys() - theirs.keys()
@@ -635,6 +638,7 @@ def may_differ(mine: Path, reference: Path) -> bool:
         unknown = theirs.keys() - ours.keys()
     else:
         unknown = ours.keys() ^ theirs.keys()
+    # ``differing`` compares these two although only one model states them.
     if unknown - {"rope_type", FROM_TENSOR}:
         return True
     return next(differing(ours, theirs), None) is not None

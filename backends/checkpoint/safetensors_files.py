@@ -247,7 +247,7 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = 
 
 
 def stamped_files(folder: Path) -> set[Path]:
-    """Return the files of a folder that match ``STAMPED``."""
+    """Return the small files of a folder that its fingerprint depends on (``STAMPED``)."""
     files = set()
     for pattern in STAMPED:
         for file in folder.glob(pattern):

@@ -338,8 +338,8 @@ def bits_fault(parts: Parts, kind: str) -> Fault | None:
 def zero_point_fault(parts: Parts, scheme: Scheme | None) -> Fault | None:
     """Return a fault for zero points in a symmetric scheme, or for other groups than the scales'.
 
-    Both are compressed-tensors'.  If a scheme that is not symmetric has no zero points at all,
-    they are missing tensors (``lacking_parts``).
+    Only compressed-tensors stores tensors of these names.  If a scheme that is not symmetric has no
+    zero points at all, they are missing tensors (``lacking_parts``).
     """
     points = parts.get("weight_zero_point")
     scale = parts.get("weight_scale")

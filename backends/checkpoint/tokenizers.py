@@ -233,7 +233,10 @@ def loses_text(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
 
 
 def words_in(text: str) -> list[str]:
-    """Return the words of a text without what normal forms change: case and some characters."""
+    """Return the words of a text in NFKC, without case and control characters.
+
+    Tokenizers that normalize texts differently then give the same words.
+    """
     plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ")
     visible = []
     for character in plain:

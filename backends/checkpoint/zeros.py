@@ -167,11 +167,12 @@ def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
     """Return the longest run of rows that repeat a number of ``NUMBER_BYTES`` bytes.
 
     ``NO_RUN`` if it is short, or most such rows are outside it.  ``matrix``: bytes [rows, bytes of
-    a row].  ``zeros_only``: the number is zero, as in rows that are too short to repeat one.
+    a row].  ``zeros_only``: the number must be zero.  It also must be in very short rows, which may
+    repeat another number by chance.
     """
     if matrix.shape[1] < FIRST_BYTES:
         zeros_only = True
-    # Most rows differ in their first bytes, and the rest of them is not read.
+    # The first bytes of most rows do not repeat a number: the rest of these rows is not read.
     candidates = np.flatnonzero(repeat_one_number(matrix[:, :FIRST_BYTES], zeros_only=zeros_only))
     step = max(READ_BYTES // matrix.shape[1], 1)
     repeating = [candidates[:0]]
@@ -181,7 +182,7 @@ def longest_run(matrix: NDArray[np.uint8], *, zeros_only: bool) -> Run:
     rows = np.concatenate(repeating)
     if not len(rows):
         return NO_RUN
-    # Places in ``rows`` where runs begin, and the end.
+    # Places in ``rows`` where runs begin, and the end: -2 and len(matrix) + 1 are next to no row.
     edges = np.flatnonzero(np.diff(rows, prepend=-2, append=len(matrix) + 1) > 1)
     lengths = np.diff(edges)
     longest = max(lengths)

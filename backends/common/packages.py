@@ -183,7 +183,8 @@ def digest_of_record(record: str) -> str:
     """
     lines = []
     for line in record.splitlines():
-        checksum = line.split(",")[-2:][0]  # a line is path,checksum,size
+        # A line is path,checksum,size.  A damaged line without a comma counts as its own checksum.
+        checksum = line.split(",")[-2:][0]
         if checksum and not line.startswith("../") and ".dist-info/" not in line:
             lines.append(line)
     if not lines:

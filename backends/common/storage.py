@@ -318,7 +318,7 @@ def load(data: bytes) -> dict[str, Any]:
 
 
 def load_file(file: Path, *, strict: bool = False) -> dict[str, Any]:
-    """The object in a regular file that ``dump`` wrote, from an unknown source.
+    """Return the object in a regular file in the format of ``dump``, whoever has written it.
 
     ValueError if it is damaged, nested too deeply, or, if ``strict``, has NaN or a key twice.
     InputError if the file cannot be read, or is too large.
@@ -326,6 +326,7 @@ def load_file(file: Path, *, strict: bool = False) -> dict[str, Any]:
     data = json_files.read_bytes(file)
     value = load(data)
     try:
+        # Only for the errors.
         if strict:
             json_files.parsed(data, file.name)
         else:

@@ -108,7 +108,8 @@ class Streamer:
     def forwarded(self, window: Window) -> Iterator[torch.Tensor]:
         """Return the logits of one window in chunks.
 
-        The other windows of its group then wait for the last layer.
+        The other windows of its group then wait for the last layer.  ``reached`` of a forward pass
+        is a layer's number until the pass has ended, and then its logits.
         """
         forward = self.forward_of(window)
         last_layer = len(self.hosts) - 1
@@ -153,7 +154,10 @@ class Streamer:
         return self.forwards[0]
 
     def next_group(self, window: Window, n_windows: int) -> list[Window]:
-        """Return ``n_windows`` windows from ``window`` on; it alone if it is not prepared."""
+        """Return ``n_windows`` windows from ``window`` on, and note how many come after them.
+
+        A window that ``prepare`` was not told of is a group of its own.
+        """
         for begin, other in enumerate(self.windows):
             if other is window:
                 group = self.windows[begin : begin + n_windows]

@@ -316,7 +316,7 @@ class TransformersEngine(LogitsEngine):
     def head(self) -> RecomputableHead | str:
         """Return the output embedding, with soft cap and scale from the config.
 
-        ``states`` are kept from now on.
+        From now on, the head's inputs are kept in ``head_inputs``.
         """
         import torch
 
@@ -328,6 +328,7 @@ class TransformersEngine(LogitsEngine):
         if module.weight.is_meta:
             return "its head is not resident"
         if self.head_inputs is None:
+            # Not None: the hook is registered once.
             self.head_inputs = torch.empty(0)
             module.register_forward_pre_hook(self._keep_head_inputs)
         numbers = {}
@@ -375,7 +376,8 @@ class TransformersEngine(LogitsEngine):
     def provenance(self) -> dict[str, Any]:
         floor = provenance_of(seed_of(self.planned.options))
         notes = [*self.dtype_notes(), *floor.get("notes", ())]
-        # The results file has the keys in this order.
+        # The results file has the keys in this order.  "attention" is a column of the table, and
+        # "attn_implementation" is the name of Transformers' option.
         facts: dict[str, Any] = {
             "model_class": type(self.model).__name__,
             "dtype": dtype_name(self.model.dtype),

@@ -91,8 +91,9 @@ def linear_layer(
 ) -> Layer:
     """Return how a linear layer ran.
 
-    A class of a quantizer (bitsandbytes, gptqmodel, FP8) runs the scheme of the config, unless its
-    weights are floats.
+    compressed-tensors' modules state their own scheme.  A plain linear layer runs its weights as
+    they are.  A class of a quantizer (bitsandbytes, gptqmodel, FP8) runs the scheme of the config,
+    unless its weights are floats; without a scheme it is unknown.
     """
     kernel = type(module).__name__
     module_scheme = getattr(module, "quantization_scheme", None)

@@ -286,7 +286,8 @@ def kv_windows(groups: Sequence[KVCache]) -> str:
 def kv_deviations(groups: Sequence[KVCache]) -> list[str]:
     """Return clauses for caches that differ from the config, and for caches not read by prefill.
 
-    A format that the spec names is not a deviation; ``kv_notes`` returns a note on it.
+    A format that the spec names is not a deviation; ``kv_notes`` returns a note on it.  A group's
+    ``prefill`` is the reason that prefill does not read its cache.
     """
     clauses = []
     for group in groups:

@@ -276,7 +276,8 @@ class Comparison:
     ) -> NDArray[np.float32]:
         """Return partial statistics [n, F] of rows of a window from their logits [n, V].
 
-        The logits are cut to the shard, which is (0, V') here.  ``targets``: integers [n].  The
+        The logits are cut to the shard, which is the whole vocabulary without padding: (0, V').
+        ``targets``: integers [n].  The
         reference's logits are computed in pieces of at most ``CHUNK_ELEMENTS``.
         """
         import torch

@@ -189,6 +189,7 @@ def verified(folder: Path) -> Manifest:
             raise InputError(f"{file}: cannot be read: {error.strerror}") from None
         states.append((name, status.st_size, storage.times_of(status)))
     json_files.check_no_pipes(folder / TOKENIZER)
+    # The manifest as a text and the states of the files are the key of ``_verify``'s cache.
     _verify(folder, manifest.model_dump_json(), tuple(states))
     return manifest
 

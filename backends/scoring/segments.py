@@ -346,7 +346,9 @@ def by_priority(
     def priority(candidate: Usable) -> tuple[Any, ...]:
         segment, needed = candidate
         return (
+            # The record of a session says what ran: a segment without one comes last.
             segment.session not in recorded_sessions,
+            # One reference for as many windows as possible, so that their KLDs are comparable.
             -len(covered[segment.tag]),
             segment.tag != tag,
             # The rest only makes the order independent of the file system.
@@ -538,7 +540,10 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def foreign(folder: Path) -> int:
-    """Return the number of segments in a folder that have another key, or another version."""
+    """Return the number of segments in a folder that have another key.
+
+    ``segment_in`` returns None for another version: such a segment does not count.
+    """
     count = 0
     for file in scores_folder(folder).tensor_files(SEGMENT_TAG):
         segment = segment_in(file)

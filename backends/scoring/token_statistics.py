@@ -266,7 +266,8 @@ def scores(
 
     ``targets`` integers [T], global token ids; ``shards`` float32 [T, ``width``] each, one per
     tensor-parallel rank, as ``partial`` wrote them, in any order.  ``top1`` and ``same_top`` are
-    False if a log-probability that they use is not finite.  Among equally probable tokens, the
+    False if the token's log-probability is not finite, ``same_top`` also if the reference's sum is
+    not.  Among equally probable tokens, the
     lowest id is the top one.  ValueError if shapes do not fit.
     """
     shapes = {shard.shape for shard in shards}

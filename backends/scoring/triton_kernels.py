@@ -176,13 +176,14 @@ def _first_top(
 ) -> tl.tensor:
     """The first column that holds the row's maximum.
 
-    ``groups``: first column of the group with each lane's maximum.
+    ``groups``: for each lane, the first column of the group that has the lane's maximum.
     """
     begin = tl.min(tl.where(peaks == peak, groups, NO_COLUMN), 0)
     index = begin + tl.arange(0, group)
     # A row without a logit above START has START as its maximum.
     is_top = tl.maximum(_load(row, index, columns), START) == peak
     column = tl.min(tl.where(is_top, index, NO_COLUMN), 0)
+    # A maximum of NaN equals no logit: any valid column will do.
     return tl.minimum(column, columns - 1)
 
 

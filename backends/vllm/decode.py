@@ -128,7 +128,8 @@ class PrefillCheck:
     ) -> list[Floats]:
         """Return the log-probabilities of each window, scored alone in prefill."""
         plan = ScoringPlan(gathered=gathered)
-        # The scheduler reads its threshold in each step if it is in this process.
+        # The threshold cuts a prompt into decode steps; with 0 it is scored at once.  The scheduler
+        # reads it in each step if it is in this process.
         scheduler = driver.llm.llm_engine.vllm_config.scheduler_config
         threshold = scheduler.long_prefill_token_threshold
         step = driver.step

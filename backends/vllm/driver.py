@@ -118,6 +118,7 @@ class VllmDriver:
     ) -> None:
         """Queue the requests of windows, by their names, and then of companions.
 
+        A companion is a request that is not scored (``COMPANION``): no window may ever be alone.
         The scheduler is paused while windows are queued, so that the batches are the same every
         time: otherwise bf16 perplexities change in the fifth digit.
         """

@@ -195,7 +195,10 @@ def activations(module: Any, method: Any, kernel: Any, expected: str, dtype: str
 
 
 def activations_of_key(kernel: Any, key: Any, dtype: str) -> str:
-    """Return the precision that a kernel's QuantKey states; None: the model's ``dtype``."""
+    """Return the precision that a kernel's QuantKey states.
+
+    Without a ``key`` it is the model's ``dtype``.
+    """
     precision = dtype
     if key is not None:
         precision = key_text(key, "token")

@@ -274,6 +274,7 @@ class VllmEngine(Engine):
                 worker_extension_cls=EXTENSION,
                 **self.arguments,
             )
+            # All ranks return the same.
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
         except Exception as error:
             # For example a config error, a refused checkpoint, a dead worker.
@@ -531,7 +532,7 @@ def register_architectures(config: dict[str, Any], options: dict[str, Any]) -> N
 
     Otherwise vLLM starts a Python to inspect each, which takes 14 to 20 s per architecture that is
     not in the cache below VLLM_CACHE_ROOT.  Only architectures that the registry would import later
-    are registered; without these names in vLLM, nothing changes.
+    are registered.  If a vLLM lacks the private names that are used here, nothing changes.
     """
     overrides = options.get("hf_overrides")
     complete = dict(config)

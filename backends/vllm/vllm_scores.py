@@ -85,6 +85,8 @@ def score_with_vllm(
         ours.append(scores.logprob)
         largest.append(largest_logit(shards))
     vllm = [vllm_of[window.index] for window in windows]
+    # Either of two logits may be rounded by the spacing of its dtype; 1e-4 nats are for sums in
+    # float32.
     limit = 2 * spacing(driver.report["logits_dtype"]) * np.concatenate(largest) + 1e-4
     return ScoresOfBoth(
         windows,

@@ -19,7 +19,7 @@ def placeholder(logprob: NDArray[np.float32]) -> str:
 
     Models repeat one value only where a token is certain: its float32 log-probability is then 0.0.
     The first tokens of a prompt are never certain, even if the prompt repeats one token.  Real
-    answers therefore have other values too.
+    answers therefore have other values too: in a few tokens one, in longer prompts several.
     """
     values = np.unique(logprob)
     if len(logprob) < TOKENS_FOR_TWO_VALUES:

@@ -154,11 +154,12 @@ class Repeats:
     def verdict(self) -> str:
         """Return why the answers cannot come from one model; "" if they can."""
         largest = max(self.differences)
+        # Not the median: of two models that answer in turn, half of the differences are large.
         quartile = float(np.quantile(self.differences, 0.25))
         is_outlier = False
         if len(self.differences) >= ENOUGH:
             is_outlier = largest > max(OTHER_MODEL, RATIO * quartile)
-        if not is_outlier and not largest > CERTAIN:
+        if not is_outlier and largest <= CERTAIN:
             return ""
         return (
             "the first tokens of a window, requested again, had log-probabilities that differ by "

@@ -421,6 +421,7 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
     # Below the range of float32, the conversion would turn a value into minus infinity.
     if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
         raise ServerError(NO_LOGPROBS)
+    # vLLM sends minus infinity, which JSON does not have, as CLAMPED.
     logprob[logprob == CLAMPED] = -np.inf
     logprob_f32 = logprob.astype(np.float32)
     problem = placeholder(logprob_f32)

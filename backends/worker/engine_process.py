@@ -140,7 +140,8 @@ def run_worker(fork: Fork, import_note: str) -> None:
 def missing_package() -> str:
     """Return the package that this Python lacks to run any worker, and how to install it.
 
-    Empty if none is missing.
+    Empty if none is missing.  Then kernels that workers compile are also kept apart for each CPU,
+    which needs the same import.
     """
     try:
         from ..common import machine

@@ -97,7 +97,7 @@ def files_in_memory() -> Iterator[str]:
 def files_of_worker(group: int, folder: str) -> set[str]:
     """Return the files that a worker's processes map now, and the files in the note in its folder.
 
-    Without the files that this process maps: the worker, its fork, maps them too.
+    Files that this process maps do not count: a worker is a fork of it, and inherits its maps.
     """
     files = files_of_group(group) | noted_files(folder)
     with suppress(OSError):

@@ -220,10 +220,12 @@ class Worker:
                     committer.add(scores)
                     send(protocol.Progress(1))
         except BaseException:
-            if committer.waiting and committer.windows:  # the last windows need the record first
+            # If no window is left, the scores are complete, and the record has to be written first.
+            if committer.waiting and committer.windows:
                 committer.commit()
             raise
         moments["closed"] = time.time()
+        # The next command finds the model loaded: it starts where this one ends.
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
         record: dict[str, Any] = {
             "provenance": what_ran(self.engine, self.notes),
@@ -241,7 +243,8 @@ class Worker:
     def other_gpu_users(self) -> str:
         """Return the processes that use this worker's GPUs, or used them before it loaded.
 
-        After loading, only a worker with one GPU is asked about, and counts as one process.
+        After loading, this worker is one of the processes on its GPU.  With several GPUs, the
+        processes of its ranks could not be told from others: "" then.
         """
         if self.shared:
             return self.shared
@@ -329,7 +332,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
         return EngineInfo()
     info_fields: dict[str, Any] = {}
     if not capabilities.here:
-        # Facts, even unknown ones, show that the model has no files on this machine.
+        # A server's model: having facts, even unknown ones, says that it has no files here.
         info_fields["facts"] = ModelFacts()
     try:
         engine.check(model)
