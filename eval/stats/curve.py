@@ -21,9 +21,8 @@ CURVE_BINS = 32
 
 @dataclass(frozen=True)
 class Curve:
-    """Means over positions in the window.
-
-    Bin i holds the positions from ``edges[i]`` to ``edges[i + 1] - 1``.
+    """Means over positions in the window: bin i holds positions ``edges[i]`` to ``edges[i + 1] -
+    1``.
 
     ``nll`` (nats) and ``kld`` (nats; None without a reference) are None where a bin has no finite
     score.  Their errors are standard errors from the blocks of the text; None where a bin has
