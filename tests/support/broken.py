@@ -32,6 +32,7 @@ def tensor_of(source: Path, name: str) -> torch.Tensor:
 
 
 def unequal_global_scales(source: Path, folder: Path) -> Path:
+    # vLLM fuses q, k and v into one matrix, which has one global scale.
     name = f"{Q}.weight_global_scale"
     return changed(source, folder, {}, **{name: 3 * tensor_of(source, name)})
 
@@ -47,6 +48,7 @@ def half_of_the_scales(source: Path, folder: Path) -> Path:
 
 
 def reciprocal_scale(source: Path, folder: Path) -> Path:
+    # ModelOpt stores the reciprocal of compressed-tensors' global scale.
     name = f"{LAYER}.mlp.down_proj.weight_global_scale"
     return changed(source, folder, {}, **{name: 1 / tensor_of(source, name)})
 
@@ -118,6 +120,7 @@ def quantized_head(source: Path, folder: Path) -> Path:
 def stray_file(source: Path, folder: Path) -> Path:
     shutil.copytree(source, folder)
     name = f"{Q}.weight_packed"
+    # Repositories of Mistral have the weights in a file of this name too.
     save_file({name: tensor_of(source, name)}, folder / "consolidated.safetensors")
     return folder
 

@@ -30,11 +30,13 @@ WEATHER = {
             "tool_calls": [
                 {
                     "type": "function",
+                    # OpenAI's API has the arguments as a string of JSON.
                     "function": {"name": "weather", "arguments": '{"town": "Bern"}'},
                 }
             ],
         },
         {"role": "tool", "content": "dry"},
+        # The last character has three bytes, so three tokens.
         {"role": "assistant", "content": "No, it is dry ☀"},
     ],
     "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],

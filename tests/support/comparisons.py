@@ -21,6 +21,7 @@ N_WINDOWS = 3
 LENGTH = 100
 """Number and tokens of the windows in runs of one text."""
 # Of uniform logits from logits with a boost of 3 for the real token; 500 tokens.
+# p = e^3 / (e^3 + 499) of the real token; ``cut_divergence`` has the sum.
 KLD = 0.078622
 LENGTHS = {"prose": 100, "code": 60, "logs": 100}
 """Name of each text of 1,000 characters -> tokens per window; the texts have 9, 15 and 9 windows.
@@ -137,4 +138,5 @@ def cut_divergence(boost: float, entries: int) -> float:
     total = math.exp(boost) + entries - 1
     p = math.exp(boost) / total  # of the real token
     q = 1 / total  # of each other token
+    # The uniform model gives each token 1 / entries: ln(p / (1 / entries)) = ln(p * entries).
     return p * math.log(p * entries) + (entries - 1) * q * math.log(q * entries)

@@ -51,11 +51,14 @@ class Download:
 
 LAYER = "model.layers.0"
 LANGUAGE = "model.language_model.layers.0"
+# The ``weight_shape`` of an 8 x 64 matrix in compressed-tensors.
 PAIR = struct.pack("<2q", 8, 64)
+# 16 x 32 weights, two in a byte, with one scale for every 16.
 NVFP4_PARTS: Entries = {
     "weight": ("U8", 16, 16),
     "weight_scale": ("F8_E4M3", 16, 2),
     "weight_scale_2": ("F32",),
+    # A scale of activations does not count: it is not a part of the weights.
     "input_scale": ("F32",),
 }
 FP8_PARTS: Entries = {
@@ -63,8 +66,11 @@ FP8_PARTS: Entries = {
     "weight_scale": ("F32",),
     "input_scale": ("F32",),
 }
+# 8 x 64 weights, with one power of two in 8 bits for every 32.
 MX_PARTS: Entries = {"weight": ("F8_E4M3", 8, 64), "weight_scale": ("U8", 8, 2)}
+# The same matrix, with two weights in a byte.
 MXFP4_PARTS: Entries = {"weight": ("U8", 8, 32), "weight_scale": ("U8", 8, 2)}
+# 64 x 64 weights, eight in a word, in two groups of 32.
 GPTQ = gptq(8, 64, (2, 8), 64)
 KV8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 QUARK_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}

@@ -10,6 +10,7 @@ import torch
 from tests.support.toy import TOY_VOCAB
 
 HIDDEN = 64
+# exllamav3 pads the 320 entries of ``TOY_VOCAB`` to a multiple of 128.
 PADDED = 384
 
 

@@ -100,11 +100,13 @@ class FakeEngine(LogitsEngine):
         logits[torch.arange(len(targets)), targets] = options.boost
         logits[:, 0] += options.shift
         if options.noise:
+            # By the digest, so that a window has the same noise in every run and order.
             seed = (options.noise_seed, int(window.digest, 16))
             logits += NOISE * normal_numbers(logits, seed)
         if options.random:
             logits += options.random * normal_numbers(logits, None)
         if window.index in options.nan_windows:
+            # The logits at a position predict the next token.
             logits[window.spans[0][0] - 1] = float("nan")
         yield logits
 
@@ -198,20 +200,24 @@ class MadeEngine(FakeEngine):
         match self.planned.label:
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
-            case "killed":  # as the system does when memory is full
+            # As the system does when memory is full.
+            case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "huge":
                 import torch
 
+                # 4 PiB in float32, more than any machine has.
                 torch.empty(1 << 50)
             case "thread":
+                # Not a daemon: a normal exit of Python would wait for it.
                 threading.Thread(target=time.sleep, args=(LONG_S,)).start()
             case "child":
                 child = subprocess.Popen(
                     [sys.executable, "-c", f"import time; time.sleep({LONG_S})"]
                 )
                 made("child").write_text(str(child.pid))
-            case "memory":  # as vLLM's queues
+            # vLLM's queues have such files (psm_*), which a killed worker leaves behind.
+            case "memory":
                 file = Path(f"/dev/shm/psm_{os.getpid()}")
                 file.write_bytes(bytes(mmap.PAGESIZE))
                 with file.open("r+b") as stream:

@@ -53,6 +53,7 @@ CASES = {
         Point("AWQ g64", 4.0, 7.4),
     ],
     "odd labels": [
+        # matplotlib leaves labels with "_" at the front out of legends, and reads $a$ as a formula.
         Point("_x $a$ b$", 1, 1),
         Point("", 2, 2),
         Point("[a]", 3, 3),

@@ -31,6 +31,7 @@ def flips(files: list[Path], seed: int, count: int = FLIPS) -> Iterator[tuple[Pa
         file.write_bytes(good)
 
 
+# A BaseException, so that no ``except Exception`` handles it.
 class KilledError(BaseException):
     """Stands for the end of the process."""
 

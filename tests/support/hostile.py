@@ -25,6 +25,7 @@ FUZZ_CASES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 FEW_CASES = 50
 PATIENCE = 60
 """Seconds after which a reader counts as hanging."""
+# Python refuses to parse integers of more than 4,300 digits.
 DIGITS = "5,000 digits"
 DEEP = "3,000 brackets"
 """Placeholders for values that Python's json cannot write."""
@@ -38,15 +39,18 @@ VALUES: tuple[Any, ...] = (
     2,
     255,
     2**31,
+    # The first integer that float64 does not have.
     2**53 + 1,
     2**63,
     2**64 - 1,
+    # Too large for float32.
     10**39,
     -(10**41),
     0.5,
     -0.5,
     -0.0,
     1e300,
+    # Subnormal in float64.
     1e-320,
     1e308,
     -1e308,
@@ -56,14 +60,19 @@ VALUES: tuple[Any, ...] = (
     "x",
     " ",
     "a\nb",
+    # This clears a terminal, and the next one reverses the direction of text.
     "\x1b[2J",
     "\u202e",
     "\x00",
+    # UTF-8 cannot encode a lone surrogate.
     "\ud800",
     "1",
+    # ``Path.expanduser`` raises RuntimeError for an unknown user.
     "~nouser/x",
+    # A file name may have 255 bytes.
     "a" * 300,
     "/proc/self/mem",
+    # This file never ends.
     "/dev/zero",
     "..",
     "*",
@@ -111,6 +120,7 @@ def damaged(document: Any, random: Random) -> bytes:
     copied = json.loads(json.dumps(document))
     for _ in range(random.randint(1, 3)):
         copied = changed(copied, random)
+    # Without escapes, a lone surrogate becomes bytes that are not UTF-8.
     text = json.dumps(copied, ensure_ascii=random.random() < 0.7)
     text = text.replace(json.dumps(DIGITS), "9" * 5000)
     text = text.replace(json.dumps(DEEP), "[" * 3000 + "]" * 3000)
@@ -199,7 +209,8 @@ def answer_of(reader: Callable[[], Any]) -> Any:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert text.strip()
-    assert not CONTROL.search(text), text  # one line of UTF-8 without control characters
+    # One line of UTF-8 without control characters.
+    assert not CONTROL.search(text), text
     return None
 
 

@@ -233,6 +233,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
                 return
             repo = hub.repos.get((kind, name))
             if repo is None:
+                # The hub does not reveal whether a repository is private or missing.
                 self.fail(401, "RepoNotFound", "Invalid username or password.")
                 return
             files = repo.files(revision)
@@ -324,6 +325,7 @@ def handler(hub: Hub, where: str) -> type[BaseHTTPRequestHandler]:
             self.begin(status, headers)
             if self.command != "HEAD":
                 self.wfile.write(part[:n_sent])
+            # Content-Length announced more bytes, so the client sees a broken connection.
             self.close_connection = n_sent is not None
 
         def fail(
@@ -433,6 +435,7 @@ class Client:
             cwd=ROOT,
             env=hub.environment(home, PYTHONPATH=str(ROOT), **variables),
         )
+        # ``copy`` ends when the last descriptor of the terminal's other end is closed.
         os.close(stderr)
         self.run(PREPARED)
 

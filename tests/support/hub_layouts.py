@@ -68,6 +68,7 @@ def add_scripts(hub: Hub) -> None:
     functions = {}
     for split in SPLITS:
         treebank[f"penn_treebank/{split}/0000.parquet"] = parquet(rows("ptb", split), "sentence")
+        # More than the 1,000 functions that compare_q takes.
         code = [f"def {split}_{i}(): pass" for i in range(1200)]
         copy = parquet(code, "whole_func_string")
         for language in ("go", "python"):
@@ -97,6 +98,7 @@ def add_c4(hub: Hub) -> None:
             splits[config][split] = f"{config}/c4-{split}.*.json.gz"
             for i in range(min(count, 9)):
                 line = json.dumps({"text": f"c4 {config} {split} file {i}"}) + "\n"
+                # Without a time, the bytes and so the commit are the same in every run.
                 packed = gzip.compress(line.encode(), mtime=0)
                 files[f"{config}/c4-{split}.{i:05d}-of-{count:05d}.json.gz"] = packed
     add(hub, "allenai/c4", files, splits)
@@ -108,6 +110,7 @@ def add_fineweb(hub: Hub) -> None:
         for i in range(3):
             text = [f"{name} file {i} row {j}" for j in range(600)]
             files[f"sample/10BT/{i:03d}_00000.parquet"] = parquet(text)
+        # This file belongs to the default configuration, not to sample-10BT.
         files["data/CC-MAIN-2024-10/000_00000.parquet"] = parquet(["another dump"])
         splits = {"default": {"train": "data/*/*"}, "sample-10BT": {"train": "sample/10BT/*"}}
         add(hub, f"HuggingFaceFW/{name}", files, splits)

@@ -14,6 +14,7 @@ from tests.support.toy import planned
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
 )
+# By default, llama.cpp keeps keys and values in float16.
 EXACT_OPTIONS = {"type_k": "f32", "type_v": "f32", "flash_attn": False}
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.toy import save_llama
 
 LETTERS = "abcdefghijkl"
+# Braces are doubled for ``str.format``; where lm-eval needs two of them, there are four.
 CHOICE = """\
 task: toy_choice
 dataset_path: json
@@ -77,6 +78,7 @@ def choices_of(number: int) -> list[str]:
     choices = []
     for index in range(4):
         letter = LETTERS[(number + 5 * index) % len(LETTERS)]
+        # The lengths differ because acc_norm divides by them, and acc does not.
         choices.append(letter * (1 + (number + index) % 3))
     return choices
 

@@ -48,6 +48,8 @@ def peak_memory(load_fn: str, model: Path, length: int) -> int:
 
 def main(load_fn: str, model: str, tokens: str) -> None:
     """Score a window, and print the peak memory of this process."""
+    # 2^21 logits are 128 rows of ``VOCAB``.  With compare_q's own limit, 2^28, both windows would
+    # be one chunk.
     logits_engine.PIECE_ELEMENTS = 1 << 21
     hf.PIECE_ELEMENTS = 1 << 21
     comparison.CHUNK_ELEMENTS = 1 << 21
@@ -69,6 +71,7 @@ def main(load_fn: str, model: str, tokens: str) -> None:
         store.seal(Path(name), {}, [window.digest])
         (scores,) = engine.score([window], ScoreRequest(reference=Path(name)))
     assert scores.kld is not None
+    # The model is its own reference.
     assert np.abs(scores.kld).max() < 1e-6
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None

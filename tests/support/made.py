@@ -72,6 +72,7 @@ def storage_of(row: ModelResult) -> Storage:
     )
 
 
+# The weights in VRAM are 8 * 2^30 bits = 1 GiB.
 SIZE = Storage(4.5, 16.0, 8 * 2.0**30)
 REFERENCE = {"label": "bf16", "contents": "states", "key": "f" * 40}
 LAYERS = {
@@ -105,6 +106,7 @@ ALONE = RowStatistics(
     top1=0.5,
     entropy=1.25,
     bits_per_byte=1.25,
+    # 2^1.25, from ``bits_per_byte``.
     byte_perplexity=2.378,
     word_perplexity=55.5,
     blocks=BLOCKS,
@@ -121,15 +123,18 @@ COMPARED = replace(
     ALONE,
     ref_ppl=7.25,
     ref_ppl_tokens=40,
+    # ln(7.5 / 7.25) = 0.0339 and 7.5 / 7.25 = 1.0345, whose error is 1.0345 * 0.002.
     ln_ppl_ratio=0.0339,
     ln_ppl_ratio_stderr=0.002,
     ppl_ratio=1.0345,
     ppl_ratio_stderr=0.00207,
     ppl_difference=0.25,
+    # 7.5 * 0.002.
     ppl_difference_stderr=0.015,
     correlation=0.98765,
     kld=0.01234567,
     kld_stderr=0.000452,
+    # 40 * 0.01234567.
     kld_sum=0.4938268,
     kld_tokens=40,
     kld_non_finite=0,
@@ -162,12 +167,14 @@ WORST = (
         window=1,
         position=7,
         kld=4.25,
+        # ln 0.01, and ln 0.5 for the reference.
         logprob=-4.605,
         ref_logprob=-0.693,
         before="before\n",
         token=" <i>",
         after=" after",
     ),
+    # In a page, a token must not end the script that it is in.
     WorstToken(window=0, position=9, kld=3.0, logprob=-9.0, after="</script>"),
 )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 NAME = b"mkl_vml_serv_cpu_detect.vml_cpu_type"
+# ``SHT_SYMTAB`` of elf.h.
 SYMBOL_TABLE = 2
 SECTION = np.dtype(
     [
@@ -47,6 +48,7 @@ def address() -> int | None:
     if not LIBRARY.exists():
         return None
     content = np.memmap(LIBRARY, np.uint8, "r")
+    # ``e_shoff`` and ``e_shnum`` of ``Elf64_Ehdr``; each section header has 64 bytes.
     (table,) = struct.unpack("<Q", content[40:48])
     (count,) = struct.unpack("<H", content[60:62])
     sections = np.frombuffer(content[table : table + 64 * count].tobytes(), SECTION)
@@ -75,4 +77,5 @@ def cpu_type() -> int:
             beginnings.append(int(line.split("-")[0], 16))
     at = address()
     assert at is not None
+    # The segments of the library are mapped one by one; addresses count from the first.
     return ctypes.c_int.from_address(min(beginnings) + at).value

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# lm-eval's file names have "-" in place of ":" in the time.
 DATE = "2026-01-02T03-04-05.000678"
 RIGHT = 1
 """The number of the right answer to every question."""
@@ -42,6 +43,7 @@ def sample(number: int, choice: int) -> Line:
     sums = []
     for index, answer in enumerate(ANSWERS):
         requests[f"gen_args_{index}"] = {"arg_0": f"Question {number}?", "arg_1": f" {answer}"}
+        # lm-eval writes the numbers of responses as strings.
         logprob = "-9.0"
         if index == choice:
             logprob = "-1.0"

@@ -19,6 +19,7 @@ def random_windows(count: int, seed: int = 0, longest: int = 40) -> list[Window]
     windows = []
     for index in range(count):
         tokens = rng.integers(0, 50_000, rng.integers(2, longest + 1)).astype(np.int32)
+        # The additional False at the end lets ``np.diff`` find the end of the last range.
         scored = np.zeros(len(tokens) + 1, np.bool_)
         scored[int(rng.integers(1, len(tokens))) : -1] = True
         if index % 2:
@@ -37,6 +38,7 @@ def random_scores(
     NaN with any payload, infinities, subnormals and signed zeros are among them.
     """
     rng = np.random.default_rng([seed, window.index])
+    # inf, -inf, a NaN with a payload, a NaN of ones only, -0.0 and the smallest subnormal.
     special = np.array([0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x80000000, 1], np.uint32)
     columns = {}
     for name in names:

@@ -52,6 +52,7 @@ def divide() -> float:
 def hang() -> None:
     """Never end one step in C, within a limit of 0.1 s."""
     with time_limit("it", 0.1):
+        # Python handles signals between two steps of its own code, so never inside this call.
         deque(itertools.repeat(None), maxlen=0)
 
 

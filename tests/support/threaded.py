@@ -21,6 +21,7 @@ from compare_q.eval.run import workers
 from compare_q.eval.run.workers import Workers
 from tests.support.processes import wait_until
 
+# nvidia-smi reports 143,771 MiB for an H200.
 H200 = [Gpu(str(index), "NVIDIA H200", "580.1", 143771.0) for index in range(4)]
 LOADING = threading.Lock()
 Step = tuple[str, str]

@@ -148,6 +148,7 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
         "num_key_value_heads": 2,
         "max_position_embeddings": TOY_CONTEXT,
         "tie_word_embeddings": False,
+        # With Transformers' 0.02, predictions would be nearly uniform.
         "initializer_range": 0.3,
         "bos_token_id": 256,
         "eos_token_id": 256,
@@ -170,6 +171,7 @@ def toy_windows(count: int = 4, length: int = 100, first: int = 1) -> list[Windo
     generator = np.random.default_rng(1)
     windows = []
     for index in range(count):
+        # The tokens of bytes; 256 is the special token.
         token_ids = generator.integers(0, 256, length, dtype=np.int32)
         windows.append(Window.scored_from(index, token_ids, first))
     return windows

@@ -42,6 +42,7 @@ def integers(
     half = 2 ** (bits - 1)
     if symmetric:
         zero = torch.zeros(blocks.shape[:2])
+        # As in compressed-tensors, 2 * half - 1 steps cover twice the largest absolute value.
         scale = (blocks.abs().amax(-1) / (half - 0.5)).bfloat16()
     else:
         # Zero must be representable.
@@ -79,9 +80,11 @@ def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     Return its parts in compressed-tensors' format, and its values in float32.
     """
     blocks = weight.float().unflatten(1, (-1, 16))
+    # The largest group gets the largest scale in E4M3, 448; the largest E2M1 value is 6.
     global_scale = 448 * 6 / weight.float().abs().max()
     scale = (blocks.abs().amax(-1) / 6 * global_scale).to(torch.float8_e4m3fn)
     grid = (scale.float() / global_scale)[..., None]
+    # 0 / 0 in a group of zeros.
     scaled = (blocks / grid).nan_to_num(0.0)
     codes = (scaled.abs()[..., None] - FP4).abs().argmin(-1)
     exact = (FP4[codes] * scaled.sign() * grid).flatten(1)
@@ -98,6 +101,7 @@ def nvfp4(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 def fp8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Quantize a matrix to FP8 with a scale for each row."""
+    # The largest float8_e4m3fn is 448.
     scale = weight.float().abs().amax(1, keepdim=True) / 448
     codes = (weight.float() / scale).to(torch.float8_e4m3fn)
     return {"weight": codes, "weight_scale": scale}, codes.float() * scale
@@ -105,6 +109,7 @@ def fp8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 def fp8_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """Quantize a matrix to FP8 in blocks of 32 x 32, with DeepSeek's name of the scales."""
+    # DeepSeek's blocks are 128 x 128, but the toy's experts are only 64 wide.
     rows, columns = weight.shape
     blocks = weight.float().reshape(rows // GROUP, GROUP, columns // GROUP, GROUP)
     scale = blocks.abs().amax((1, 3)) / 448
@@ -138,6 +143,7 @@ def compressed(kind: str, *groups: dict[str, Any]) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
+        # ``gate`` is the router; the pattern does not match an expert's ``gate_proj``.
         "ignore": ["lm_head", "re:.*self_attn.*", "re:.*gate$"],
         "config_groups": config_groups,
     }

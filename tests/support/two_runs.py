@@ -46,6 +46,8 @@ class Run(threading.Thread):
         self.data = EvalData.joined(parts)
         self.said = list[str]()
         self.outcome: RunOutcome | None = None
+        # An entry in the object's own dict hides the method; mypy refuses an assignment to a
+        # method.
         vars(config.progress)["say"] = self.said.append
 
     def run(self) -> None:

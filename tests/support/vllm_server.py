@@ -20,6 +20,7 @@ KEY = "sk-very-secret"
 
 
 def weight(token: int, before: int, model: int) -> int:
+    # At least 1, because a probability of 0 has no logarithm.
     return 1 + (token * 31 + before * 17 + model) % 97
 
 
@@ -151,6 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         if is_window:
             self.server.answered += 1
         if replacement == 400:
+            # This is vLLM's message if --max-logprobs is too small.
             message = "Requested prompt logprobs of 20, which is greater than max allowed: 5"
             self.reply(400, {"error": {"message": message}})
         elif replacement is None:

@@ -37,11 +37,13 @@ def alone(output: torch.Tensor, metadata: Any) -> None:
 
 
 def noise(output: torch.Tensor, metadata: Any) -> None:
+    # vLLM seeds torch's own generator, and this noise must differ between runs.
     generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))
     output.mul_(1 + 0.1 * torch.randn(output.shape, generator=generator))
 
 
 def decoded_values(output: torch.Tensor, metadata: Any) -> None:
+    # Steps of decode have one new token per sequence.
     if metadata.max_query_len == 1:
         output.mul_(0.5)
 
