@@ -44,6 +44,7 @@ def test_states_and_head_give_the_logits(toy_model: Path) -> None:
     (window,) = toy_windows(1, 40)
     logits = engine.logits(window)
     assert tuple(engine.states().shape) == (40, 64)
+    # The largest relative spacing of bfloat16, which has 8 significant bits.
     torch.testing.assert_close(
         head_logits(facts, engine.states(), weight, bias), logits, atol=0, rtol=2**-7
     )
@@ -55,6 +56,7 @@ LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
     "original_max_position_embeddings": 32,
+    # Each head has 64 / 2 = 32 dimensions, which make 16 pairs.
     "short_factor": [1.0] * 16,
     "long_factor": [2.0 + 0.1 * index for index in range(16)],
 }
@@ -160,6 +162,7 @@ def test_a_long_window_in_pieces(
     (window,) = toy_windows(1, 100)
     weight, bias, facts = engine.head()
     whole = engine.logits(window)
+    # 30 rows and a part of another one, which must not count.
     monkeypatch.setattr(hf, "PIECE_ELEMENTS", 30 * TOY_VOCAB + 7)
     runs: list[int] = []
     engine.model.model.layers[0].register_forward_hook(lambda *_: runs.append(1))
@@ -175,6 +178,7 @@ def test_a_long_window_in_pieces(
         assert [len(logits) for logits in all_logits] == [30, 30, 30, 10]
         torch.testing.assert_close(torch.cat(all_logits), whole, atol=tolerance, rtol=tolerance)
         add_hook_to_module(engine.model.model, ModelHook())
+    # The first layer runs once for each of two windows, not for each piece.
     assert len(runs) == 2
     engine.close()
 
@@ -204,6 +208,7 @@ def test_memory_does_not_grow_with_a_windows_logits(tmp_path: Path) -> None:
     This holds for the scored model, its reference, and a recorded reference.
     """
     save_llama(tmp_path, vocab_size=VOCAB, max_position_embeddings=LONG)
+    # One whole copy of the additional logits would take ``LOGITS`` bytes.
     assert growth("transformers", tmp_path) < LOGITS / 2
 
 
@@ -217,6 +222,7 @@ def test_damaged_and_pickled_weights_are_refused_in_one_line(
         torch.save({}, broken / "pytorch_model.bin")
         (broken / "model.safetensors").unlink()
     else:
+        # The first eight bytes are the length of the header.
         (broken / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header at all")
     with pytest.raises(ModelError, match="Transformers could not load") as failure:
         loaded(broken)

@@ -26,6 +26,7 @@ from tests.support.transformers_models import changed, loaded
 pytestmark = pytest.mark.engine
 
 
+# The highest bit of a nibble is the sign, the other three choose one of eight sizes.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -46,6 +47,7 @@ def weight_by_hand(tensors: dict[str, torch.Tensor], name: str) -> np.ndarray:
         values = E2M1[nibbles(parts["weight_packed"].numpy(), 2)]
         scale = scale / float(parts["weight_global_scale"])
     elif "weight_packed" in parts:
+        # compressed-tensors adds 8 to int4, so that the nibbles are 0 to 15.
         values = nibbles(parts["weight_packed"].numpy(), 8) - 8.0
     else:
         values = parts["weight"].double().numpy()
@@ -99,11 +101,13 @@ def test_quantized_checkpoints_score_as_what_they_store(
     expected = brute_force(gold.logits(window), window)
     unquantized = brute_force(plain.logits(window), window)
     np.testing.assert_allclose(scores.logprob, expected, atol=ATOL_LOGPROB)
+    # Equal scores would prove nothing if quantization did not change them.
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.05
     groups = engine.layers()
     name = "model.layers.*.self_attn.q_proj"
     assert groups[0] == Layer(name, weights, activations, "torch linear (dequantized)", count=2)
     assert groups[-1] == Layer("lm_head", dtype, dtype, "torch linear")
+    # Seven kinds of matrices (q, k, v, o, gate, up, down) and the head.
     assert len(groups) == 8
 
 
@@ -132,6 +136,7 @@ def test_formats_that_only_run_in_bfloat16(
 
 
 def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:
+    # accelerate leaves a meta tensor in place of a weight on disk.
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
     check_resident(tmp_path, model, {})
     with pytest.raises(ModelError, match=r"1\.weight was left on disk"):

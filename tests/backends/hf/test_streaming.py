@@ -21,6 +21,7 @@ pytestmark = pytest.mark.engine
 BF16 = "transformers_auto_bf16"
 
 
+# Five windows: alone, in groups of 3 and 2, in one group, and in as large a group as fits.
 @pytest.mark.parametrize(
     ("group", "options"), [(1, {}), (3, {}), (5, {}), (None, {}), (3, {"noise": "bf16"})]
 )
@@ -47,6 +48,7 @@ def test_two_layers_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         n_bytes = sum(host.nbytes for _, host in self.hosts[layer])
         for hosts in self.hosts:
             for weight, host in hosts:
+                # Only the weights of a copied layer are not in the host's memory.
                 if weight.data_ptr() != host.data_ptr():
                     n_bytes += host.nbytes
         resident_bytes.append(n_bytes)

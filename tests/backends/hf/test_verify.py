@@ -31,6 +31,7 @@ from tests.support.transformers_models import loaded
 pytestmark = pytest.mark.engine
 
 FAMILIES = ("Qwen3Moe", "Mixtral")
+# Mixtral's name of the matrix is w2.
 DOWN = r"(down_proj|w2)$"
 INT4 = partial(integers, bits=4)
 INT8 = partial(integers, bits=8)
@@ -77,6 +78,7 @@ def test_experts_that_are_dequantized_right_score_as_what_they_store(
     expected = brute_force(loaded(exact, dtype="bfloat16").logits(window), window)
     unquantized = brute_force(loaded(mixtures[family], dtype="bfloat16").logits(window), window)
     np.testing.assert_allclose(scores.logprob, expected, atol=1e-3)
+    # Equal scores would prove nothing if quantization did not change them.
     assert np.median(np.abs(np.subtract(unquantized, expected))) > 0.01
 
 
@@ -134,6 +136,7 @@ def erase(weight: torch.Tensor) -> None:
 
 
 def halve_one_scale(weight: torch.Tensor) -> None:
+    # The weights that share the last scale: W4A16 has groups of 32.
     weight[-1, -32:] *= 0.5
 
 
