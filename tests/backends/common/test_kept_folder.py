@@ -29,6 +29,7 @@ def kept(tmp_path: Path) -> KeptFolder:
         kept.add(f"row.{number}", [content.encode()])
     kept.write_document("list.json", {"files": 2})
     digest = "0" * 40
+    # Names that are nearly compare_q's: without a digest, of another stem, with another ending.
     for name in ("notes", "row.0.safetensors", f"other.{digest}.safetensors", "list.json.old"):
         (kept.path / name).write_text("a user's")
     (kept.path / f"row.7.{digest}.safetensors").symlink_to(tmp_path)
@@ -66,6 +67,7 @@ def test_a_kill_between_two_deletions(
     names = [file.name for file in folder.own_files()]
     assert len(names) == 3 - n_deleted
     if has_manifest:
+        # Before any deletion, the manifest is the first file.
         assert "list.json" not in names[n_deleted == 0 :]
     elif names:
         assert names[-1] == "list.json"

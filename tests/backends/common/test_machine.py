@@ -13,6 +13,7 @@ import pytest
 from compare_q.backends.common import machine
 from compare_q.backends.common.machine import Gpu
 
+# Rows of nvidia-smi: index, UUID, name, driver, memory in MiB.
 TWO = (
     "0, GPU-11aa22bb-3333, NVIDIA H200, 580.159.04, 143771\n"
     "1, GPU-99ff88ee-7777, NVIDIA H200, 580.159.04, 143771\n"
@@ -38,7 +39,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("1", (SECOND,)),
         ("1,0", (SECOND, FIRST)),
         (" 0 , 1 ", (FIRST, SECOND)),
-        ("0,-1,1", (FIRST,)),  # CUDA ignores the rest
+        # CUDA ignores every device after one that is not valid.
+        ("0,-1,1", (FIRST,)),
+        # CUDA accepts the beginning of a UUID.
         ("GPU-99", (replace(SECOND, device="GPU-99"),)),
         ("GPU-11aa22bb-3333,1", (replace(FIRST, device="GPU-11aa22bb-3333"), SECOND)),
         ("7", (Gpu("7", "unknown GPU", "580.159.04"),)),
@@ -84,6 +87,7 @@ def test_variables_that_change_arithmetic(monkeypatch: pytest.MonkeyPatch) -> No
         ("sse2 avx2 avx512f avx512_vnni", "", True),
         ("sse2 avx2 avx512f avx512_bf16", "AVX2_VNNI", True),
         ("sse2 sse4_2 avx", "", True),
+        # ARM: every x86-64 processor has sse2.
         ("asimd bf16", "", False),
     ],
 )
@@ -92,6 +96,7 @@ def test_which_cpu_emulates_bf16(
 ) -> None:
     """Zen 4 and Sapphire Rapids multiply bf16; Skylake to Ice Lake only have AVX-512."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
+    # The model's name is not a flag, even if it contains one.
     (tmp_path / "cpuinfo").write_text(
         f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: fpu {flags} lm\n"
     )
@@ -137,6 +142,7 @@ def test_the_users_folder_of_compiled_kernels_is_used(monkeypatch: pytest.Monkey
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kernels"
 
 
+# 61,000 MiB are 64.0 GB.
 APPS = [["7", "other", "61000"], ["8", "/usr/bin/python3", "[N/A]"]]
 """Rows of nvidia-smi: process id, name, used MiB."""
 

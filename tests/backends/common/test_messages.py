@@ -11,6 +11,7 @@ TEXTS = {
     "https://me:pw@host/x": "https://***@host/x",
     f"https://{HUB}@host/x": "https://***@host/x",
     "http://h/t.jsonl?token=abc&x=1&sig=q#k": "http://h/t.jsonl?token=***&x=1&sig=***#k",
+    # ``monkey`` only ends like the name of a secret.
     "http://h/t?key=abc&monkey=5&X-Amz-Signature=zz": (
         "http://h/t?key=***&monkey=5&X-Amz-Signature=***"
     ),
@@ -32,6 +33,7 @@ TEXTS_WITHOUT_SECRETS = (
 @pytest.fixture
 def secrets_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANY_TOKEN", "of-this-machine")
+    # Such variables may hold the path of a file, which is no secret.
     monkeypatch.setenv("SOME_CREDENTIALS", "/home/of/this/machine")
 
 
@@ -49,12 +51,14 @@ def test_other_texts_stay(text: str) -> None:
 
 def test_secrets_in_options() -> None:
     harmless = {
+        # Tokens of a text, which give no access.
         "bos_token": "<s>",
         "pad_token": "p",
         "boi_token": "<boi>",
         "key": "k",
         "max_tokens": 5,
         "api_key_env": "X",
+        # In huggingface_hub, True means the token that is stored on the machine.
         "token": True,
     }
     secrets = {"hf_token": "x", "nested": [{"aws.secret": "x", "S3_API_KEY": "x"}]}
@@ -81,6 +85,7 @@ KEYS = (
         ("ref", "reference"),
         ("Ctx", "max_model_len"),
         ("enforce_eagr", "enforce_eager"),
+        # Its key here, n_gpu_layers, is not a key of this object.
         ("ngl", None),
         ("xyz", None),
     ],

@@ -125,7 +125,8 @@ def imported_packages(root: Path, package: str) -> set[str]:
     names = set()
     for pattern in COMPUTES[package]:
         for file in root.glob(pattern):
-            if file == root / "integrations" / "integration_utils.py":  # it monitors training
+            # It monitors training.
+            if file == root / "integrations" / "integration_utils.py":
                 continue
             content = file.read_bytes()
             for statement in IMPORTED:
@@ -152,6 +153,7 @@ def test_whatever_an_engine_imports_where_it_is_installed_may_compute(package: s
     declared = required_distributions(provided[package][0])
     declared.update(normalized(name) for name in packages.COMPUTING)
     names = imported_packages(root, package)
+    # Both engines import these: the patterns still find imports.
     assert {"torch", "flash_attn"} <= names
     undeclared = []
     for name in names - {*sys.stdlib_module_names, package} - EXCUSED:
@@ -256,4 +258,5 @@ def test_words_in_variables_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> Non
     variables = machine.variables(("OMP_",))
     assert variables["OMP_NUM_THREADS"] == "2"
     assert variables["OMP_PLACES"] == "auto"
-    assert variables["OMP_TABLE_FILE"] != "draft"  # with a digest of its content
+    # The value of a variable that names a path has a digest of the content.
+    assert variables["OMP_TABLE_FILE"] != "draft"

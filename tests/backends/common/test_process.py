@@ -108,6 +108,7 @@ def test_libcuda_says_whether_cuda_was_started(
     assert process.has_started_cuda() is started
 
 
+# vLLM also logs errors that it survives, such as a plugin that does not load.
 CAUGHT = """\
 (EngineCore pid=7) ERROR 11-28 18:00:00 [__init__.py:72] Failed to load plugin x
 (EngineCore pid=7) ERROR 11-28 18:00:00 [__init__.py:72] ModuleNotFoundError: No module named 'x'

@@ -26,7 +26,8 @@ with storage.replacing(pathlib.Path(sys.argv[1])) as temporary:
 
 
 def test_a_reader_finds_the_old_or_the_new(tmp_path: Path) -> None:
-    target = tmp_path / ("n" * 250)  # near the 255 bytes that a name may have
+    # A name may have 255 bytes, so that no temporary name can be made by adding to this one.
+    target = tmp_path / ("n" * 250)
     storage.write_whole(target, b"old")
 
     def fail() -> None:
@@ -92,7 +93,8 @@ def test_every_byte_and_every_length_of_arrays_is_checked(tmp_path: Path) -> Non
     assert arrays["ids"].tolist() == [0, 1, 2]
     assert arrays["scored"].tolist() == [True, False]
     assert arrays["chat"].tolist() == "x"
-    with np.load(file) as plain:  # numpy can read them without compare_q
+    # numpy can read them without compare_q.
+    with np.load(file) as plain:
         assert sorted(plain) == sorted(arrays)
 
 
@@ -135,6 +137,7 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
         read_bytes, tmp_path / "x", 2
     )
     with (tmp_path / "sparse").open("wb") as stream:
+        # A sparse file takes no space on the disk.
         stream.truncate(10**12)
     assert "too large: 1.0 TB" in refusal(read_json, tmp_path / "sparse")
     with open_regular(tmp_path / "x") as stream:
