@@ -29,6 +29,7 @@ def test_layers_that_differ_in_their_numbers_only_are_one_group() -> None:
             Layer("model.layers.0.mlp.up", "int4 g128", "bfloat16", "A"),
             Layer("lm_head", "bfloat16", "bfloat16", "B"),
             Layer("model.layers.11.mlp.up", "int4 g128", "bfloat16", "A"),
+            # A digit at the end of a name does not number a layer.
             Layer("model.layers.2.mlp.experts.7.up2", "int4 g128", "bfloat16", "A"),
             Layer("model.layers.3.mlp.up", "int8 g128", "bfloat16", "A"),
         ]
@@ -75,6 +76,7 @@ SIXTEEN = KVCache("layers.*.attn", 30, BF16, "", "fp8", "FlashInferImpl", "")
 
 def test_groups_of_caches_and_what_is_said_of_them() -> None:
     caches = []
+    # Layers 3 and 4 are in fp8, the other 30 in bfloat16.
     for number in range(3, 35):
         cache = SIXTEEN
         if number < 5:
@@ -155,6 +157,7 @@ def test_sizes_of_a_models_caches() -> None:
 
     Every sixth layer sees all tokens, the others see the last 512.
     """
+    # A key and a value of 256 numbers, each of two bytes: 1,024 bytes per token and layer.
     full = replace(SIXTEEN, count=4, token_bytes=2 * 256 * 2.0)
     sliding = replace(full, count=22, window=512)
     assert layers.kv_token_bytes([full, sliding]) == 26 * 1024
@@ -183,6 +186,7 @@ def test_what_the_installed_vllm_fuses_is_known() -> None:
     for file in (Path(spec.origin).parent / "model_executor" / "models").rglob("*.py"):
         for literal in MAPPING.findall(file.read_text(encoding="utf-8")):
             fused |= members_in(literal)
+    # The pattern still finds vLLM's literals.
     assert ("q_proj", "k_proj", "v_proj") in fused
     for members in fused - NOT_LANGUAGE:
         n_common = [len(set(members) & set(names)) for names in FUSED_LAYERS]

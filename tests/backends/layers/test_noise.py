@@ -45,6 +45,8 @@ def test_size_in_float32() -> None:
     states = torch.full((1000, 1000), 3.0)
     started(Noise({0: layer}, 0), 1000)
     n = (layer(states) / states - 1) / SCALE
+    # Five standard errors or more: 0.001, 0.0007, and sqrt(105 - 9) / 1,000 = 0.01, since the
+    # eighth moment is 105.
     assert abs(n.mean()) < 0.005
     assert abs(n.std() - 1) < 0.004
     assert abs((n**4).mean() - 3) < 0.05
@@ -123,6 +125,7 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     make_models()
+    # 8,000 characters are more than two windows of 512 tokens.
     text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:8000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
     windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
@@ -134,4 +137,5 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     vocab_size = store.Reader(folder).head.vocab_size
     task = ScoreRequest(reference=folder, vocab_size=vocab_size)
     floor = np.mean([scores.kld for scores in scores_of(windows, task, noise="bf16")])
+    # About half and twice the known values.
     assert 0.001 < floor < 0.004

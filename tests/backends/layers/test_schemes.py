@@ -22,7 +22,8 @@ from compare_q.backends.layers.schemes import Scheme, declared
             "fp8 tensor",
         ),
         ({"kv_cache_quant_algo": "nvfp4"}, "nvfp4 g16"),
-        ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),  # AutoFP8's
+        # AutoFP8 writes this.
+        ({"kv_cache_scheme": "static", "quant_method": "fp8"}, "unknown"),
         ({"export": {"kv_cache_group": []}}, ""),
         ({"export": {"kv_cache_group": ["*k_proj"]}, "layer_quant_config": {}}, "unknown"),
     ],
@@ -65,9 +66,12 @@ MIXED = {
     ("layer", "scheme"),
     [
         (f"{LAYER}.self_attn.q_proj", FP8),
-        ("language_model.model.layers.0.self_attn.q_proj", FP8),  # vLLM's order of names
-        ("model.language_model.layers.0.self_attn.qkv_proj", FP8),  # fused
-        (f"{LAYER}.mlp.gate_up_proj", None),  # its parts differ
+        # vLLM has the parts of the name in this order.
+        ("language_model.model.layers.0.self_attn.q_proj", FP8),
+        # vLLM fuses q, k and v, which have one scheme.
+        ("model.language_model.layers.0.self_attn.qkv_proj", FP8),
+        # gate is in NVFP4, and up in FP8.
+        (f"{LAYER}.mlp.gate_up_proj", None),
         ("model.layers.1.mlp.experts.routed_experts", NVFP4),
         ("model.layers.2.mlp.experts.7.down_proj", NVFP4),
         ("lm_head", None),
@@ -113,6 +117,7 @@ def test_layers_of_compressed_tensors(layer: str, scheme: Scheme) -> None:
         ),
         (
             {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+            # The config does not state bitsandbytes' block size, which is 64.
             Scheme("nf4 g64"),
         ),
         (
