@@ -52,6 +52,7 @@ def test_good_checkpoints_have_no_finding(good_model: Path, toy_model: Path) -> 
         assert report.findings == ()
         assert report.unchecked == ()
     facts = dict(examined(good_model, toy_model).facts)
+    # Each of the two layers has seven matrices.
     assert facts["layers"].startswith(
         "14 matrices in nvfp4 g16, activations nvfp4 g16: model.layers.*.mlp.down_proj, "
     )
@@ -110,6 +111,7 @@ def test_experts_that_no_token_reached(tmp_path: Path, value: float | None, text
     assert text in str(finding)
 
 
+# With "local", scales of groups are computed at run time, and the global scale is stored.
 STATIC = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "dynamic": "local"}
 
 
@@ -157,7 +159,8 @@ def test_configs_that_ask_for_input_scales(
     ("k_scale", "v_scale", "method", "severities"),
     [
         (1.0, 1.0, "fp8", ["warning"]),
-        (1.0, 1.0, "modelopt", ["note"]),  # modelopt writes 1.0 instead of every smaller scale
+        # modelopt writes 1.0 in place of every smaller scale.
+        (1.0, 1.0, "modelopt", ["note"]),
         (1.0, 0.03, "fp8", []),
         (0.03, float("nan"), "fp8", ["wrong"]),
     ],
@@ -235,6 +238,7 @@ def places_of(findings: Iterable[Finding]) -> list[tuple[str, str]]:
 def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
     file = "tokenizer.json"
     reference = of_folder(toy_model)
+    # 256 bytes and a special token.
     assert len(reference.vocabulary) == 257
     assert places_of(differing_tokens(reference, reference)) == []
     one = Tokens(file, {0: "x", 1: "b"}, "m", special={"eos_token": "a"})
@@ -257,6 +261,7 @@ def test_tokens_that_differ(toy_model: Path, tmp_path: Path) -> None:
         ("pad_token", "</s>", "<unk>", ["note"]),
         ("unk_token", "<unk>", "</s>", ["note"]),
         ("bos_token", "<s>", "</s>", ["wrong"]),
+        # The order of several ends means nothing, nor does a list of one.
         ("config.json: eos_token_id", [1, 2], [2, 1], []),
         ("config.json: eos_token_id", [1], 1, []),
         ("config.json: eos_token_id", [1, 2], 1, ["wrong"]),
@@ -279,6 +284,7 @@ NOTHING = Contents([], [], [], [], [])
 def mixture(tmp_path: Path) -> Path:
     """A Qwen3-MoE of two experts in FP8 blocks, as DeepSeek stores them."""
     sizes = {
+        # The blocks of 128 x 128 need matrices of this size.
         "hidden_size": 128,
         "head_dim": 64,
         "num_experts": 2,
@@ -330,6 +336,7 @@ def test_a_config_of_another_size(mixture: Path) -> None:
 def sparse(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """compressed-tensors' 2:4, a format that compare_q does not know."""
     rows, columns = weight.shape
+    # 0x55 marks every other one of eight weights.
     mask = torch.full((rows, columns // 8), 0x55, dtype=torch.uint8)
     return {
         "compressed": weight[:, ::2].clone(),
@@ -416,6 +423,7 @@ def model_of(tensors: tuple[GgufTensor, ...], block_count: int) -> GgufModel:
 def test_a_count_of_blocks_that_no_file_can_have_takes_no_memory() -> None:
     """A header of 256 bytes may count 4 billion blocks, and may have tensors of many blocks."""
     tensors = (GgufTensor("blk.0.attn_q.weight", (4, 4), "f32", 64),)
+    # The largest count that 32 bits can hold.
     findings = checkpoint_doctor.uneven_gguf_blocks(model_of(tensors, 2**32 - 1))
     assert places_of(findings) == [("wrong", "m.gguf: block_count")]
     many = tuple(GgufTensor(f"blk.{n * 7}.{n}.weight", (4, 4), "f32", 64) for n in range(5_000))

@@ -32,7 +32,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
             {"max_position_embeddings": 32768, "rope_parameters": {**YARN, "rope_theta": 1e6}},
             131072,
         ),
-        ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),  # includes the factor
+        # This length includes the factor.
+        ({"max_position_embeddings": 131072, "rope_scaling": YARN}, 131072),
         ({"max_position_embeddings": 131072, "rope_scaling": LLAMA3}, 131072),
         (
             {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -60,6 +61,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embedding
             },
             8192,
         ),
+        # The text model's own length counts.
         ({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 8192}}, 8192),
         ({"vocab_size": 5}, None),
     ],
@@ -69,6 +71,7 @@ def test_context_length(config: dict[str, Any], gold: int | None) -> None:
 
 
 PHI = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+# Gemma 3 has positions of two kinds, of which one is scaled.
 GEMMA = {
     "full_attention": {"rope_type": "linear", "factor": 8.0},
     "sliding_attention": {"rope_type": "default"},
@@ -97,6 +100,7 @@ BY_FOUR = {"type": "yarn", "factor": 4.0, "original_context": 32768}
                 "original_max_position_embeddings": 4096,
                 "max_position_embeddings": 131072,
             },
+            # longrope has other factors for longer contexts, so the run's context is stated too.
             {"type": "longrope", "original_context": 4096, "context": 9000},
         ),
         ({"rope_parameters": GEMMA}, {"type": "linear", "factor": 8.0}),
@@ -135,6 +139,7 @@ def test_quantization_wherever_it_is_nested(config: dict[str, Any], gold: dict[s
         {"hidden_size": "256"},
         {"hidden_size": [256]},
         {"n_embd": float("nan")},
+        # In Python, True is an int.
         {"num_attention_heads": True},
         {"head_dim": -1},
         {"intermediate_size": [1, "2"]},
@@ -148,7 +153,8 @@ def test_sizes_that_no_model_has_are_refused_by_name(tmp_path: Path, keys: dict[
     name = key
     if key == "vision_config":
         name = f"{key}.{next(iter(value))}"
-    elif key == "text_config":  # its keys count as keys of the model
+    # Its keys count as keys of the model.
+    elif key == "text_config":
         name = next(iter(value))
     assert refusal(CheckpointConfig.read, tmp_path).startswith(
         f"{tmp_path / 'config.json'}: {name}: must be"
@@ -157,6 +163,7 @@ def test_sizes_that_no_model_has_are_refused_by_name(tmp_path: Path, keys: dict[
 
 def test_sizes_that_models_have_pass(tmp_path: Path) -> None:
     keys = {
+        # As in Llama 3.1 405B.
         "num_hidden_layers": 126,
         "intermediate_size": [8192, 16384],
         "n_routed_experts": None,
@@ -191,8 +198,10 @@ def test_quantization_in_a_legacy_file(tmp_path: Path) -> None:
                 "num_attention_heads": 32,
                 "num_key_value_heads": 8,
             },
+            # Keys and values of 32 layers, each with 8 heads of 4,096 / 32 = 128 numbers.
             2 * 32 * 8 * 128,
         ),
+        # 64 / 4 = 16 numbers; the default is one head of keys per head of queries.
         ({"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}, 2 * 2 * 4 * 16),
         (
             {
@@ -238,10 +247,12 @@ SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
             ServingFacts(10, ((24, None),), 3, step_numbers=40),
         ),
         (
+            # Two layers keep 2 * 8 numbers per token of the last 7, and one keeps 8 of every token.
             {"sliding_window": 7, "layer_types": SLIDING},
             ServingFacts(10, ((16, 7), (8, None)), 3, step_numbers=40),
         ),
         (
+            # Convolutions have no keys and values.
             {"layer_types": ["conv", "conv", "full_attention"]},
             ServingFacts(10, ((8, None),), 1, step_numbers=40),
         ),
@@ -322,12 +333,14 @@ def test_activations_without_a_scale_are_refused(tmp_path: Path) -> None:
     """vLLM would quantize the activations with uninitialized memory as the scale."""
     layers = attention(1.0, 1.0, 1.0)
     layers[f"{ATTENTION}.q_proj"]["input_global_scale"] = 2.0
+    # A weight-only group of another format, which cannot be the group of these layers.
     mxfp4 = {"weights": {**NVFP4, "strategy": "group", "group_size": 32}, "input_activations": None}
     for number, groups in enumerate([(W4A4,), (W4A4, mxfp4)]):
         message = refusal(check, tmp_path / str(number), layers, *groups)
         lacking = f"{ATTENTION}.k_proj: no input_global_scale for its NVFP4 activations"
         assert f"{lacking} (and 1 more like it)" in message
     check(tmp_path / "weight-only", layers, W4A16)
+    # These layers may be of the weight-only group.
     check(tmp_path / "mixed", layers, W4A4, W4A16)
     check(
         tmp_path / "beside int8",

@@ -25,6 +25,7 @@ from tests.support.toy_mixtures import (
 )
 
 CONFIG = CheckpointConfig({})
+# A reader must skip the rows between these.
 EVERY_OTHER = np.arange(0, 64, 2)
 
 
@@ -57,6 +58,7 @@ def int8_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def ordered(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     """int4 in groups of 32 inputs that are not next to each other: input c is in group c % 3."""
     group = torch.arange(weight.shape[1]) % 3
+    # 15 steps cover twice the largest absolute value, as in compressed-tensors.
     scale = torch.stack([weight[:, group == number].abs().amax(1) / 7.5 for number in range(3)], 1)
     codes = (weight / scale[:, group]).round().clamp(-8, 7)
     parts = {
@@ -80,7 +82,8 @@ def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     [
         (partial(integers, bits=4), 4),
         (partial(integers, bits=8), 8),
-        (partial(integers, bits=3), 3),  # ten per word, and two bits that are not used
+        # Ten numbers per word, and two bits that are not used.
+        (partial(integers, bits=3), 3),
         (partial(integers, bits=4, symmetric=False), 4),
         (partial(integers, bits=8, symmetric=False), 8),
         (ordered, 4),
@@ -94,6 +97,7 @@ def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def test_rows_are_the_stored_numbers(
     tmp_path: Path, quantizer: Quantizer, bits: int | None
 ) -> None:
+    # Not square, so that exchanged rows and columns would be noticed.
     tensors, exact = quantizer(matrix(64, 96))
     parts = saved(tmp_path, tensors)
     assert row_count(parts) == 64

@@ -74,6 +74,7 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     folder = tmp_path / "a"
     entries = {**ENDS, f"{Q}.weight": ("BF16", 8, 4)}
     weights = write_checkpoint(folder, entries) / "model.safetensors"
+    # Seconds in float64 cannot hold the last nanosecond of this time.
     os.utime(weights, ns=(10**18, 10**18 + 1))
     first = checkpoint.stamp(folder)
     for name in ("README.md", "tokenizer.json", "tokenizer_config.json"):
@@ -101,9 +102,12 @@ def test_stamp_follows_configs_and_weights_and_nothing_else(tmp_path: Path) -> N
     weights.write_bytes(safetensors_bytes({**entries, f"{Q}.weight": ("BF16", 4, 8)}))
     os.utime(weights, ns=(10**18, 10**18 + 2))
     stamps.add(checkpoint.stamp(folder))
+    # The first stamp, nine files, another time, and other weights.
     assert len(stamps) == 12
 
 
+# A file of 1 MiB has 64 samples of 4 KiB, about 16 KiB apart. 100,000 bytes reach some of them; one
+# byte in the middle is between two.
 @pytest.mark.parametrize(("n_bytes", "is_seen_in_a_copy"), [(1, False), (100_000, True)])
 def test_stamp_sees_weights_that_keep_header_size_and_time(
     tmp_path: Path, n_bytes: int, *, is_seen_in_a_copy: bool
@@ -129,7 +133,8 @@ def test_stamp_sees_weights_that_keep_header_size_and_time(
 
 def test_a_copy_has_another_stamp_and_the_same_content(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "a", ENDS)
-    copied = Path(shutil.copytree(folder, tmp_path / "b"))  # keeps all times that a program can set
+    # This keeps all times that a program can set.
+    copied = Path(shutil.copytree(folder, tmp_path / "b"))
     assert checkpoint.stamp(copied) != checkpoint.stamp(folder)
     assert checkpoint.stamp(copied, times=False) == checkpoint.stamp(folder, times=False)
     (copied / "config.json").write_text('{"vocab_size": 255}')

@@ -84,6 +84,7 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
     ("config", "rows", "columns", "weights"),
     [
         (
+            # SmolLM2-135M's k: 576 pads to 640, and 3 heads of 576 / 9 = 64 numbers, 192, to 256.
             {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3},
             640,
             256,
@@ -93,6 +94,7 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
             {
                 "hidden_size": 2048,
                 "num_attention_heads": 16,
+                # 512 + 64 = 576 pads to 640.
                 "kv_lora_rank": 512,
                 "qk_rope_head_dim": 64,
                 "qk_nope_head_dim": 128,
@@ -102,10 +104,12 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
             640,
             2048 * 576,
         ),
+        # Queries with a gate: 2 * 3 * 90 = 540 pads to 640.
         ({"hidden_size": 256, "num_attention_heads": 3, "head_dim": 90}, 256, 640, 256 * 540),
         (
             {
                 "hidden_size": 256,
+                # Qwen3-Next's q, k, v and z as one: 2 * 2 * 50 + 2 * 2 * 60 = 440 pads to 512.
                 "linear_num_key_heads": 2,
                 "linear_key_head_dim": 50,
                 "linear_num_value_heads": 2,
@@ -116,6 +120,7 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path, name: str) -> None:
             256 * 440,
         ),
         ({"text_config": {"hidden_size": 200}, "hidden_size": 256}, 256, 256, 200 * 200),
+        # Both sizes pad to 640.
         ({"hidden_size": 600, "intermediate_size": 620}, 640, 640, None),
         ({}, 640, 640, None),
     ],
@@ -132,6 +137,7 @@ def test_exl3_sizes(
     entries = {**ENDS, **{f"{Q}.{part}": entry for part, entry in layer.items()}}
     folder = write_checkpoint(tmp_path, entries, {**config, "quantization_config": EXL3})
     storage = storage_of(folder)
+    # 16 words of 16 bits per tile of 16 x 16 are one bit per weight; the vectors are float16.
     bits = rows * columns + 16 * (rows + columns)
     if weights is None:
         assert storage == Storage(
@@ -152,7 +158,8 @@ def test_exl3_sizes(
         ({"weight": ("I8", 8, 64), "weight_scale_inv": ("BF16", 8, 1)}, "weight"),
         ({"weight": ("I8", 8, 32), "scale": ("F32", 8, 2)}, "weight"),
         ({"weight_packed": ("I32", 64, 8), "weight_scale": ("BF16", 64, 2)}, "weight_packed"),
-        ({"B": ("I32", 4, 128), "s": ("F16", 1, 64)}, "B"),  # AutoGPTQ's Marlin
+        # AutoGPTQ's Marlin.
+        ({"B": ("I32", 4, 128), "s": ("F16", 1, 64)}, "B"),
         (
             {"compressed": ("BF16", 8, 32), "bitmask": ("U8", 8, 8), "shape": ("I64", 2, 1)},
             "bitmask",
@@ -228,6 +235,7 @@ def test_real_bitsandbytes_header(tmp_path: Path) -> None:
 
 # Each of the toy's 2 layers has 4 matrices 64 x 64, 2 of 128 x 64, 1 of 64 x 128: 81,920 weights,
 # 1,152 rows in all.
+# 81,920 / 32 = 2,560 and 81,920 / 16 = 5,120 groups, 2 * 7 = 14 matrices.
 WRITERS = {
     "W4A16": 81_920 * 4 + 2_560 * 16,
     "W4A16_ASYM": 81_920 * 4 + 2_560 * 16 + 2_560 * 4,
@@ -310,7 +318,8 @@ def test_left_out(tmp_path: Path, name: str) -> None:
             "language_model.model.layers.0.feed_forward.w1",
             "language_model.output",
         ),  # InternLM2 in InternVL
-        ("tok_embeddings", "layers.0.feed_forward.w1", "output"),  # Mistral's own
+        # Mistral's own names.
+        ("tok_embeddings", "layers.0.feed_forward.w1", "output"),
         ("transformer.embd.wte", "transformer.h.0.mlp.fc1", "lm_head.linear"),  # Phi
         ("gpt_neox.embed_in", "gpt_neox.layers.0.mlp.dense_h_to_4h", "embed_out"),
         (
@@ -320,7 +329,8 @@ def test_left_out(tmp_path: Path, name: str) -> None:
         ),  # OLMo
         ("rwkv.embeddings", "rwkv.blocks.0.attention.output", "head"),
         ("rwkv.embeddings", "rwkv.blocks.0.attention.gate", "head"),
-        ("embed", "layers.0.attn.wq_a", "head"),  # DeepSeek-V4
+        # DeepSeek-V4.
+        ("embed", "layers.0.attn.wq_a", "head"),
         ("biogpt.embed_tokens", "biogpt.layers.0.fc1", "output_projection"),
         ("model.language_model.embed_tokens", f"{LAYER}.mlp.up_proj", "thinker.lm_head"),
         ("transformer.tokens_embed", "transformer.h.0.attn.c_attn", "lm_head"),
@@ -419,6 +429,7 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
 
     The config counts only layers.
     """
+    # The text model's own count decides.
     config = {"num_hidden_layers": 9, "text_config": {"num_hidden_layers": 11}}
     layers = "model.language_model.layers"
     entries = {
@@ -430,7 +441,8 @@ def test_layers_past_the_last_are_left_out(tmp_path: Path, part: str) -> None:
     assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
     entries[f"{layers}.11.{part}.weight"] = ("F32", 8, 8)
     assert storage_of(write_checkpoint(tmp_path, entries, config)) == gold
-    if part == "eh_proj":  # without a count of layers, none is left out
+    # Without a count of layers, none is left out.
+    if part == "eh_proj":
         assert storage_of(write_checkpoint(tmp_path, entries)).vram_bits == 512 + 1024 + 640 + 2048
 
 
@@ -496,7 +508,8 @@ def test_experts(tmp_path: Path, tensors: Entries, bits: int, weights: int) -> N
     ("shape", "words"),
     [
         ((), "fp8 tensor"),
-        ((2,), "fp8 tensor"),  # one scale for each of two matrices that are stored as one
+        # One scale for each of two matrices that are stored as one.
+        ((2,), "fp8 tensor"),
         ((8,), "fp8 channel"),
         ((8, 1), "fp8 channel"),
         ((2, 2), "fp8 block 4x2"),

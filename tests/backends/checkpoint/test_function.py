@@ -32,6 +32,7 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
 }
+# The values of Llama 3.1.
 LLAMA_3 = {
     "rope_theta": 500_000.0,
     "rope_type": "llama3",
@@ -163,6 +164,7 @@ OLD = {
             },
         ),
         (LLAMA, OLD),
+        # A value that went through float32.
         (LLAMA, {**OLD, "rms_norm_eps": float(np.float32(1e-5))}),
         (
             LLAMA,
@@ -177,6 +179,7 @@ OLD = {
         ),
         (
             {**LLAMA, "rope_parameters": YARN},
+            # These are the defaults of YaRN.
             {**LLAMA, "rope_parameters": {**YARN, "beta_fast": 32, "beta_slow": 1.0}},
         ),
         (
@@ -247,7 +250,8 @@ def test_a_head_that_the_copy_lacks(tmp_path: Path) -> None:
     mine = write_checkpoint(tmp_path / "copy", without_head, {**LLAMA, "tie_word_embeddings": True})
     filled = {path: filled_facts(path) for path in (mine, reference)}
     assert differences(mine, reference, filled) == ["tie_word_embeddings true for false"]
-    assert differences(reference, mine, filled) == []  # a copy may store its head separately
+    # A copy may store its head separately.
+    assert differences(reference, mine, filled) == []
 
 
 @pytest.mark.parametrize(
@@ -329,7 +333,8 @@ def header(file: Path, architecture: str = "llama", factors: str = "", **fields:
         ),
         ({**LLAMA, "rope_parameters": LLAMA_3}, {"factors": "rope_freqs.weight"}, []),
         ({**LLAMA, "rope_parameters": LLAMA_3}, {}, ["rope scaling none for llama3 (factor 8)"]),
-        (LLAMA, {"factors": "rope_freqs.weight"}, []),  # such factors may have another reason
+        # Such factors may have another reason than a scaling.
+        (LLAMA, {"factors": "rope_freqs.weight"}, []),
         (
             LLAMA,
             {"factors": "rope_freqs.weight", "rope__freq_base": 1e6},

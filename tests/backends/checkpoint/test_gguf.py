@@ -66,6 +66,7 @@ def write(
     writer = gguf.GGUFWriter(file, "llama", split_max_tensors=shard)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
+    # Control, byte, normal, normal, user-defined, unused.
     writer.add_token_types([3, 6, 1, 1, 4, 5])
     writer.add_token_merges(["Ġ t", "h e"])
     writer.add_context_length(4096)
@@ -93,6 +94,7 @@ def test_types_are_those_of_the_gguf_package() -> None:
 
 def test_bits_by_hand(tmp_path: Path) -> None:
     storage = read_model(write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED)).storage()
+    # Q8_0 has 34 bytes for 32 weights: 8.5 bits.
     assert (storage.bpw_layer, storage.bpw_head) == (pytest.approx(BPW_LAYER), 8.5)
     assert storage.vram_bits == 8 * (
         65_536 // 256 * (144 + 210) + 65_536 // 32 * 20 + 8 * 256 // 32 * 34
@@ -119,6 +121,7 @@ def test_blocks_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
         assert "blk.*.ffn_down:" not in text
         assert "F32" not in text
     model = read_model(write(tmp_path / "m.gguf", tensors, block_count=3))
+    # If no block drafts, blk.2 is a layer: two matrices of 64 x 256 in float32.
     bits = 3 * 65_536 * BPW_LAYER + 32_768 * 32
     assert model.storage().bpw_layer == pytest.approx(bits / (3 * 65_536 + 32_768))
 
@@ -131,6 +134,7 @@ def test_global_scales_of_nvfp4_count_and_input_scales_do_not(tmp_path: Path) ->
         "blk.0.attn_q.input_scale": (Type.F32, (1,)),
     }
     storage = read_model(write(tmp_path / "m.gguf", nvfp4)).storage()
+    # NVFP4 has 36 bytes for 64 weights: 4.5 bits; its global scale has 32 bits.
     bpw = (4.5 + 210 / 256 * 8 + 5.0) / 3 + 32 / 3 / 65_536
     assert storage.bpw_layer == pytest.approx(bpw, rel=1e-12)
 
@@ -160,6 +164,7 @@ def test_scaled_positions(
 
 
 def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
+    # 5 + 8 = 13 tensors make two files.
     write(tmp_path / "m.gguf", MATRICES | NOT_COUNTED, shard=7)
     first, second = sorted(tmp_path.iterdir())
     assert first.name == "m-00001-of-00002.gguf"
@@ -168,7 +173,8 @@ def test_any_shard_or_the_folder_names_the_model(tmp_path: Path) -> None:
     assert model == read_model(second) == read_model(tmp_path)
     assert model.storage().bpw_layer == pytest.approx(BPW_LAYER)
     assert model.facts.vocab_size == len(TOKENS)
-    (tmp_path / "mmproj-m.gguf").touch()  # a projector is not a model
+    # A projector is not a model.
+    (tmp_path / "mmproj-m.gguf").touch()
     assert read_model(tmp_path).files == (first, second)
 
 

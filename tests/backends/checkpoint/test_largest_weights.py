@@ -44,7 +44,9 @@ def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
 @pytest.mark.parametrize(
     ("case", "part", "numbers", "weight"),
     [
-        ("nvfp4 a16", "weight_global_scale", floats(2688), 1.0),  # 448 * 6 / 2688
+        # 448 * 6 / 2688 = 1: the largest FP8 scale times the largest FP4 value.
+        ("nvfp4 a16", "weight_global_scale", floats(2688), 1.0),
+        # The reciprocal, as ModelOpt stores it, read as compressed-tensors' scale.
         ("nvfp4 a16", "weight_global_scale", floats(1 / 2688), 2688.0**2),
         ("modelopt nvfp4", "weight_scale_2", floats(1 / 2688), 1.0),
         ("mxfp4", "weight_scale", bytes([126, 120] * 8), 3.0),  # 6 * 2^(126 - 127)
@@ -56,11 +58,14 @@ def bound(checkpoint: Checkpoint, most: int) -> Bound | None:
         ("int8 packed", "weight_scale", bf16(*[-0.0078125] * 8), 1.0),
         ("int4 g32", "weight_scale", bf16(*[0.125] * 127, 0.25), 2.0),  # 8 / 4
         ("int4 asymmetric", "weight_scale", bf16(*[0.125] * 128), 2.0),  # 16 / 8
+        # 8 / 4; with AWQ's zero points 16 / 4.
         ("gptq 4", "scales", struct.pack("<e", 0.25) * 128, 2.0),
         ("awq", "scales", struct.pack("<e", 0.25) * 128, 4.0),
+        # NF4's largest value is 1, so that a scale is the largest weight of its block.
         ("nf4", "weight.absmax", floats(*[0.5] * 29, 2.5), 2.5),
         ("bitsandbytes int8", "SCB", floats(*[0.5] * 7, 2.5), 2.5),
         ("torchao fp8", "_weight_scale", floats(*[0.0078125] * 8), 3.5),
+        # Nested scales are indices into a table.
         ("nf4 nested", "weight.absmax", b"\xff" * 30, None),
         ("exl3", "suh", b"", None),
     ],
@@ -70,7 +75,8 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
     if numbers:
         values[part] = numbers
     if case == "nvfp4 a16":
-        values["weight_scale"] = bytes([0x7E] * 32)  # 448, the largest number of FP8
+        # 448, the largest number of FP8.
+        values["weight_scale"] = bytes([0x7E] * 32)
     entries = {f"{Q}.{name}": entry for name, entry in CASES[case].parts.items()}
     stored = {f"{Q}.{name}": value for name, value in values.items()}
     config = {**CASES[case].config, "quantization_config": CASES[case].quantization}
@@ -86,7 +92,8 @@ def test_bounds(tmp_path: Path, case: str, part: str, numbers: bytes, weight: fl
 @pytest.mark.parametrize(
     ("scales", "wrong"),
     [
-        ([0.01, 0.02, 0.001, 1.0], {}),  # a cast without a scale allows 448
+        # FP8 weights that were cast without a scale have a scale of 1, which allows 448.
+        ([0.01, 0.02, 0.001, 1.0], {}),
         (
             [0.01, 0.02, 100.0, 0.01],
             {2: "a scale of 100 allows weights up to 44,800, which no layer has"},
@@ -161,9 +168,12 @@ def test_scales_of_honest_fp8(tmp_path: Path, kind: str, *, is_wrong: bool) -> N
 @pytest.mark.parametrize(
     ("scale", "group", "wrong"),
     [
-        (1.0, ZERO, []),  # compressed-tensors' global scale of a matrix of zeros
-        (1.0, HALF, []),  # no global scale: weights up to 3
-        (1 / 4, HALF, []),  # up to 12
+        # compressed-tensors gives this global scale to a matrix of zeros.
+        (1.0, ZERO, []),
+        # A global scale of 1 is none: weights are up to 0.5 * 6 = 3.
+        (1.0, HALF, []),
+        # Four times as large: up to 12.
+        (1 / 4, HALF, []),
         # the reciprocal of 2688
         (1 / 2688, bytes([0x7E]), ["model.layers.1.mlp.up_proj.weight_global_scale"]),
     ],
@@ -201,5 +211,6 @@ def test_parts_of_large_scales_are_read(tmp_path: Path) -> None:
     checkpoint = written(tmp_path, entries, values, {})
     largest = bound(checkpoint, 64)
     assert largest is not None
+    # The largest code of int8, times the last scale.
     assert largest.weight == 128.0
     assert list(impossible(checkpoint)) == []

@@ -79,7 +79,8 @@ def shape(rows: int, columns: int) -> dict[str, bytes]:
     return {"weight_shape": struct.pack("<2q", rows, columns)}
 
 
-INT4 = words(8, 64, 8, 2)  # 64 / 8 words, 64 / 32 groups
+# 64 / 8 words and 64 / 32 groups per row.
+INT4 = words(8, 64, 8, 2)
 SIZE = shape(8, 64)
 POINTS = {"weight_zero_point": ("I32", 1, 2)}
 NVFP4: dict[str, Any] = {"type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -90,7 +91,8 @@ NVFP4_PARTS = {
 }
 FP8 = {"num_bits": 8, "type": "float", "group_size": None}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-GPTQ = gptq(8, 64, (2, 8), 64)  # 64 x 64 in 4 bits: 64 * 4 / 32 rows, 64 / 32 groups
+# 64 x 64 weights in 4 bits: 64 * 4 / 32 rows of words, 64 / 32 groups.
+GPTQ = gptq(8, 64, (2, 8), 64)
 AWQ = {"qweight": ("I32", 64, 8), "qzeros": ("I32", 2, 8), "scales": ("F16", 2, 64)}
 STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 
@@ -99,8 +101,10 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     ("parts", "quantization", "values"),
     [
         (INT4, linear(), SIZE),
-        (words(8, 576, 72, 5), linear(group_size=128), shape(8, 576)),  # 4.5 groups
-        (words(8, 12, 2, 1), linear(), shape(8, 12)),  # 1.5 words, less than a group
+        # 576 / 128 = 4.5 groups; the last one is not full.
+        (words(8, 576, 72, 5), linear(group_size=128), shape(8, 576)),
+        # 12 weights fill 1.5 words, and less than a group.
+        (words(8, 12, 2, 1), linear(), shape(8, 12)),
         ({**INT4, "weight_g_idx": ("I32", 64)}, linear(actorder="group"), SIZE),
         (INT4, linear(actorder="static"), SIZE),
         (words(8, 64, 8, 1), linear(group_size=-1), SIZE),
@@ -108,7 +112,8 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         (words(8, 64, 16, 2), linear(num_bits=8), SIZE),  # 4 per word
         (words(8, 64, 7, 2), linear(num_bits=3), SIZE),  # 10 per word
         ({**INT4, **POINTS}, linear(symmetric=False), SIZE),
-        ({**INT4, **POINTS}, linear(), SIZE),  # all zero
+        # Zero points that are all zero contradict no symmetric config.
+        ({**INT4, **POINTS}, linear(), SIZE),
         # 8 is zero in 4 bits
         (
             {**INT4, **POINTS},
@@ -187,9 +192,11 @@ STATED = {"quant_method": "gptq", "bits": 4, "group_size": 32}
         ),
         (GPTQ, STATED | {"desc_act": True}, {}),
         (gptq(8, 64, (1, 8), 64), STATED | {"group_size": -1}, {}),
-        (gptq(9, 64, (3, 8), 72), STATED, {}),  # 72 / 32 = 2.25 groups
+        # 72 / 32 = 2.25 groups, stored as 3.
+        (gptq(9, 64, (3, 8), 72), STATED, {}),
         (gptq(6, 32, (2, 3), 64), STATED | {"bits": 3}, {}),
         (gptq(16, 64, (2, 16), 64), STATED | {"dynamic": {r"+:.*q_proj": {"bits": 8}}}, {}),
+        # GPTQ stores the zero point, 8, as 8 - 1 = 7.
         (GPTQ, STATED | {"sym": True}, {"qzeros": b"\x77" * 64}),
         (GPTQ, STATED | {"sym": False}, {"qzeros": bytes(range(64))}),
         ({"qweight": GPTQ["qweight"], "scales": GPTQ["scales"]}, STATED, {}),

@@ -22,6 +22,7 @@ from tests.support.checkpoints import finish_gguf
 from tests.support.llama_cpp import runs_llama_cpp
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+# GPT-2's pre-tokenizer keeps 1234 in one piece, Qwen2's takes each digit alone.
 MERGES = [("Ġ", "w"), ("h", "e"), ("Ġw", "he"), ("1", "2"), ("12", "3"), ("123", "4")]
 VOCABULARY = ["<s>", *BYTES, *("".join(pair) for pair in MERGES)]
 PLAIN = ["Ġ w", "h e", "Ġw he", "1 2", "12 3", "123 4"]
@@ -83,7 +84,8 @@ def findings_on(file: Path, reference: Tokens, engine_tokens: Any = None) -> lis
 
 CASES = [
     ({}, None, ""),
-    ({"add_bos_token": None, "pre": None}, None, ""),  # not known without llama.cpp
+    # Only llama.cpp knows its defaults.
+    ({"add_bos_token": None, "pre": None}, None, ""),
     ({"merges": PLAIN[:3]}, "wrong", "it lacks 3 merges of the reference, such as '1 2'"),
     (
         {"merges": [*PLAIN, "a b"]},
@@ -157,7 +159,9 @@ def test_tokens_of_samples(tmp_path: Path, reference: Tokens) -> None:
     ids = dict(reference.rules.ids)
     tokens = {"ids": ids, "adds_bos": False}
     file = header(tmp_path / "model.gguf", merges=[*PLAIN[1:], PLAIN[0]])
-    assert findings_on(file, reference, tokens) == []  # other merges that make the same tokens
+    # The merges are in another order, but make the same tokens.
+    assert findings_on(file, reference, tokens) == []
+    # The first sample is ordinary text, the last one has emoji and rare spaces.
     for index, severity in ((0, "wrong"), (-1, "warning")):
         sample = list(ids)[index]
         tokens["ids"] = {**ids, sample: "0"}

@@ -82,7 +82,8 @@ def test_intact_models_have_no_note(family: str, tmp_path: Path) -> None:
     assert notes_of(folder) == []
     tensors = load_file(folder / "model.safetensors")
     weights = [name for name in tensors if name.endswith("weight")]
-    if family == "HrmText":  # without norms
+    # It has no norms.
+    if family == "HrmText":
         del tensors[weights[0]]
         expected = "lm_head"
     else:
@@ -164,6 +165,7 @@ def test_one_name_in_two_files(toy_model: Path, tmp_path: Path) -> None:
     save_file(tensors, folder / "model-00001-of-00002.safetensors")
     save_file({name: tensors[name] * 2}, folder / "model-00002-of-00002.safetensors")
     (folder / "model.safetensors").unlink()
+    # Only files that the index names are read, so it must name both.
     index = dict.fromkeys(tensors, "model-00001-of-00002.safetensors") | {
         first: "model-00002-of-00002.safetensors"
     }
@@ -360,6 +362,7 @@ def test_what_no_layer_has(
         if not name.endswith(f".{part}"):
             entries[name] = (tensor.dtype, *tensor.shape)
     folder = write_checkpoint(tmp_path, entries, {"quantization_config": quantization})
+    # Three matrices in each of three layers.
     assert len(lacking_parts(Checkpoint(folder))) == 9
 
 
