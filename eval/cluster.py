@@ -760,7 +760,8 @@ def on_cluster(config: RunConfig, address: str, say: Callable[[str], None]) -> R
     except Exception as error:
         # OSError, ValueError or RuntimeError, by what is wrong.
         raise InputError(f"--ray: {address}: no cluster answers: {one_line(error, 160)}") from None
-    cluster = Cluster(ray, cache(say))
+    say_once = cache(say)
+    cluster = Cluster(ray, say_once)
     cluster.inspect_nodes()
     pool = GpuPool(slots=sum(hardware.slots for hardware in cluster.classes))
     return replace(config, workers=RayWorkers(cluster, config.workers), gpus=pool)

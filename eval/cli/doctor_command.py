@@ -208,7 +208,9 @@ def contents_of(paths: Sequence[Path], progress: Progress) -> dict[Path, Content
         # Errors of these files are raised here, in one line, before a process starts.
         check_no_pipes(folder)
         checkpoint = Checkpoint(folder)
-        assert None not in (checkpoint.config.raw, checkpoint.tensors)
+        # Both are read when they are first used.
+        _ = checkpoint.config.raw
+        _ = checkpoint.tensors
     if not folders:
         return {}
     title = "building models from configs"

@@ -125,11 +125,10 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
 
 
 def part_of(spec: DataSpec, length: int) -> int:
-    """Return the length of the window at batch 1: a quarter of a window.
+    """Return the length of the window at batch 1: a quarter of a window, or of its scored part.
 
-    It is longer if nothing of it would be scored.
-
-    Its scored positions are the first ones of a whole window, so that the same tokens are compared.
+    With ``score_every`` it is at least as long as one step, so that a token is scored.  Its scored
+    positions are the first ones of a whole window, so that the same tokens are compared.
     """
     part = length // 4
     if spec.warmup_tokens:
@@ -234,7 +233,8 @@ class Gate:
         first = self.variants[0]
         copies = [first.copy_with_noise(number) for number in range(1, FLOOR_COPIES + 1)]
         first_rows: list[Row] = []
-        # In two steps: if the first variant fails, its copies are not scored.
+        # In two steps: if the first variant fails, its copies are not scored.  ``score`` adds the
+        # first variant to the specs.  Floors are not known yet: only its own rows are judged.
         for specs in ([self.first_spec, first.copied(PREFILL_AGAIN)], copies):
             self.score([spec for spec in specs if spec is not self.first_spec])
             for spec in specs:
@@ -268,7 +268,11 @@ class Gate:
             )
 
     def floors_of(self, copies: Sequence[ModelSpec]) -> dict[str, Floor]:
-        """Return the noise floor on each text, from copies of the first variant."""
+        """Return the noise floor on each text, from copies of the first variant.
+
+        The more comparisons a gate makes, the higher a floor's limit: all together rarely fail by
+        chance.
+        """
         comparisons = sum(len(variant_pass.texts) for variant_pass in self.variant_passes)
         floors = {}
         for text in (FULL, BATCH_OF_ONE):

@@ -355,6 +355,7 @@ class WorkerProcess:
     def end_within(self, seconds: float) -> None:
         """Wait for the exit status; kill the worker if it sends nothing for ``seconds``."""
         with suppress(TimeoutError, ModelError):
+            # ``next_message`` sets the status when the engine process reports it.
             while self.status is None:
                 message = self.next_message(time.monotonic() + seconds)
                 if message is None:

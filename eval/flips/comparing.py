@@ -25,7 +25,7 @@ REASONS = {
 """Why these objects may differ."""
 OUTCOMES = {"equivalent": "yes", "undecided": "not shown", "different": "no"}
 """The result of the test of equality within the margin, in words."""
-RIGHT = (0, 1)
+RIGHT_OR_WRONG = (1, 0)
 """Values of a metric that counts right answers."""
 FilterAndMetric = tuple[str, str]
 
@@ -264,7 +264,7 @@ def fault_of(metric: str, documents: Mapping[int, Sample], name: str) -> str:
     """Return where a metric has another value than 0 or 1; empty if no document has one."""
     for document, sample in documents.items():
         value = sample.values[metric]
-        if not isinstance(value, int | float) or value not in RIGHT:
+        if not isinstance(value, int | float) or value not in RIGHT_OR_WRONG:
             return f"{name}: {metric} of document {document:,} is {printable(repr(value))}"
     return ""
 

@@ -321,6 +321,7 @@ def legend_below(figure: Figure, handles: Sequence[Artist], names: Sequence[str]
     longest = min(max(len(name) for name in names), LEGEND_CHARACTERS)
     # A handle and the space between columns take about seven characters.
     columns = CHARACTERS // (longest + 7)
+    # The names are written afterwards: Matplotlib would leave out those that start with "_".
     legend = figure.legend(
         handles, ["-"] * len(names), loc="outside lower left", ncols=columns, borderaxespad=1.2
     )
@@ -382,7 +383,8 @@ def _ticks_between(
 ) -> list[float]:
     """Return the products of factors and powers of ten between the ends of an axis.
 
-    ``linear_below``: 0 for an axis of values above 0; other axes have ticks on both sides of 0.
+    ``linear_below``: an axis with values on both sides of 0 is linear between minus this and this;
+    0 for an axis of values above 0.
     """
     smallest = linear_below or low
     first_decade = math.floor(math.log10(smallest))

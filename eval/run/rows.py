@@ -333,7 +333,7 @@ def score_notes(
 
 
 def is_batched(model: RunModel) -> bool:
-    """Return True if rounding depends on the windows of a run, which are computed in batches."""
+    """Return True if a window's rounding depends on the other windows of its batch."""
     decode = model.planned.decode
     if decode is not None:
         return decode.batch > 1

@@ -119,6 +119,7 @@ def weights_missing(model: RunModel, storage: Storage, provenance: Mapping[str, 
         return ""
     loaded_bits = []
     for layer in layers:
+        # Quantized weights are loaded as they are stored.
         if layer.weights not in UNQUANTIZED_BITS:
             return ""
         loaded_bits.append(UNQUANTIZED_BITS[layer.weights])

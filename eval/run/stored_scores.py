@@ -137,8 +137,8 @@ def assembled(
 ) -> StoredScores:
     """Return the scores of all windows in their order, with what their sessions recorded.
 
-    ``usable_sessions``: those with a record, the last one first, whose record states what ran.
-    ModelError if some windows have a score that others do not have.
+    ``usable_sessions``: those with a record, the last one first: the row states what ran in it.
+    ModelError if only some windows have a column, such as the KLD.
     """
     seconds = seconds_of_runs(loaded.sessions)
     records = [loaded.records[session] for session in usable_sessions]

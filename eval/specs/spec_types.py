@@ -149,7 +149,8 @@ class Spec(BaseModel):
     def digest(self) -> str:
         """Return the SHA-256 of the spec as canonical JSON with defaults.
 
-        Equal specs have equal digests.
+        Equal specs have equal digests.  A key of ``_later`` was added after digests had been
+        stored: it is left out at its default.
         """
         later_defaults = {}
         for key, field in type(self).model_fields.items():
@@ -430,7 +431,10 @@ class DataSpec(Spec):
             raise ValueError(f"score_last: must be below score_every {every}")
 
     def _check_documents(self) -> None:
-        """ValueError if template, detokenizer or path do not go with the method or the data set."""
+        """ValueError if template, detokenizer or path do not go with the method or the data set.
+
+        Not for dataset "chat", whose path ``_check_chat`` has checked.
+        """
         if self._has_fixed_stride and self.chat_template:
             raise ValueError(f'chat_template: cannot go with method "{self.method}"; leave it out')
         if self.detokenize and self.method != "lm_eval":
@@ -610,7 +614,7 @@ class ModelSpec(Spec):
     def override_tensors(self) -> tuple[Path, ...]:
         """The files of ``[dir, override_tensors]``, whose tensors replace the model's.
 
-        A folder is replaced by all its files.
+        For a folder, these are all its safetensors files.
         """
         names: Sequence[str] = ()
         if isinstance(self._extra, str):

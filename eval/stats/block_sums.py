@@ -76,9 +76,11 @@ def block_sums(columns: Columns, assignment: BlockAssignment) -> BlockSums:
         sums[name] = tuple(np.bincount(assignment.block, finite_values).tolist())
     if "same_top" in is_finite:
         # ``same_top`` is a bool, also where a model's logits are NaN: argmax returns some token.
-        ref_logprob = columns.get("ref_logprob", columns["logprob"])
-        of_reference = bool(np.isfinite(ref_logprob).all())
-        is_finite["same_top"] = is_finite["same_top"] and is_finite["nll"] and of_reference
+        # It is comparable only where the log-probabilities of both are numbers.
+        is_comparable = is_finite["nll"]
+        if "ref_logprob" in columns and not np.isfinite(columns["ref_logprob"]).all():
+            is_comparable = False
+        is_finite["same_top"] = is_finite["same_top"] and is_comparable
     return BlockSums(
         tokens=tuple(np.bincount(assignment.block).tolist()),
         **sums,

@@ -107,7 +107,7 @@ def verdict_of(difference: Difference, value: float, first: str, second: str) ->
 
 
 def value_and_limits(difference: Difference, value: float) -> str:
-    """Return a difference with its sign and its 95 % interval, in nats."""
+    """Return the ``value`` of a difference with its sign, and its 95 % interval, in nats."""
     digits = DIGITS_WITHOUT_ERROR
     if difference.stderr:
         digits = decimals_of_error(difference.stderr)

@@ -115,13 +115,13 @@ def advice(run: RunResult) -> list[str]:
         return []
     stored = stored_windows(run)
     target = precision_in_words(TARGET)
-    of_reference = f"the reference has only {amount(stored, 'window')}"
+    shortage = f"the reference has only {amount(stored, 'window')}"
     if stored <= scored:
-        return [f"for {target}: about {needed:,} windows are needed; {of_reference}"]
+        return [f"for {target}: about {needed:,} windows are needed; {shortage}"]
     goal = f"for {target}"
     # Windows that the reference does not have cannot be compared.
     if needed > stored:
-        goal = f"{of_reference}, of about {needed:,} for {target}"
+        goal = f"{shortage}, of about {needed:,} for {target}"
         needed = stored
     number = windows_of_each_text(run.texts, needed)
     total = windows_with(run.texts, number)

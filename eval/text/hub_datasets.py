@@ -86,6 +86,7 @@ class Source:
         """True if the data set is in files of this machine."""
         if exists(Path(self.path)):
             return True
+        # A loader such as "json" with names of files: without "://" they are on this machine.
         names = texts_in(self.data_files)
         return bool(names) and not any("://" in name for name in names)
 
