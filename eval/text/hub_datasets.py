@@ -34,6 +34,12 @@ PICKLES = "pandas"
 """The format of ``datasets`` that loads pickles, which are code; ``datasets`` itself refuses it from 5.2 on."""
 PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE)
 """Ends of the names of files that may hold pickles, perhaps compressed."""
+LOADERS = {
+    "arrow", "audiofolder", "conll", "csv", "eval", "fasta", "fastq", "genbank", "harbor", "hdf5", "iceberg",
+    "imagefolder", "json", "lance", "meshfolder", "mmcif", "niftifolder", "pandas", "parquet", "pdb",
+    "pdffolder", "text", "tsfile", "videofolder", "vortex", "webdataset", "xml",
+}  # fmt: skip
+"""Names of the loaders of ``datasets`` 5.2 for files.  Any other name that is no folder is a data set of the hub."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ASK_S = 10.0
 """Seconds in which a server must return the version of its text."""
@@ -69,8 +75,11 @@ class Source:
     @property
     def is_local(self) -> bool:
         """True if the data set is in files of this machine."""
+        if exists(Path(self.path)):
+            return True
+        # The files of a data set on the hub are named without "://", too.
         names = texts_in(self.data_files)
-        return exists(Path(self.path)) or (bool(names) and not any("://" in name for name in names))
+        return self.path in LOADERS and bool(names) and not any("://" in name for name in names)
 
     def is_streamed(self, limit: int) -> bool:
         """Return True if only the first rows are read.  Streams have no slices; ``train[:1000]`` is cut here instead.
