@@ -38,6 +38,39 @@ PICKLE_NAME = re.compile(
     r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE
 )
 """Ends of the names of files that may hold pickles, perhaps compressed."""
+LOADERS = {
+    "arrow",
+    "audiofolder",
+    "conll",
+    "csv",
+    "eval",
+    "fasta",
+    "fastq",
+    "genbank",
+    "harbor",
+    "hdf5",
+    "iceberg",
+    "imagefolder",
+    "json",
+    "lance",
+    "meshfolder",
+    "mmcif",
+    "niftifolder",
+    "pandas",
+    "parquet",
+    "pdb",
+    "pdffolder",
+    "text",
+    "tsfile",
+    "videofolder",
+    "vortex",
+    "webdataset",
+    "xml",
+}
+"""Names of the loaders of ``datasets`` 5.2 for files.
+
+Any other name that is no folder is a data set of the hub.
+"""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 VERSION_S = 10.0
 """Seconds in which a server must return the version of its text."""
@@ -86,7 +119,9 @@ class Source:
         """True if the data set is in files of this machine."""
         if exists(Path(self.path)):
             return True
-        # A loader such as "json" with names of files: without "://" they are on this machine.
+        if self.path not in LOADERS:
+            # The files of a data set on the hub are named without "://", too.
+            return False
         names = texts_in(self.data_files)
         return bool(names) and not any("://" in name for name in names)
 

@@ -16,7 +16,7 @@ import pytest
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.specs.spec_types import DataSpec
-from compare_q.eval.text import corpus
+from compare_q.eval.text import corpus, hub_datasets
 from tests.support.toy import refusal as refusal_of
 
 PROGRESS = Progress(quiet=True)
@@ -166,6 +166,21 @@ def test_pickles_are_refused_before_they_are_read(keys: dict[str, Any]) -> None:
     # With the builder ``text`` nothing is unpickled: .pt may mean Portuguese.
     portuguese = {**keys, "dataset_path": "text", "dataset_data_files": "x.pt"}
     assert corpus.text_identity(spec(**portuguese))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "file", "gold"),
+    [
+        ("json", "train.jsonl", False),
+        ("json", "https://host/train.jsonl", True),
+        ("owner/rows", "train.jsonl", True),
+    ],
+)
+def test_a_named_file_of_a_data_set_on_the_hub_is_remote(
+    dataset: str, file: str, gold: bool
+) -> None:
+    """Its tokens are then kept for a version of the data set, and not for ever."""
+    assert hub_datasets.is_remote(spec(dataset=dataset, dataset_data_files=file)) is gold
 
 
 def test_a_secret_in_a_url_is_no_part_of_the_identity() -> None:
