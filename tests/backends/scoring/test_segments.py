@@ -420,11 +420,13 @@ def test_a_kill_while_windows_are_forgotten_loses_no_other_window(
         assert scores.keys() >= SCORES.keys() - {DIGESTS[1], DIGESTS[3]}
         assert damaged == set()
         assert load(copy, TAG, WINDOWS).sessions["s"] < 3.0001  # no window counts twice
+        # The next run must be able to finish what the killed one began.
         segments.forget(copy, [DIGESTS[1], DIGESTS[3]])
         assert read(copy)[0].keys() == SCORES.keys() - {DIGESTS[1], DIGESTS[3]}
         if ended:
             break
     assert ended
+    # Fewer operations would mean that the kills did not reach the rewriting of segments.
     assert operation > 4
 
 
@@ -435,6 +437,7 @@ def test_a_segment_that_was_read_before_is_read_again_once_it_has_changed(tmp_pa
     assert file is not None
     content = file.read_bytes()
     long_ago = time.time() - 3600
+    # Only headers of old files are kept; a new file would be read again anyway.
     os.utime(file, (long_ago, long_ago))
     assert committed(tmp_path, ALONE) == named(windows)
     damaged = content.replace(windows[0].digest.encode(), windows[0].digest[::-1].encode())

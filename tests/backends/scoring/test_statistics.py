@@ -95,6 +95,7 @@ def test_accuracy_at_the_size_of_a_real_vocabulary(partial: Partial, real_size: 
 def test_a_column_slice_scores_like_its_copy(partial: Partial, offset: int) -> None:
     logits = draw(11, 3000).bfloat16()[:, offset : offset + 2500]
     reference = draw(11, 2501, seed=1)[:, 1:]
+    # A contiguous slice would not show a kernel that ignores the row stride.
     assert logits.stride(0) > logits.shape[1]
     targets = list(range(0, 2500, 230))
     np.testing.assert_array_equal(
@@ -150,6 +151,7 @@ def test_excluded_tokens(partial: Partial) -> None:
     logits, reference = draw_excluding()
     targets = [5, 6, 7, 0, 8, 2999]
     expected = definitions(logits, targets, reference)
+    # KL is infinite only if the model excludes a token that the reference does not.
     assert [value == INF for value in expected["kld"]] == [False, False, True, False, False, True]
     for cuts in ([], [1000], [1000, 2000]):
         assert_scores(split(partial, logits, targets, cuts, reference), expected)
@@ -160,6 +162,7 @@ def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
     logits[0, 1:] = logits[1, ::2] = logits[2, :6000] = torch.finfo(torch.float32).min
     targets = [0, 1, 6001]
     masked = logits.clone()
+    # The lowest float has probability 0, so the definitions may use -inf for it.
     masked[logits < -1e30] = -INF
     expected = definitions(masked, targets, None)
     assert_scores(split(partial, logits, targets, []), expected)
@@ -172,6 +175,7 @@ def test_the_lowest_float_as_a_mask(partial: Partial) -> None:
 def test_a_nan_never_becomes_a_number(partial: Partial, bad: float, place: int) -> None:
     logits = draw(3, 3000)
     reference = draw(3, 3000, seed=1)
+    # A clear maximum in both: the clean rows have the same top token, also across shards.
     reference[:, 100] = logits[:, 100] = 25.0
     clean = definitions(logits, [100] * 3, reference)
     logits[0, place] = bad
