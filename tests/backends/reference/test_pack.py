@@ -45,6 +45,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "text_digest": "0",
         "vocabulary": "0",
         "windows": DIGESTS,
+        # 4 windows of 20 tokens; the first token of each is not scored: 4 * 19 = 76.
         "scored_tokens": 76,
         "engine": "fake",
         "provenance": {},
@@ -119,6 +120,7 @@ def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -
     arrays, _ = pack_files.arrays_of(folder / SCORES_FILE)
     ends = arrays["ends"].tolist()
     digests = [row.tobytes().hex() for row in arrays["digests"]]
+    # The pack's order is 2, 0, 3, 1: windows 2 and 0 swap scores, and window 1 keeps its own.
     exchanged = [digests[1], digests[0], *digests[2:]]
     pack_files.write_scores(folder, exchanged, ends, arrays)
     engine = loaded(folder)
@@ -255,6 +257,7 @@ def test_a_hostile_pack_is_refused_in_one_line(
     folder: Path, change: Callable[[Path], None], part: str
 ) -> None:
     change(folder)
+    # Opening a pipe without a writer, or reading /dev/zero, would never end.
     with signals_after(PATIENCE_S):
         assert part in refusal(pack_files.verified, folder)
 

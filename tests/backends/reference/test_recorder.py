@@ -36,12 +36,14 @@ def test_states_are_kept_where_the_head_makes_the_engines_logits_of_them(tmp_pat
         return Recorder.of_engine(tmp_path, "", {}, head, logits, lambda: states)
 
     exact = head_logits(HEAD, states, weight, None)
+    # 2**-14 is the spacing that head.SPACINGS has for float32.
     spacing = 2**-14 * exact[:64].abs().max()
     close = exact.clone()
     close[3, 7] += 3 * spacing
     distant = exact.clone()
     distant[3, 7] += 5 * spacing
     distant_later = exact.clone()
+    # The recorder compares only its first SAMPLED_ROWS = 64 rows.
     distant_later[64:] += 1
     for logits in (exact, close, distant_later):
         recorder = recorder_of(logits)
@@ -106,6 +108,7 @@ def test_logits_from_states_by_hand() -> None:
     states = torch.tensor([[1.0, 2.0]])
     weight = torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, -1.0]])
     bias = torch.tensor([0.5, 0.0, -1.0])
+    # 1 * 3 + 2 * 4 = 11, 1 * 5 + 2 * 6 = 17, 1 * 0 - 2 * 1 = -2.
     (plain,) = head_logits(Head(3, "float32"), states, weight, None).tolist()
     assert plain == [11.0, 17.0, -2.0]
     (biased,) = head_logits(Head(3, "float32"), states, weight, bias).tolist()
@@ -138,6 +141,7 @@ def test_a_head_is_recomputable_up_to_four_spacings_of_the_largest_logit() -> No
         head_mismatch(1.01, 32.0, "bfloat16")
         == "its head's product differs from its logits by 1.01"
     )
+    # For float16, the limit is 4 * 2**-10 * 32 = 0.125.
     assert head_mismatch(1.0, 32.0, "float16") == "its head's product differs from its logits by 1"
     assert head_mismatch("its head is a Strange", 32.0, "bfloat16") == "its head is a Strange"
     for bad in (INF, NAN):
