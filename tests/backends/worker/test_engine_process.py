@@ -90,6 +90,7 @@ def rows(
 def assert_uniform(row: dict[str, Any]) -> None:
     """Assert that a model has a uniform model's perplexity."""
     assert row["error"] is None
+    # A uniform model's perplexity is the size of its vocabulary.
     assert row["ppl"] == pytest.approx(500.0, rel=1e-6)
 
 

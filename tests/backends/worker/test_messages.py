@@ -89,6 +89,7 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
 
 def test_windows_hold_no_pickle(tmp_path: Path) -> None:
     file = tmp_path / "windows.npz"
+    # NumPy pickles arrays of objects, and unpickling can run any code.
     storage.write_arrays(file, ids=np.array([{}], object), shapes="[]")
     with pytest.raises(ValueError, match="allow_pickle"):
         protocol.read_windows(file)

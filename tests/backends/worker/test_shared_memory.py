@@ -42,6 +42,7 @@ def start(model: Path) -> tuple[subprocess.Popen[str], Path]:
         [sys.executable, "-c", CREATE, str(model)],
         stdout=subprocess.PIPE,
         text=True,
+        # kill() ends the whole group, which must not include the test.
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -118,6 +119,7 @@ def test_a_semaphore_that_nobody_maps_yet_is_its_creators(model: Path) -> None:
     process, file = start(model)
     mine = Path(f"/dev/shm/sem.loky-{process.pid}-a1_b")
     other = Path(f"/dev/shm/sem.loky-{os.getpid()}-a1_b")
+    # The creator's process id is in the name, because no map shows an unmapped semaphore.
     for semaphore in (mine, other):
         semaphore.touch()
     assert shared_memory.files_of_group(process.pid) == {str(file), str(mine)}
@@ -140,6 +142,7 @@ def test_without_a_folder_no_note_is_written_or_read(
 
 
 def test_a_note_cannot_name_other_files(tmp_path: Path) -> None:
+    # A user's model, a path below an allowed prefix, and a file outside /dev/shm.
     (tmp_path / shared_memory.NOTE).write_text(
         "/dev/shm/model.safetensors\n/dev/shm/psm_/x\n/etc/passwd\n"
     )
