@@ -80,6 +80,7 @@ MANNERS: dict[str, tuple[Act, str]] = {
         "HTTP 302 from {path}: Found; give its target: http://",
     ),
     "999": (once(b"x" * 100_000, 999), "HTTP 999 from {path}: "),
+    # A server's text must not control the user's terminal or add lines to the message.
     "escapes": (
         once(b'{"error": "\\u001b[2J\\nsecond line"}', 400),
         "HTTP 400 from {path}: \\x1b[2J second line",

@@ -75,6 +75,7 @@ def test_scores_at_another_temperature(
     }
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
     logit = boost / temperature
+    # log softmax of one logit among VOCAB - 1 logits of 0.
     exact = logit - math.log(math.exp(logit) + VOCAB - 1)
 
     def scaled(body: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ def test_commits_between_windows(
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
+    # More windows than the largest concurrency, so that commits fall between windows.
     assert len(stub.windows) > 32
     assert rows_of(out)["served"]["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
 
@@ -132,6 +134,7 @@ def new_root(stub: Stub) -> None:
 def test_swapped_between_stamp_and_load(stub: Stub, change: Callable[[Stub], None]) -> None:
     request = request_for(stub.url)
     stamped = request.updated(stamp=ServedModel(request).stamp())
+    # Rounding may move a sample; -1e-4 nats is far below MOVED = 0.05.
     moved(-1e-4)(stub)
     assert ServedModel(request).stamp() == stamped.stamp
     VllmServerEngine(stamped).load()
