@@ -426,7 +426,6 @@ def test_a_kill_while_windows_are_forgotten_loses_no_other_window(
         if ended:
             break
     assert ended
-    # Fewer operations would mean that the kills did not reach the rewriting of segments.
     assert operation > 4
 
 

@@ -113,7 +113,6 @@ def test_commits_between_windows(
     out = tmp_path / "out.json"
     ran = compare_q("-d", data, "-m", models, "-o", out)
     assert ran.status == 0, ran.err
-    # More windows than the largest concurrency, so that commits fall between windows.
     assert len(stub.windows) > 32
     assert rows_of(out)["served"]["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
 
