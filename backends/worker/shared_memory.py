@@ -52,8 +52,7 @@ class Notes:
 
 def note(group: int, folder: str) -> None:
     """Add the files that a process group maps now to the note in the worker's folder; "" writes nothing."""
-    if folder:
-        write_note(folder, noted_files(folder) | files_of_group(group))
+    write_note(folder, noted_files(folder) | files_of_group(group))
 
 
 def write_note(folder: str, files: set[str]) -> None:

@@ -35,10 +35,34 @@ PICKLES = "pandas"
 PICKLED = re.compile(r"\.(pkl|pickle|dill|joblib|pth?|npy|npz)(\.(gz|bz2|xz|zst|zip|lz4))?($|[?#])", re.IGNORECASE)
 """Ends of the names of files that may hold pickles, perhaps compressed."""
 LOADERS = {
-    "arrow", "audiofolder", "conll", "csv", "eval", "fasta", "fastq", "genbank", "harbor", "hdf5", "iceberg",
-    "imagefolder", "json", "lance", "meshfolder", "mmcif", "niftifolder", "pandas", "parquet", "pdb",
-    "pdffolder", "text", "tsfile", "videofolder", "vortex", "webdataset", "xml",
-}  # fmt: skip
+    "arrow",
+    "audiofolder",
+    "conll",
+    "csv",
+    "eval",
+    "fasta",
+    "fastq",
+    "genbank",
+    "harbor",
+    "hdf5",
+    "iceberg",
+    "imagefolder",
+    "json",
+    "lance",
+    "meshfolder",
+    "mmcif",
+    "niftifolder",
+    "pandas",
+    "parquet",
+    "pdb",
+    "pdffolder",
+    "text",
+    "tsfile",
+    "videofolder",
+    "vortex",
+    "webdataset",
+    "xml",
+}
 """Names of the loaders of ``datasets`` 5.2 for files.  Any other name that is no folder is a data set of the hub."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 ASK_S = 10.0

@@ -184,12 +184,12 @@ class MadeEngine(FakeEngine):
             case "child":
                 child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG_S})"])
                 made("child").write_text(str(child.pid))
-            case "memory":  # as vLLM's queues
+            case "queue":  # shared memory, as vLLM's queues
                 file = Path(f"/dev/shm/psm_{os.getpid()}")
                 file.write_bytes(bytes(mmap.PAGESIZE))
                 with file.open("r+b") as stream:
                     self.memory = mmap.mmap(stream.fileno(), 0)
-                made("memory").write_text(str(file))
+                made("queue").write_text(str(file))
 
 
 def made(name: str) -> Path:
