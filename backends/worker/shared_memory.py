@@ -59,8 +59,7 @@ def note(group: int, folder: str) -> None:
 
     "" writes nothing.
     """
-    if folder:
-        write_note(folder, noted_files(folder) | files_of_group(group))
+    write_note(folder, noted_files(folder) | files_of_group(group))
 
 
 def write_note(folder: str, files: set[str]) -> None:

@@ -217,12 +217,12 @@ class MadeEngine(FakeEngine):
                 )
                 made("child").write_text(str(child.pid))
             # vLLM's queues have such files (psm_*), which a killed worker leaves behind.
-            case "memory":
+            case "queue":
                 file = Path(f"/dev/shm/psm_{os.getpid()}")
                 file.write_bytes(bytes(mmap.PAGESIZE))
                 with file.open("r+b") as stream:
                     self.memory = mmap.mmap(stream.fileno(), 0)
-                made("memory").write_text(str(file))
+                made("queue").write_text(str(file))
 
 
 def made(name: str) -> Path:

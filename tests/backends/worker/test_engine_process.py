@@ -177,7 +177,7 @@ def test_shared_memory_of_killed_processes_is_deleted(
     files: list[Path] = []
 
     def kill() -> None:
-        note = own_cache / "memory"
+        note = own_cache / "queue"
         wait_until(lambda: note.exists() and note.read_text())
         file = Path(note.read_text())
         (worker,) = workers_of(own_cache)
@@ -191,8 +191,8 @@ def test_shared_memory_of_killed_processes_is_deleted(
         files.extend((file, folder))
 
     with beside(kill):
-        found = rows(fake("memory", seconds=1.0), fake("good"))
-    assert found["memory"]["error"]
+        found = rows(fake("queue", seconds=1.0), fake("good"))
+    assert found["queue"]["error"]
     assert_right(found, "good")
     assert len(files) == 2
     wait_until(lambda: not any(file.exists() for file in files))
@@ -203,8 +203,10 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
     """Do something in a thread meanwhile, and wait for its end."""
     thread = threading.Thread(target=work)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def kill_engine_process(worker: int) -> int:
