@@ -136,6 +136,7 @@ def fetch(
     Files in the local cache are not fetched again.  InputError with the reason in one line.
     """
     needed_files = missing_files(repo_type, name, revision, patterns, watch)
+    # None: the hub cannot be reached, so that only the local cache may have the files.
     if needed_files is None:
         return cached(repo_type, name, revision, patterns)
     if needed_files.lacks_index:

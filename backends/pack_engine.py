@@ -178,9 +178,10 @@ class PackEngine(LogitsEngine):
         for name in pack_files.ENGINE_SCORES:
             rescored = getattr(scores, name)
             stored = engine_scores[name]
-            # Two infinite scores are equal, though their difference is NaN.
-            is_finite = np.isfinite(rescored) | np.isfinite(stored)
-            deviation = np.where(is_finite, np.abs(rescored - stored), 0.0)
+            # Only infinity against infinity counts as equal, though the difference is NaN.  With
+            # one finite score the difference is infinite or NaN, and fails below.
+            any_is_finite = np.isfinite(rescored) | np.isfinite(stored)
+            deviation = np.where(any_is_finite, np.abs(rescored - stored), 0.0)
             # NaN is checked for itself: comparisons with it are False.
             if (
                 np.nanmax(deviation, initial=0.0) > limit

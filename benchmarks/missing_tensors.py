@@ -72,7 +72,8 @@ def packed_integers(source: Path, out: Path, method: str) -> None:
         tensors[f"{module}.qweight"] = torch.randint(
             -(2**31), 2**31 - 1, words, generator=random, dtype=torch.int32
         )
-        # GPTQ stores a zero point minus 1: 7 is the 8 of symmetric weights.
+        # GPTQ stores a zero point minus 1: 7 is the 8 of symmetric weights.  For AWQ 7 is a zero
+        # point as any other.
         tensors[f"{module}.qzeros"] = torch.full(
             (inputs // GROUP, outputs // 8), 0x77777777, dtype=torch.int32
         )

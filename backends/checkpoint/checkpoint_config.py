@@ -393,8 +393,9 @@ def models_inside(folder: Path) -> list[str]:
 def wrong_size(config: Any, *, strict: bool = False) -> str:
     """Return the first key of a size that no model can have, and its bounds; "" if there is none.
 
-    Keys are searched at any depth.  Without ``strict``, as for parts of other modalities, only
-    numbers that are too large are wrong.
+    Keys are searched at any depth.  Without ``strict`` only numbers that are too large are wrong.
+    ``strict`` holds for the outermost object only: what it contains may describe another modality,
+    whose sizes may be 0.
     """
     if isinstance(config, list):
         for entry in config:

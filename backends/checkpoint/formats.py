@@ -205,7 +205,11 @@ def grouped(name: str, inputs: int, groups: int) -> str:
 
 
 def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> Layout:
-    """``weight`` has one weight per element, or several of 4 or 6 bits, by the other parts."""
+    """Return how a module with a tensor ``weight`` stores its weights.
+
+    An element of the tensor is one weight; in some formats it holds several of 4 or 6 bits, which
+    the other parts show.  ``sizes``: all sizes that config.json states for the model.
+    """
     weight = parts["weight"]
     for name in parts:
         if name.startswith(QUANT_STATE):
@@ -227,8 +231,11 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     has_padded_shape = len(weight.shape) == 2 and not any(size % 128 for size in weight.shape)
     if config.quant_method == "exl3" and has_padded_shape:
         # exllamav3 also pads 16-bit layers, if their size is in the config.
-        weights = math.prod(unpadded(size, 128, sizes, size) for size in weight.shape)
-        return Layout(words, weights or PADDED)
+        rows, columns = (unpadded(size, 128, sizes, otherwise=size) for size in weight.shape)
+        # 0: several sizes of the config pad to this one.
+        if rows == 0 or columns == 0:
+            return Layout(words, PADDED)
+        return Layout(words, rows * columns)
     return Layout(words, weight.numel)
 
 

@@ -219,10 +219,11 @@ def read_headers(files: Iterable[Path]) -> dict[str, Tensor]:
 def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = True) -> str:
     """Return a hex digest that changes with configs, code, and the files of weights.
 
-    Of weights, headers, sizes, times and samples count.  Other weights in the folder count, since
-    engines differ in what they open.  generation_config.json counts, since engines read more than
-    sampling defaults from it (for example tokens that Gemma 4 must never score).  Tokenizer, README
-    and other files do not count.  Without ``times`` a copy on another machine has the same digest.
+    Configs and code are read whole.  Of a file of weights its header, size, time and samples are
+    read.  Other weights in the folder count too, since engines differ in what they open.
+    generation_config.json counts, since engines read more than sampling defaults from it (for
+    example tokens that Gemma 4 must never score).  Tokenizer, README and other files do not count.
+    Without ``times`` a copy on another machine has the same digest.
     """
     digest = hashlib.sha256()
     weights = weight_files(folder)
@@ -240,6 +241,7 @@ def stamp(folder: Path, override_tensors: Sequence[Path] = (), *, times: bool = 
             header = header_bytes(file)
         stat = file.stat()
         when = times_of(stat) if times else ""
+        # Only the checkpoint's own weights are surely inside the folder.
         name = file.relative_to(folder) if file in weights else file.name
         digest.update(b"\0" + os.fsencode(name))
         digest.update(f"\0{stat.st_size}\0{when}\0".encode() + header + sampled(file))

@@ -222,9 +222,9 @@ def sizes_of(parts: Parts, kind: str) -> Sizes | None:
 def scales_fault(scale: Tensor, sizes: Sizes, granularity: str, *, is_stated: bool = True) -> str:
     """Return how the scales differ from a granularity ("g32", "channel", ...).
 
-    "" if they do not differ, or if the granularity is not known.  ``is_stated``: the config states
-    the granularity; otherwise "tensor" only means that it states no blocks, and a scale for each
-    row is accepted.
+    "" if they do not differ, or if the granularity is not known.  ``is_stated``: the config itself
+    states the granularity.  If it does not, "tensor" is only assumed because the config has no
+    block size.  Then a matrix [512, 256] may have one scale, or 512 scales, one for each row.
     """
     rows, columns, matrices = sizes
     stated_grid = grid_of(granularity, rows, columns)
@@ -438,7 +438,8 @@ def packed_zeros_fault(
     if zeros.shape[0] != groups:
         what = f"zero points for {zeros.shape[0]:,} groups, and scales for {groups:,}"
         return Fault("qzeros", what, "zero points")
-    # Other zero points may cross the borders of words, which then differ.
+    # Zero points of 3 bits cross the borders of words: the words differ although the zero points
+    # are equal.
     fills_words = bits in (2, 4, 8)
     if is_constant and fills_words and has_unequal_words(zeros, outputs * bits):
         what = "zero points that differ, and the config says sym: true"

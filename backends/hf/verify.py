@@ -301,7 +301,8 @@ def nearest_rows(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 def most_alike(stored: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Return for each stored row the matrix row of the most similar direction.
 
-    If a scale is missing, its length differs.
+    Directions are compared instead of distances because an engine that leaves out a scale changes a
+    row's length, but not its direction.
     """
     from torch.nn.functional import normalize
 

@@ -646,8 +646,9 @@ def discard(folder: Path) -> None:
 def abandon(folder: Path, windows: Collection[str]) -> int:
     """Delete those of the ``windows`` (digests) that were recorded since the last ``seal``.
 
-    Return the bytes of an average one, 0 if there are none.  Windows that another run is recording
-    are kept.
+    Other unsealed windows are kept, since another run may be recording them.  Return the average
+    size of the deleted files in bytes, 0 if there are none: a caller estimates from it how much
+    space all windows would need.
     """
     kept_folder = store_folder(folder)
     names = []

@@ -38,8 +38,10 @@ SET_IN_DECODE = {
     "max_num_partial_prefills": "",
     "max_long_partial_prefills": "",
 }
-"""Options that compare_q sets in decode because they decide a step's tokens -> the spec's key that
-replaces them."""
+"""Options that compare_q sets in decode because they decide a step's tokens.
+
+Each has the key of the spec to give instead; "" if no key replaces the option.
+"""
 # Limits in nats of the mean difference from prefill.
 ROUNDED = 2.0  # rounded activations
 SIXTEEN_BITS = 0.25
@@ -48,13 +50,17 @@ FLOAT32 = 0.001  # float32 on a CPU
 
 
 def check_options(decode: Decode, options: Mapping[str, Any]) -> None:
-    """Raise InputError if a step could not hold ``step`` tokens of each of ``batch`` windows."""
-    for name, key in SET_IN_DECODE.items():
+    """Raise InputError if an option conflicts with decode.
+
+    Options of ``SET_IN_DECODE`` must not be given.  ``max_num_batched_tokens`` must hold a step:
+    ``step`` tokens of each of ``batch`` windows.
+    """
+    for name, replacement in SET_IN_DECODE.items():
         if options.get(name) is None:
             continue
         instead = "leave it out"
-        if key:
-            instead = f'give "{key}" beside "phase" in its place'
+        if replacement:
+            instead = f'give "{replacement}" beside "phase" in its place'
         raise InputError(f'engine.{name}: set by compare_q with "phase": "decode"; {instead}')
     tokens = decode.step * decode.batch
     batched = options.get("max_num_batched_tokens")

@@ -214,8 +214,9 @@ def check_length(model: PlannedModel, config: CheckpointConfig) -> None:
     """
     if model.options.get("max_model_len") is not None:
         return
-    configs = [CheckpointConfig(config.raw)]
+    configs = [config]
     overrides = model.options.get("hf_overrides")
+    # Either may have the keys; overrides that remove them from config.json are not followed.
     if isinstance(overrides, dict):
         configs.append(CheckpointConfig(overrides))
     for stated in configs:

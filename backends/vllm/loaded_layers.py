@@ -53,13 +53,16 @@ vLLM's type of FP4 is the byte that holds two values.
 """
 GENERAL_ATTENTION = "vllm.v1.attention.backends."
 """Modules of the attention that vLLM uses for many models; a model's own attention is elsewhere."""
-UNREAD_IN_PREFILL = ("turboquant", "ultraquant", "octave")
+UNQUANTIZED_FIRST = ("turboquant", "ultraquant", "octave")
 """Beginnings of vLLM's names of caches that a window's first step does not read.
 
 Their attention computes it from unquantized values.
 """
-LATENT = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
-"""Base classes of latent attention, dense and sparse, whose ``forward_mha`` is prefill."""
+LATENT_ATTENTION = {"MLACommonImpl": FIRST_STEP, "SparseMLACommonImpl": SPARSE}
+"""Base classes of latent attention (MLA), whose ``forward_mha`` is prefill.
+
+Each has the reason that prefill does not read the cache.
+"""
 NOT_CAUSAL = {"PrefillPrefixLMAttention", "EncoderOnlyAttention"}
 """Attention of prefix language models (HRM-Text), and of configs with ``is_causal`` false."""
 SIZED = {"nvfp4": "nvfp4 g16", "mxfp4": "mxfp4 g32", "mxfp8": "mxfp8 g32"}
@@ -251,7 +254,7 @@ def kv_caches(
             stored=stored,
             scales=kv_scales(module, cache_dtype),
             attention=class_name(module.impl),
-            prefill=prefill(module.impl, cache_dtype),
+            prefill=unread_in_prefill(module.impl, cache_dtype),
             token_bytes=token_bytes,
             window=window,
             backend=backend_name(module),
@@ -317,16 +320,17 @@ def window_of(spec: Any) -> int | None:
     return window
 
 
-def prefill(impl: Any, cache_dtype: str) -> str:
+def unread_in_prefill(impl: Any, cache_dtype: str) -> str:
     """Return "" if attention reads a quantized cache in prefill, else a key of ``PREFILL_NOTES``.
 
+    Latent attention (MLA) and the caches of ``UNQUANTIZED_FIRST`` read unquantized values first.
     vLLM's general attention writes keys and values to the cache and reads them there, except with
     decode context parallelism.  For ROCm, and for a model's own attention, it is unknown.
     """
     for base in type(impl).__mro__:
-        if base.__name__ in LATENT:
-            return LATENT[base.__name__]
-    if cache_dtype.startswith(UNREAD_IN_PREFILL):
+        if base.__name__ in LATENT_ATTENTION:
+            return LATENT_ATTENTION[base.__name__]
+    if cache_dtype.startswith(UNQUANTIZED_FIRST):
         return FIRST_STEP
     module = type(impl).__module__
     if not module.startswith(GENERAL_ATTENTION) or module.startswith(f"{GENERAL_ATTENTION}rocm"):

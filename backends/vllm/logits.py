@@ -127,9 +127,11 @@ class LogitsSource:
         Every rank must call this method.  The model's own edits of logits are left out: on one
         rank's share of the vocabulary, an edit by token id would change another token, or fail.
         """
+        # This call also fills ``states`` and ``bias``, which enter the head.
         gathered = self.gathered(hidden_states)
         if self.shard is None:
-            return ProbedLogits(gathered, math.inf, 0.0)
+            # Without a known head, nothing shows that local logits are right: they are never used.
+            return ProbedLogits(gathered, local_difference=math.inf, head=0.0)
         with ungathered(self.processors):
             local = self._unpadded(self.processor(self.lm_head, self.states, self.bias))
         local_difference = 0.0

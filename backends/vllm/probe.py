@@ -127,9 +127,10 @@ def check_own_scores(scores: ScoresOfBoth) -> None:
 def result_of(scores: ScoresOfBoth, *, gathered: bool) -> ProbeResult:
     """Return how the model is scored, from the scores that equal vLLM's."""
     report = scores.report
-    head_problem = report["head_reason"] or report["head_difference"]
-    largest = max(float(largest_logit(shards).max()) for shards in scores.shards)
-    reason = head_mismatch(head_problem, largest, report["logits_dtype"])
+    # A reason why the head cannot be recomputed, or how far its product is from the logits.
+    head_result = report["head_reason"] or report["head_difference"]
+    most = max(float(largest_logit(shards).max()) for shards in scores.shards)
+    reason = head_mismatch(head_result, most, report["logits_dtype"])
     return ProbeResult(
         gathered=gathered,
         states=not reason,

@@ -253,7 +253,10 @@ class ServedModel(ModelFiles):
         return self.connected(question)
 
     async def lookup(self, connection: Connection) -> Served:
-        """Return the model that the spec names, or the server's only model; InputError."""
+        """Return the model that the spec names, or the server's only model.
+
+        ServerError if the server has no model, InputError if it lacks the named one.
+        """
         answer = await connection.ask("/v1/models", Answer, None, CONNECT_S)
         cards = {card.model: card for card in answer.data}
         if not cards:
@@ -433,8 +436,9 @@ def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]
 def check_normalized(answer: Completion) -> None:
     """ServerError unless the entries of every position except the first can be log-probabilities.
 
-    The probabilities of a position's ``TOP`` entries sum to at most 1.  If all other tokens were as
-    probable as the last entry, the sum would reach 1.
+    The probabilities of a position's ``TOP`` entries sum to at most 1.  No other token is more
+    probable than the least probable entry; if all were as probable as it, the sum of all tokens
+    would be at least 1.
     """
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:
@@ -442,7 +446,9 @@ def check_normalized(answer: Completion) -> None:
         values = np.array([scores.logprob for scores in entry.values()])
         with np.errstate(over="ignore"):  # logits may be large; the sum is then infinite
             top = np.exp(np.sort(values)[-TOP:])
-        if not top.sum() <= 1 + ROUNDING or top.sum() + MOST_LOGITS * top[0] < 1 - ROUNDING:
+            most_of_all = top.sum() + MOST_LOGITS * top[0]
+        # NaN fails the first comparison.
+        if not top.sum() <= 1 + ROUNDING or most_of_all < 1 - ROUNDING:
             raise ServerError(NO_LOGPROBS)
 
 

@@ -88,7 +88,11 @@ class Committer:
         self.waiting: list[tuple[Window, TokenScores]] = []
 
     def add(self, scores: TokenScores) -> None:
-        """Add the scores of one window; only ``commit`` writes those of the last window."""
+        """Add the scores of one window; call ``commit`` after the last window.
+
+        The windows before this one may be written first.  This one waits for the next commit: the
+        session's record has to be written before the last window of all (``Worker.score``).
+        """
         if self.waiting and time.perf_counter() - self.last_commit >= COMMIT_S:
             self.commit()
         window = self.windows.pop(scores.window)

@@ -109,10 +109,10 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
     data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     scores, err = own_cache / "scores", tmp_path / "err"
-    wait_until(lambda: list(scores.glob("*/*.safetensors")) and "loading slow" in err.read_text())
+    wait_until(lambda: list(scores.glob("*/*.safetensors")) and "scoring slow" in err.read_text())
     process.send_signal(number)
-    # Python handles the lower of two pending signals first.
-    time.sleep(0.5)
+    # Python handles the lower of two pending signals first: the run must have handled this one.
+    wait_until(lambda: not workers_of(own_cache) or process.poll() is not None)
     while process.poll() is None:
         for other in ENDING:
             process.send_signal(other)

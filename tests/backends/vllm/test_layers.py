@@ -351,4 +351,4 @@ def impl(module: str, *classes: str, **attributes: Any) -> Any:
 def test_which_attention_reads_the_cache_in_prefill(
     attention: Any, cache_dtype: str, gold: str
 ) -> None:
-    assert loaded_layers.prefill(attention, cache_dtype) == gold
+    assert loaded_layers.unread_in_prefill(attention, cache_dtype) == gold
