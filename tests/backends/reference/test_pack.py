@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -129,6 +130,32 @@ def test_states_that_do_not_give_the_recorded_scores_are_refused(folder: Path) -
         ModelError, match="the stored states do not give what fake computed: window 0"
     ):
         list(engine.score([WINDOWS[0]], ScoreRequest()))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "rescored", "is_same"),
+    [
+        (-math.inf, -math.inf, True),
+        (math.nan, math.nan, True),
+        (-math.inf, math.nan, False),
+        (math.nan, -math.inf, False),
+        (-1.0, -math.inf, False),
+        (math.nan, -1.0, False),
+    ],
+)
+def test_only_equal_scores_that_are_not_finite_pass(
+    folder: Path, recorded: float, rescored: float, is_same: bool
+) -> None:
+    engine = loaded(folder)
+    (scores,) = engine.score([WINDOWS[0]], ScoreRequest())
+    stored = {name: getattr(scores, name).copy() for name in ENGINE_SCORES}
+    stored["logprob"][2] = recorded
+    scores.logprob[2] = rescored
+    if is_same:
+        engine.compare(scores, stored)
+    else:
+        with pytest.raises(ModelError, match="scored token 2: logprob"):
+            engine.compare(scores, stored)
 
 
 @pytest.mark.parametrize("digests", [DIGESTS[:3], [*DIGESTS, "0" * 32], [*DIGESTS[:3], "0" * 32]])
