@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from .common.errors import ModelError
 from .common.message_text import with_class
-from .common.packages import computing, installed_versions
+from .common.packages import installed_versions, torch_related_builds
 from .common.storage import times_of
 from .model_files import ModelFiles
 from .model_types import (
@@ -155,7 +155,7 @@ class Engine(ABC):
 
         Imports nothing.
         """
-        return computing(*cls.capabilities.packages)
+        return torch_related_builds(*cls.capabilities.packages)
 
     def layers(self) -> tuple[Layer, ...]:
         """Return how the linear layers ran, in the model's order; called after scoring.
@@ -234,7 +234,7 @@ class Engine(ABC):
         ``verbose``: may print.
         """
         if cls.capabilities.here:
-            # Every engine computes the statistics of scores with it.
+            # An engine that runs on this machine computes the statistics of scores with torch.
             import torch  # noqa: F401
 
     def reason_of(self, error: Exception) -> str:

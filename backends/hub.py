@@ -240,7 +240,9 @@ def missing_files(
 def check_available(name: str, files: Mapping[str, Sequence[str]], names: Iterable[str]) -> None:
     """InputError if a repository with files of these ``names`` lacks a needed file.
 
-    ``files``: pattern -> the names that match it, in the order of the patterns.
+    ``files``: pattern -> the names that match it, in the order of the patterns.  A pattern without
+    ``*`` is the name of a needed file, and weights are needed if ``WEIGHTS`` is a pattern.  The
+    others may match nothing, as long as the repository has a file for any pattern.
     """
     if WEIGHTS in files and not files[WEIGHTS]:
         hint = ""
@@ -251,7 +253,8 @@ def check_available(name: str, files: Mapping[str, Sequence[str]], names: Iterab
         raise InputError(f"{name}: no .safetensors files; compare_q loads no pickled weights{hint}")
     is_empty = not any(files.values())
     for pattern, matched in files.items():
-        if is_empty or ("*" not in pattern and not matched):
+        is_needed = "*" not in pattern
+        if is_empty or (is_needed and not matched):
             raise InputError(f"{name}: no file {pattern} on the hub{nearest(pattern, names)}")
 
 
@@ -292,7 +295,7 @@ def cached(
 
 
 def has_needed_files(folder: Path, patterns: Sequence[str]) -> bool:
-    """True if a file matches each exact name and ``WEIGHTS``, and any of the other patterns."""
+    """True if any pattern has a file, and each exact name and ``WEIGHTS`` have one."""
     n_matched = 0
     for pattern in patterns:
         if any(folder.glob(pattern)):

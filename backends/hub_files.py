@@ -47,7 +47,7 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
     If the repository has an index without a local copy, these are all files that the index may
     name.
     """
-    named_files = named_in(index)
+    named_files = files_of_index(index)
     if named_files:
         return [name for name in names if name in named_files]
     files = [name for name in fnmatch.filter(names, WEIGHTS) if "/" not in name]
@@ -60,10 +60,10 @@ def weights_among(names: Collection[str], index: Path | None) -> list[str]:
     return files
 
 
-def named_in(index: Path | None) -> set[str]:
-    """Return the files that an index names, and ``SINGLE``.
+def files_of_index(index: Path | None) -> set[str]:
+    """Return the files of weights of a repository with this index: those it names, and ``SINGLE``.
 
-    Empty if the index is missing or damaged.
+    Empty if the index is missing or damaged, or names no file.
     """
     if index is None or not index.is_file():
         return set()
@@ -75,14 +75,15 @@ def named_in(index: Path | None) -> set[str]:
         return set()
     files = {file for file in weight_map.values() if isinstance(file, str)}
     if files:
-        # ``weight_files`` refuses this file next to an index that does not name it.
+        # ``weight_files`` refuses a folder that has this file and an index that does not name it.
+        # The file counts here, so that a copy from the hub is refused like any other folder.
         files.add(SINGLE)
     return files
 
 
 def expected(folder: Path) -> tuple[list[str], list[str]]:
     """Return patterns (allowed, ignored) of the weights that make a cached folder complete."""
-    named_files = named_in(folder / WEIGHTS_INDEX)
+    named_files = files_of_index(folder / WEIGHTS_INDEX)
     if named_files:
         return [glob.escape(name) for name in sorted(named_files)], []
     pattern = WEIGHTS

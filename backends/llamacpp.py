@@ -539,16 +539,15 @@ def hear_present_log(level: int, text: bytes, user_data: Any) -> None:
 
 
 def libraries() -> dict[str, str]:
-    """Return name -> size and time of the libraries that llama-cpp-python loads.
-
-    ``make`` may put a library for CPUs with AVX-512 into glibc-hwcaps/x86-64-v4.
-    """
+    """Return name -> size and time of the libraries that llama-cpp-python may load."""
     package = package_folder("llama_cpp")
     if package is None:
         return {}
     # pip's hashes do not change when another build is copied over the installed one.
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", package / "lib"))
     versions = {}
+    # Subfolders count too: ``make`` may put a library for CPUs with AVX-512 into
+    # glibc-hwcaps/x86-64-v4.
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             stat = file.stat()

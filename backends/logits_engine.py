@@ -158,27 +158,30 @@ class LogitsScorer:
 
     def scores(self, window: Window) -> TokenScores:
         """Return the scores of one window, and record its states or logits if requested."""
-        shard: list[NDArray[np.float32]] = []
-        recorded_pieces = self.pieces_to_record(window, shard)
+        piece_statistics: list[NDArray[np.float32]] = []
+        pieces = self.scored_pieces(window, piece_statistics)
         if self.request.record is None:
             # Not a loop: its variable would keep a piece in memory while the next is computed.
-            deque(recorded_pieces, maxlen=0)
+            deque(pieces, maxlen=0)
         else:
             # The first piece creates the recorder.
-            first = next(recorded_pieces)
+            first = next(pieces)
             assert self.recorder is not None
-            all_pieces = chain([first], recorded_pieces)
+            all_pieces = chain([first], pieces)
             self.recorder.write_pieces(window.index, window.n_scored, all_pieces)
         if self.comparison is not None:
             self.comparison.drop(window.index)
-        return token_statistics.scores(window.index, window.targets, [np.concatenate(shard)])
+        # One shard has the whole vocabulary.
+        shards = [np.concatenate(piece_statistics)]
+        return token_statistics.scores(window.index, window.targets, shards)
 
-    def pieces_to_record(
-        self, window: Window, shard: list[NDArray[np.float32]]
+    def scored_pieces(
+        self, window: Window, piece_statistics: list[NDArray[np.float32]]
     ) -> Iterator[torch.Tensor]:
-        """Append the statistics [n, F] of each piece's scored rows to ``shard``.
+        """Score a window by pieces; yield the states or logits of each piece's scored rows.
 
-        Yield the rows to be recorded.
+        The statistics [n, F] of these rows are appended to ``piece_statistics``.  What is yielded
+        is for the recorder: without one, the caller only advances the iterator.
         """
         length = len(window.token_ids)
         begin = 0
@@ -197,7 +200,8 @@ class LogitsScorer:
             rows = StoredRows(window.index, window.n_scored, n_scored, n_scored + len(logits))
             n_scored += len(logits)
             recorded_rows = self.rows_to_record(logits, scored_slices)
-            shard.append(self.statistics(rows, logits, window.targets[rows.begin : rows.end]))
+            targets = window.targets[rows.begin : rows.end]
+            piece_statistics.append(self.statistics(rows, logits, targets))
             # Otherwise this piece would be in memory together with the next piece.
             del logits
             yield recorded_rows

@@ -35,7 +35,7 @@ from .contents import SMALL_TENSOR_ELEMENTS, Contents
 from .folder import Checkpoint, storage_of
 from .formats import FLOAT_DTYPES, INPUT_SCALES, KV_SCALES, NUMPY_TYPES, Parts, main_part, values
 from .gguf import BLOCK_PREFIX, GgufModel, is_gguf, read_model
-from .nvfp4_scales import ONE_SCALE, SHARED, unequal
+from .nvfp4_scales import FUSED_WITH_ONE_SCALE, SHARED_SCALE_ADVICE, unequal
 from .safetensors_files import Tensor, read_headers, strays
 from .stored_sizes import Fault
 from .token_rules import SERVED, faults
@@ -545,7 +545,7 @@ def fused_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
     for path, text in unequal(checkpoint.quantized).items():
         file = checkpoint.where(path).partition(": ")[0]
         places.append(f"{file}: {text}")
-    yield from one_finding("wrong", places, ONE_SCALE, SHARED)
+    yield from one_finding("wrong", places, what=FUSED_WITH_ONE_SCALE, fix=SHARED_SCALE_ADVICE)
 
 
 def input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:

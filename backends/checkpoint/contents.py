@@ -344,7 +344,12 @@ def other_shapes(
 ) -> list[tuple[str, Sequence[int], Sequence[int], str]]:
     """Return (module, stored shape, the model's shape, dtype) of tensors of other sizes.
 
-    Sizes are numbers of weights, since quantizers store a matrix in another shape.
+    Sizes are numbers of weights, since quantizers store a matrix in another shape.  Skipped are
+    tensors of which several make one tensor of the model (a stack of experts), tensors that make
+    several, and tensors whose number of weights is not known.
+
+    ``renamed``: stored name -> the model's name.  ``n_stored``: the model's name -> how many stored
+    tensors make its tensor.  ``split_names``: the model's names of tensors that are stored as one.
     """
     shapes: list[tuple[str, Sequence[int], Sequence[int], str]] = []
     for name, (module, weights, tensor) in stored.items():
@@ -352,7 +357,7 @@ def other_shapes(
         if target not in expected:
             continue
         is_whole = n_stored[target] == 1 and target not in split_names
-        has_known_size = weights != 0
+        has_known_size = weights != 0  # see ``Stored``
         if is_whole and has_known_size and weights != math.prod(expected[target]):
             shapes.append((module, list(tensor.shape), list(expected[target]), tensor.dtype))
     return shapes

@@ -163,9 +163,10 @@ def zero_points(zeros: Tensor, bits: int, n_rows: int, grid: tuple[int, int]) ->
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return the integers of words [n, words] as [n, words * (32 // bits)].
+    """Return the integers in 32-bit words [n, W] as [n, W * (32 // bits)].
 
-    The first integer of a word is in its lowest bits.
+    The first integer of a word is in its lowest bits.  Each is stored plus half its range, which is
+    subtracted here.
     """
     shifts = bits * np.arange(32 // bits)
     mask = (1 << bits) - 1

@@ -457,7 +457,8 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
 def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int]:
     """Return (bits, weights) of the module ``name``, both 0 if it has no matrix.
 
-    UnsizedError if they are unknown.  ``role``: "layer", "head" or "embedding".
+    UnsizedError if they are unknown, also if a tensor of the module is neither a part of its format
+    nor known to be no weights.  ``role``: "layer", "head" or "embedding".
     """
     main = main_part(parts)
     of_format = set()
@@ -467,6 +468,7 @@ def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig)
     for part, tensor in parts.items():
         if part in of_format or part in NOT_BITS:
             continue
+        # gpt-oss's experts have ``gate_up_proj_bias``.
         if part.endswith("_bias") or part.startswith(QUANT_STATE):
             continue
         if main is not None:
@@ -480,8 +482,9 @@ def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig)
     if main is None:
         return 0, 0
     weights = layout_of(parts, config, role).weights
-    if isinstance(weights, str):
+    if isinstance(weights, str):  # why the number is unknown
         raise UnsizedError(f"{name}.{main}: {weights}")
+    # Some formats store the matrix's shape, which may be damaged.
     if weights < 0:
         raise UnsizedError(f"{name}.{main}: {DAMAGED}")
     bits = sum(parts[part].nbytes * 8 for part in of_format & parts.keys())

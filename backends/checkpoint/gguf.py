@@ -299,10 +299,15 @@ class GgufModel:
         return "embedding"
 
     def role(self, tensor: GgufTensor) -> str:
-        """Return the role of a tensor: "layer", "head", "embedding", or "" if it does not count."""
+        """Return the role of a tensor: "layer", "head" or "embedding"; "" if its bits do not count.
+
+        Only matrices of the text model and their scales count, without multi-token prediction.
+        """
         module, _, part = tensor.name.rpartition(".")
-        is_matrix = part == "scale" or (part == "weight" and len(tensor.shape) > 1)
-        if not is_matrix or has_no_role(tensor.name) or self.is_draft(tensor):
+        is_matrix = part == "weight" and len(tensor.shape) > 1
+        # The global scale of an NVFP4 matrix: its bits count with those of the matrix.
+        is_scale = part == "scale"
+        if not (is_matrix or is_scale) or has_no_role(tensor.name) or self.is_draft(tensor):
             return ""
         return {"output": "head", "token_embd": "embedding"}.get(module, "layer")
 

@@ -384,7 +384,11 @@ def of_gguf(model: GgufModel) -> Facts:
 
 
 def header_value(model: GgufModel, key: str) -> Any:
-    """Return a field of a header; a list of equal numbers, one for each layer, is one number."""
+    """Return a field of a header.
+
+    If it has a number for each layer, and all are equal, return this number.  Unequal numbers are
+    returned as a tuple, for which ``is_number`` is False.
+    """
     value = model.fields.get(key.format(model.fields.get("general.architecture", "")))
     if isinstance(value, tuple) and len(set(value)) == 1:
         return value[0]
@@ -399,7 +403,8 @@ def header_sizes(model: GgufModel) -> Facts:
     hidden = header_value(model, "{}.embedding_length")
     if is_number(blocks):
         facts["num_hidden_layers"] = blocks
-        if is_number(drafts):  # blocks of multi-token prediction are counted
+        # ``block_count`` includes the blocks of multi-token prediction.
+        if is_number(drafts):
             facts["num_hidden_layers"] = blocks - drafts
     if is_number(hidden):
         facts["hidden_size"] = hidden
@@ -409,12 +414,13 @@ def header_sizes(model: GgufModel) -> Facts:
 def heads_of(model: GgufModel) -> Facts:
     """Return numbers and sizes of attention heads.
 
-    No values if layers differ, or if attention is latent.
+    No values if attention is latent, or if layers differ in the number or the size of heads.  If
+    they differ in the number of KV heads, only that number is absent.
     """
     heads = header_value(model, "{}.attention.head_count")
-    unequal = header_value(model, "{}.attention.key_length_swa") is not None
-    latent = header_value(model, "{}.attention.kv_lora_rank") is not None
-    if not is_number(heads) or not heads or unequal or latent:
+    has_other_sizes = header_value(model, "{}.attention.key_length_swa") is not None
+    is_latent = header_value(model, "{}.attention.kv_lora_rank") is not None
+    if not is_number(heads) or not heads or has_other_sizes or is_latent:
         return {}
     facts: Facts = {"num_attention_heads": heads}
     kv_heads = header_value(model, "{}.attention.head_count_kv")
@@ -429,7 +435,9 @@ def heads_of(model: GgufModel) -> Facts:
     if is_number(size):
         facts["head_dim"] = size
         rotary = header_value(model, "{}.rope.dimension_count")
-        facts["rotary dimensions"] = rotary if is_number(rotary) else size
+        if not is_number(rotary):
+            rotary = size
+        facts["rotary dimensions"] = rotary
     return facts
 
 
@@ -495,8 +503,10 @@ def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
     """
     names = ("num_attention_heads", "num_key_value_heads", "head_dim", "rotary dimensions")
     sizes = {name: facts.get(name) for name in names}
-    unequal = any(facts.get(key) for key in (*UNEQUAL_CACHES, "kv_lora_rank", "qk_rope_head_dim"))
-    if unequal or not is_number(sizes["num_attention_heads"]):
+    # The heads of layers differ in size, or attention is latent.
+    special_keys = (*UNEQUAL_CACHES, "kv_lora_rank", "qk_rope_head_dim")
+    is_uncertain = any(facts.get(key) for key in special_keys)
+    if is_uncertain or not is_number(sizes["num_attention_heads"]):
         return dict.fromkeys(names)
     partial = facts.get("partial_rotary_factor")
     if defaults:
@@ -587,19 +597,22 @@ def differing(mine: Facts, reference: Facts) -> Iterator[str]:
     """Yield the differences between values that both have; nothing if their sizes differ.
 
     A missing type of rope scaling means that nothing is scaled.  If the types differ, their
-    parameters are not compared.
+    parameters are not compared.  If a type is unknown, no value of rope is compared.
+
+    Values of one kind of layers have its name as a prefix: ``full_attention.rope factor``.
     """
     if is_another_size(mine, reference):
         return
     for name in {**reference, **mine}:
-        kind, dot, last = name.rpartition(".")
-        prefix = f"{kind}{dot}"
+        layer_kind, dot, bare_name = name.rpartition(".")
+        prefix = f"{layer_kind}{dot}"  # "" if the value is one of all layers
         types = (mine.get(f"{prefix}rope_type"), reference.get(f"{prefix}rope_type"))
         same_type = types[0] == types[1]
         if UNKNOWN_SCALING in types and "rope" in name:
             continue
-        if last == "rope_type":
-            # A tensor of factors may have another reason than a scaling.
+        if bare_name == "rope_type":
+            # A header with a tensor of factors has the type "llama3".  The factors may have another
+            # reason than a scaling: a model without a type then agrees with this header.
             may_be_none = None in types and (FROM_TENSOR in mine or FROM_TENSOR in reference)
             if not same_type and not may_be_none:
                 ours = scaling_in_words(mine, prefix)
@@ -608,7 +621,7 @@ def differing(mine: Facts, reference: Facts) -> Iterator[str]:
             continue
         if name not in mine or name not in reference or is_same(mine[name], reference[name]):
             continue
-        is_parameter = last.startswith("rope ")
+        is_parameter = bare_name.startswith("rope ")
         if same_type or not is_parameter:
             yield difference(name, mine[name], reference[name])
 
@@ -687,7 +700,9 @@ def head_is_embedding(path: Path) -> bool:
     for module, parts in checkpoint.matrices.items():
         role = checkpoint.role(module)
         if role in ends:
-            ends[role].append(parts[main_part(parts) or ""])
+            main = main_part(parts)
+            assert main is not None  # of every module in ``matrices``
+            ends[role].append(parts[main])
     if not ends["head"] or checkpoint.config.text.get("tie_word_embeddings") is True:
         return True
     if not ends["embedding"]:

@@ -22,8 +22,8 @@ from .formats import NUMPY_TYPES, Parts, main_part, values
 
 GLOBAL_SCALES = {"weight_global_scale": "input_global_scale", "weight_scale_2": "input_scale"}
 """Global scale of weights -> of activations: their names in compressed-tensors and in ModelOpt."""
-ONE_SCALE = "vLLM fuses them into one matrix with one scale"
-SHARED = "quantize with a shared scale"
+FUSED_WITH_ONE_SCALE = "vLLM fuses them into one matrix with one scale"
+SHARED_SCALE_ADVICE = "quantize with a shared scale"
 EQUAL_SCALES = 1e-5
 """Largest relative difference between scales that count as equal, as in vLLM's check of experts.
 
@@ -64,7 +64,10 @@ def check_scales(folder: Path, layers: Mapping[str, Parts]) -> None:
         )
     faults = list(unequal(layers).values())
     if faults:
-        raise InputError(f"model_dir: {faults[0]}{and_more(faults)}, and {ONE_SCALE}; {SHARED}")
+        raise InputError(
+            f"model_dir: {faults[0]}{and_more(faults)}, and {FUSED_WITH_ONE_SCALE}; "
+            f"{SHARED_SCALE_ADVICE}"
+        )
 
 
 def quantizes_activations(quantization: Mapping[str, Any]) -> bool:

@@ -128,7 +128,8 @@ def scheme_fault(parts: Parts, config: CheckpointConfig, scheme: Scheme | None) 
     if not stated_words:
         return None
     stated_format = number_format(stated_words)
-    is_other_format = stored_format != "" and class_of(stored_format) != class_of(stated_format)
+    is_same_class = format_class(stored_format) == format_class(stated_format)
+    is_other_format = stored_format != "" and not is_same_class
     if config.quant_method != "compressed-tensors":
         if is_other_format:
             # A mixture that the config does not describe.
@@ -182,14 +183,16 @@ def scale_name(parts: Parts) -> str:
     return next((name for name in WEIGHT_SCALES if name in parts), "")
 
 
-def class_of(kind: str) -> str:
-    """Return the kind of numbers, without bits if the stored bits may differ.
+def format_class(name: str) -> str:
+    """Return the class of a number format: "int", "fp8", "nvfp4", "mxfp4", ...
 
-    It is "int", "fp8", "nvfp4", "mxfp4", ...
+    Two formats of one class are no contradiction by themselves.  All integers are "int":
+    ``bits_fault`` compares their bits.  mxfp8 is FP8 in groups of 32, and therefore "fp8":
+    ``granularity_fault`` compares the groups.
     """
-    if kind == "mxfp8":
+    if name == "mxfp8":
         return "fp8"
-    return re.sub(r"^u?int\d*$", "int", kind)
+    return re.sub(r"^u?int\d*$", "int", name)
 
 
 def sizes_of(parts: Parts, kind: str) -> Sizes | None:

@@ -109,7 +109,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
-def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
+def torch_related_builds(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
     """Return name -> build, for each distribution that may change what torch computes.
 
     The builds are part of the keys of scores.  ``more``: further distributions; ``plugins``:
@@ -122,6 +122,7 @@ def computing(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
         for entry_point in metadata.entry_points(group=group):
             if entry_point.dist:
                 plugin_packages.add(entry_point.dist.name)
+    # Earlier versions of compare-q register a plugin of vLLM.  It is not part of the keys.
     plugin_packages.discard("compare-q")
     return builds((*COMPUTING, *more, *sorted(plugin_packages)))
 

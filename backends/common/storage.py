@@ -204,12 +204,12 @@ def size_of(path: Path) -> int | None:
     return status.st_size
 
 
-def version_of(file: Path) -> tuple[int, int, int] | None:
+def file_state(file: Path) -> tuple[int, int, int] | None:
     """Return a value that changes when a file's content is replaced.
 
     The value is inode, size and time of the last change.  None if the file is missing, or was
     changed within ``RECENT_S``: a second change may have the same time.  Parsed content can be
-    kept for a file whose version is known.
+    kept for a file whose state is known.
     """
     try:
         status = file.stat()

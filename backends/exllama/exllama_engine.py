@@ -30,7 +30,7 @@ from ..common.engine_options import EngineOptions
 from ..common.errors import InputError, ModelError
 from ..common.json_files import expanded
 from ..common.message_text import dtype_name, one_line
-from ..common.packages import computing
+from ..common.packages import torch_related_builds
 from ..hub import local_folder
 from ..layers import groups
 from ..layers.module_names import by_module
@@ -128,7 +128,7 @@ class ExLlamaV3Engine(LogitsEngine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        return computing(PACKAGE) | machine.variables(("EXL3_",))
+        return torch_related_builds(PACKAGE) | machine.variables(("EXL3_",))
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
@@ -309,13 +309,15 @@ def layer_of(module: Any) -> Layer:
 def check_folder(folder: Path, model: PlannedModel) -> None:
     """InputError for a local folder that exllamav3 would load incorrectly.
 
-    Its format, the length of its windows or other files in it may be the reason.
+    The reasons are safetensors files that are not the model's, a quantization that exllamav3 does
+    not read, and rope factors that depend on a missing ``max_seq_len``.
     """
     if not folder.is_dir():
         return
     config = CheckpointConfig.read(folder)
     method = config.quantization.get("quant_method")
     for file in checkpoint.strays(folder):
+        # Mistral's repositories have the same weights twice.  This second copy is not refused.
         is_copy = file.name.startswith("consolidated")
         if file not in model.override_tensors and not is_copy:
             raise InputError(

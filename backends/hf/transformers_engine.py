@@ -475,11 +475,13 @@ def check_causal(folder: Path, model: Any) -> None:
     """
     import torch
 
+    # The ids are consecutive, and begin after the first quarter of the vocabulary.
     first = model.config.get_text_config().vocab_size // 4
     texts = torch.arange(first, first + 8, device=model.device).repeat(2, 1)
     texts[1, 4] = first - 1
     with torch.inference_mode():
         logprobs = model(texts, use_cache=False).logits.float().log_softmax(-1)
+    # NaN counts as 0: it is the difference of two log-probabilities of -inf.
     change = (logprobs[0] - logprobs[1]).nan_to_num(0.0).abs().mean(-1)
     change_before = float(change[:4].mean())
     change_after = float(change[5:].mean())
@@ -492,10 +494,11 @@ def check_causal(folder: Path, model: Any) -> None:
 
 
 def check_complete(folder: Path, loading_info: Mapping[str, Any], *, on_load: bool) -> None:
-    """ModelError for weights that Transformers made up or loaded without scales, with a warning.
+    """ModelError if Transformers initialized weights itself, or left out stored scales.
 
-    ``loading_info``: of ``from_pretrained``; ``on_load``: Transformers quantized the model while
-    loading, so that the checkpoint needs no scales.
+    Transformers only logs a warning in these cases.  ``loading_info``: of ``from_pretrained``.
+    ``on_load``: Transformers quantized the model while loading, so that the checkpoint needs no
+    scales.
     """
     initialized = list(loading_info["missing_keys"])
     initialized += [key for key, *_ in loading_info["mismatched_keys"]]

@@ -60,7 +60,7 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
             implementation = getattr(model.config, "_experts_implementation", None) or ""
             kernel = f"{kernel} {implementation}".strip()
             weight = next(module.parameters(), None)
-            yield product(name, weight, schemes.of(name), kernel, dequantized=dequantized)
+            yield layer_of_product(name, weight, schemes.of(name), kernel, dequantized=dequantized)
 
 
 def quantized_modules(folder: Path) -> set[str]:
@@ -102,11 +102,11 @@ def linear_layer(
     weight: Any = getattr(module, "weight", None)
     is_parameter = type(weight) is torch.nn.Parameter
     if is_parameter and kernel in LINEAR:
-        return product(name, weight, scheme, "torch linear", dequantized=dequantized)
+        return layer_of_product(name, weight, scheme, "torch linear", dequantized=dequantized)
     if scheme is None:
         return Layer(name, UNKNOWN, UNKNOWN, kernel)
     if is_parameter and is_float(weight):
-        return product(name, weight, scheme, kernel, dequantized=dequantized)
+        return layer_of_product(name, weight, scheme, kernel, dequantized=dequantized)
     return Layer(name, scheme.weights, scheme.activations or dtype, kernel)
 
 
@@ -126,12 +126,14 @@ def is_float(weight: Any) -> bool:
     return bool(weight.dtype.is_floating_point) and weight.element_size() > 1
 
 
-def product(
+def layer_of_product(
     name: str, weight: Any, scheme: Scheme | None, kernel: str, *, dequantized: bool
 ) -> Layer:
-    """Return a layer that multiplies a float ``weight`` in its dtype.
+    """Return how a layer ran whose ``weight`` torch multiplies.
 
-    With other weights, the activations are unknown.
+    A weight of floats is multiplied in its dtype.  For another weight, or None (a module without
+    parameters), the activations are unknown.  ``dequantized``: the checkpoint stores the weight
+    quantized, by ``scheme``; otherwise the scheme of a weight of floats is ignored.
     """
     scheme = scheme or Scheme(UNKNOWN)
     if weight is None or not is_float(weight):

@@ -249,6 +249,7 @@ def kv_formats(groups: Iterable[KVCache]) -> str:
     """
     counts: Counter[str] = Counter()
     for group in groups:
+        # results.json may state a count of 0, whose format must not be named.
         if group.count > 0:
             counts[group.stored] += group.count
     return " +".join(name for name, _ in counts.most_common())

@@ -427,11 +427,16 @@ def fp8(config: Config) -> Declared:
     """FP8 of DeepSeek, Qwen and vLLM.
 
     If weights have blocks, activations have groups as long as a block.  If ``scale_fmt`` is
-    "ue8m0", scales are powers of two.  DeepSeek-V4's experts are MXFP4, with FP8 activations, or
-    NVFP4.  ``CheckpointConfig.quantization`` adds ``expert_dtype``, a key of the model's config.
+    "ue8m0", scales are powers of two.
+
+    If ``expert_dtype`` is "fp4", as in DeepSeek-V4, the experts have MXFP4 weights and the FP8
+    activations of the other layers.  With ``moe_quant_algo``, they have the scheme of that
+    algorithm instead, such as NVFP4.  ``expert_dtype`` is a key of the model's config, which
+    ``CheckpointConfig.quantization`` adds.
     """
     sizes = config.get("weight_block_size")
     if not sizes:
+        # Without a granularity: for dynamic scales, the config states none.
         activations = "fp8"
         if config.get("activation_scheme") == "static":
             activations = "fp8 tensor"

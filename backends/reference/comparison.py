@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 AHEAD_BYTES = 512 << 20
 """Bytes of windows to read ahead: 16 windows of 2,048 tokens and H = 4,096 take 268 MB."""
+MOST_PIECES_AHEAD = 64
+"""Largest number of pieces to read ahead, however small they are."""
 PIECE_BYTES = 64 << 20
 """Bytes of a window to read at a time: 8,192 states of H = 4,096 in bf16.
 
@@ -82,7 +84,7 @@ class ReferenceWindows:
                 self.pieces.append(Piece(window, number))
         self.index_of = {piece: index for index, piece in enumerate(self.pieces)}
         piece_bytes = max(n_bytes // max(len(self.pieces), 1), 1)  # on average
-        self.n_ahead = min(max(AHEAD_BYTES // piece_bytes, 1), 64)
+        self.n_ahead = min(max(AHEAD_BYTES // piece_bytes, 1), MOST_PIECES_AHEAD)
         self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
         self.requested: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
 

@@ -149,18 +149,18 @@ def read_manifest(folder: Path) -> Manifest:
         if not file.is_file():
             raise ValueError("it is not there")
         content = storage.load_file(file)
-        if content.get("version") == STORE_VERSION:
-            return Manifest.model_validate_json(json.dumps(content))
+        # Checked first: the other keys of a manifest depend on its version.
+        version = content.get("version")
+        if version != STORE_VERSION:
+            raise InputError(f"{file}: layout {version}, this compare_q reads {STORE_VERSION}")
+        # As JSON: in strict mode, pydantic makes a ``Head`` from an object only in JSON.
+        return Manifest.model_validate_json(json.dumps(content))
     except InputError as error:
         raise InputError(f"{error}; {REMAKE_ADVICE}") from None
     except (OSError, ValueError) as error:  # pydantic's error is a ValueError
         raise InputError(
             f"{file}: not a reference store: {one_line(error)}; {REMAKE_ADVICE}"
         ) from None
-    version = content.get("version")
-    raise InputError(
-        f"{file}: layout {version}, this compare_q reads {STORE_VERSION}; {REMAKE_ADVICE}"
-    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -294,22 +294,22 @@ class Reader:
 
 def open_reference(path: Path) -> Reader:
     """Return the store at ``path``; InputError names what is wrong with it."""
-    # The version is read before the manifest: if the manifest is replaced in between, the kept
-    # store has an old version, and is read again next time.
-    version = storage.version_of(path / STORE_MANIFEST)
+    # The file's state is read before the manifest: if the manifest is replaced in between, the kept
+    # store has an old state, and is read again next time.
+    state = storage.file_state(path / STORE_MANIFEST)
     if not (path / STORE_MANIFEST).is_file():
         raise InputError(
             f"{path}: holds no reference: there is no {STORE_MANIFEST}; name another path and mark "
             'the model as the reference ("reference": true), so that it is recorded'
         )
-    if version is None:
+    if state is None:
         return Reader(path)
-    return reader_of_version(path, version)
+    return cached_reader(path, state)
 
 
 @functools.lru_cache(maxsize=4)
-def reader_of_version(path: Path, _version: tuple[int, int, int]) -> Reader:
-    """Return the store at ``path``, which is kept as long as its manifest has this version."""
+def cached_reader(path: Path, _state: tuple[int, int, int]) -> Reader:
+    """Return the store at ``path``, which is kept as long as its manifest has this state."""
     return Reader(path)
 
 
@@ -358,7 +358,7 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
     """Prepare a folder for writers of the reference with this identity.
 
     Files of a killed run stay if they are of this reference, and are deleted otherwise.  InputError
-    if the folder holds the store of another reference, or a user's file.
+    if the folder holds a damaged store or the store of another reference, or if it is a file.
     """
     kept_folder = store_folder(folder)
     kept_folder.sweep()
@@ -376,6 +376,7 @@ def begin(folder: Path, identity: Mapping[str, Any]) -> None:
         storage.delete(kept_folder.own_files())
         content = {
             "identity": unlabelled(identity),
+            # compare_q created the folder, now or in the killed run (see ``Manifest``).
             "made": is_new or unfinished.get("made", False),
         }
         kept_folder.write_document(UNFINISHED, content)

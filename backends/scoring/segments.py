@@ -112,6 +112,7 @@ class Segment:
 
         ``recordings``: of the windows that the reference has now, by the windows' digests.
         """
+        # Segments of every tag have the columns that need no reference.
         if tag == ALONE:
             return frozenset(entry.window for entry in self.windows)
         if tag != self.tag:
@@ -278,13 +279,14 @@ def load(
 ) -> Loaded:
     """Return the scores of these windows in the folder, all checked.
 
-    ``recordings``: of the windows that the reference has now, by the windows' digests.  Other
-    columns are left out.  A partly used segment counts its share of the seconds.  If several
-    segments have a window, these have priority, in this order:
+    The scores have only the columns of ``tag``.  ``recordings``: of the windows that the reference
+    has now, by the windows' digests.  A partly used segment counts its share of the seconds.  If
+    several segments have a window, these have priority, in this order:
 
     - segments of sessions with a record, which states what ran;
-    - segments of the tag with most of the windows, so that few sessions are mixed;
-    - segments of ``tag``.
+    - segments of one tag: the tag whose segments have most of the windows, so that few sessions
+      are mixed.  With ``ALONE``, segments that were compared with any reference can be used;
+    - segments of ``tag`` itself.
     """
     index_of: dict[str, int] = {}
     for window in windows:
@@ -348,7 +350,7 @@ def by_priority(
         return (
             # The record of a session says what ran: a segment without one comes last.
             segment.session not in recorded_sessions,
-            # One reference for as many windows as possible, so that their KLDs are comparable.
+            # One tag for as many windows as possible, so that few sessions are mixed.
             -len(covered[segment.tag]),
             segment.tag != tag,
             # The rest only makes the order independent of the file system.
@@ -385,18 +387,18 @@ def parts_of(
 def segment_in(file: Path) -> Segment | None:
     """Return a segment from its header.
 
-    None if the header is damaged or does not match the file's name.  A segment of another version
-    has no key, so that it belongs to no folder.
+    None if the header is damaged or does not match the file's name.  A segment of another
+    ``SEGMENT_VERSION`` has the key "", so that it belongs to no folder.
     """
-    version = storage.version_of(file)
-    if version is None:
+    state = storage.file_state(file)
+    if state is None:
         return read_segment(file)
-    return segment_of_version(file, version)
+    return cached_segment(file, state)
 
 
 @functools.lru_cache(maxsize=MOST_HEADERS)
-def segment_of_version(file: Path, _version: tuple[int, int, int]) -> Segment | None:
-    """Return ``read_segment`` of a file, which is kept as long as the file has this version."""
+def cached_segment(file: Path, _state: tuple[int, int, int]) -> Segment | None:
+    """Return ``read_segment`` of a file, which is kept as long as the file has this state."""
     return read_segment(file)
 
 
@@ -539,14 +541,15 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     return read_records(folder)[0]
 
 
-def foreign(folder: Path) -> int:
-    """Return the number of segments in a folder that have another key.
+def n_foreign_segments(folder: Path) -> int:
+    """Return the number of segments in a folder that have another key or are of another version.
 
-    ``segment_in`` returns None for another version: such a segment does not count.
+    Damaged segments do not count.
     """
     count = 0
     for file in scores_folder(folder).tensor_files(SEGMENT_TAG):
         segment = segment_in(file)
+        # The key of another version is "".
         if segment is not None and segment.key != folder.name:
             count += 1
     return count

@@ -160,6 +160,7 @@ class ScoringExtension:
         scorer = self._compare_q_scorer
         self._compare_q_scorer = None
         assert scorer is not None
+        # After an error, ``compare_q_begin`` or ``compare_q_begin_probe`` ends the noise.
         if not scorer.error:
             scorer.error = self._compare_q_end_noise()
         return json.dumps(scorer.end())

@@ -79,14 +79,18 @@ def misplaced_part(
 def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
     """Return module -> rows of an FP8 block.
 
-    These are the modules of the text model that have blocks and are not routed experts.
+    These are the modules of the text model that have blocks and are not routed experts.  The number
+    of rows is positive.
     """
     schemes = declared(checkpoint.config.quantization)
     heights: dict[str, int] = {}
     for module, parts in checkpoint.quantized.items():
-        if ROUTED.match(module) or is_outside(module) or not checkpoint.role(module):
+        is_text_module = not is_outside(module) and checkpoint.role(module) != ""
+        if ROUTED.match(module) or not is_text_module:
             continue
-        if not parts[main_part(parts) or ""].dtype.startswith("F8_E"):
+        main = main_part(parts)
+        assert main is not None  # of every quantized module
+        if not parts[main].dtype.startswith("F8_E"):
             continue
         scheme = schemes.of(module)
         if scheme is None:
@@ -116,7 +120,9 @@ def parts_of(path: str, checkpoint: Checkpoint) -> list[int]:
     It has one part, or q, k and v in a delta net's ``in_proj_qkv``.
     """
     parts = checkpoint.quantized[path]
-    rows = parts[main_part(parts) or ""].shape[-2]
+    main = main_part(parts)
+    assert main is not None  # of every quantized module
+    rows = parts[main].shape[-2]
     if path.rpartition(".")[2] != "in_proj_qkv":
         return [rows]
     text = checkpoint.config.text

@@ -27,7 +27,7 @@ Without them, the windows set the size.
 """
 LEAST_FREE = 0.01
 ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")
-"""Values of ``kv_cache_dtype`` that store each number in 8 bits, and nothing else."""
+"""Values of ``kv_cache_dtype`` that store each element in 8 bits, and nothing else."""
 LEAST_BYTES = 256 << 20
 UNKNOWN_BYTES = 4 << 30
 """Smallest KV cache on a CPU if the bytes of a token are not known, or only a lower bound."""
@@ -39,26 +39,26 @@ def cache_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) -
     They are empty if the spec decides the size and, on a GPU, if the bytes of a token are unknown.
     """
     checkpoint_config = CheckpointConfig(config)
-    numbers = numbers_per_token(checkpoint_config)
+    elements = elements_per_token(checkpoint_config)
     if cpu:
-        return {"kv_cache_memory_bytes": cpu_bytes(model, checkpoint_config, numbers)}
-    if numbers is None or any(name in model.options for name in CHOOSES_CACHE):
+        return {"kv_cache_memory_bytes": cpu_bytes(model, checkpoint_config, elements)}
+    if elements is None or any(name in model.options for name in CHOOSES_CACHE):
         return {}
-    size = cache_bytes(model, numbers, BATCHED_TOKENS_GPU)
+    size = cache_bytes(model, elements, BATCHED_TOKENS_GPU)
     # With a size, the utilization is only the memory that must be free when vLLM starts.
     return {"kv_cache_memory_bytes": size, "gpu_memory_utilization": LEAST_FREE}
 
 
-def cpu_bytes(model: PlannedModel, config: CheckpointConfig, numbers: int | None) -> int:
-    """Return the size of the KV cache on a CPU; ``numbers`` per token, None if unknown."""
-    if numbers is not None:
-        return cache_bytes(model, numbers, BATCHED_TOKENS_CPU)
-    latent = latent_numbers_per_token(config)
+def cpu_bytes(model: PlannedModel, config: CheckpointConfig, elements: int | None) -> int:
+    """Return the size of the KV cache on a CPU; ``elements`` per token, None if unknown."""
+    if elements is not None:
+        return cache_bytes(model, elements, BATCHED_TOKENS_CPU)
+    latent = latent_elements_per_token(config)
     return max(cache_bytes(model, latent, BATCHED_TOKENS_CPU), UNKNOWN_BYTES)
 
 
-def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
-    """Return the bytes of a KV cache with ``numbers`` per token.
+def cache_bytes(model: PlannedModel, elements: int, most_batched: int) -> int:
+    """Return the bytes of a KV cache with ``elements`` per token.
 
     A step has at most ``most_batched`` tokens.
     """
@@ -69,11 +69,11 @@ def cache_bytes(model: PlannedModel, numbers: int, most_batched: int) -> int:
     tokens = max(2 * batched, min(4 * longest, longest + 2 * batched))
     if model.decode is not None:
         tokens = max(tokens, decode.cached_tokens(model.decode, longest))
-    return max(number_bytes(model.options) * numbers * tokens, LEAST_BYTES)
+    return max(element_bytes(model.options) * elements * tokens, LEAST_BYTES)
 
 
-def number_bytes(options: Mapping[str, Any]) -> int:
-    """Return the bytes of one number in the KV cache.
+def element_bytes(options: Mapping[str, Any]) -> int:
+    """Return the bytes of one element in the KV cache.
 
     For formats with scales or fewer than 8 bits, return an upper bound.  Without
     ``kv_cache_dtype``, the cache has the model's dtype, or fewer bits if the checkpoint requires
@@ -92,23 +92,29 @@ def number_bytes(options: Mapping[str, Any]) -> int:
     return 2
 
 
-def numbers_per_token(config: CheckpointConfig) -> int | None:
-    """Return an upper bound of the numbers that the KV cache holds per token; None if unknown."""
-    numbers = config.kv_numbers
-    if numbers is None:
+def elements_per_token(config: CheckpointConfig) -> int | None:
+    """Return an upper bound of the number of elements per token in the KV cache of all layers.
+
+    None if unknown.
+    """
+    elements = config.kv_numbers
+    if elements is None:
         return None
+    # In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers
+    # count as the larger.  Full attention has its own size of a head, and may have its own number
+    # of KV heads; without any number of KV heads, there are as many as heads.
     heads = 0
     for key in ("num_global_key_value_heads", "num_key_value_heads", "num_attention_heads"):
         heads = size_of(config, key)
         if heads > 0:
             break
-    # In Gemma 4, the caches of full attention and of sliding windows differ in size.  All layers
-    # count as the larger.
     n_layers = size_of(config, "num_hidden_layers")
-    return max(numbers, 2 * n_layers * heads * size_of(config, "global_head_dim"))
+    # 0 for other models, which do not have this key.
+    head_size = size_of(config, "global_head_dim")
+    return max(elements, 2 * n_layers * heads * head_size)
 
 
-def latent_numbers_per_token(config: CheckpointConfig) -> int:
+def latent_elements_per_token(config: CheckpointConfig) -> int:
     """Return the size of latent attention's vector and its rotary part, for all layers.
 
     0 without these.  This is not an upper bound.  Some models cache more (DeepSeek-V3.2's indexer).

@@ -357,7 +357,8 @@ def check_caches(model: Any, cache_dtype: str, dtype: str) -> None:
     on a CPU).  With TurboQuant, the first two and the last two layers keep caches in the model's
     dtype; a model may have no others.
     """
-    # Then it is "auto", although vLLM's attention for CPUs does not list bfloat16.
+    # A cache in the model's dtype is the same as "auto".  It is not checked: vLLM's attention for
+    # CPUs lists "auto" among the dtypes that it can read, but not bfloat16.
     if cache_dtype == dtype:
         return
     attention_layers = attention_layers_of(model)

@@ -67,7 +67,10 @@ class StepScorer(ABC):
 
     @property
     def entries(self) -> int:
-        """Number of vocabulary entries that all ranks score together."""
+        """Number of vocabulary entries that all ranks score together.
+
+        ``vocab_size`` until the model has called a LogitsProcessor, whose number may be smaller.
+        """
         processor = self.source.processor
         if processor is None:
             return self.vocab_size

@@ -51,7 +51,7 @@ from ..checkpoint.folder import HuggingFaceFolder
 from ..common import machine
 from ..common.errors import InputError, ModelError
 from ..common.message_text import and_more, dtype_name, one_line, with_class
-from ..common.packages import computing
+from ..common.packages import torch_related_builds
 from ..common.process import fork_blockers, in_worker, is_generic, root_cause, warnings_in
 from ..hub import local_folder
 from ..layers import groups, noise
@@ -71,7 +71,7 @@ from .llm_arguments import (
 )
 from .private_names import WORKER_NAMES, check_names
 from .probe import Probe, ProbeResult, plan_of
-from .vllm_scores import checked_tokens, token_scores
+from .vllm_scores import n_checked_tokens, token_scores
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
 """Class whose methods vLLM adds to its workers."""
@@ -202,6 +202,8 @@ class VllmEngine(Engine):
     def misreads(cls, model: PlannedModel) -> str:
         files = VllmFolder(model)
         runs_transformers = model.options.get("model_impl") == "transformers"
+        # Not checked: a model that must still be fetched, a config that the spec changes, and a
+        # model that vLLM runs by Transformers' code.
         if files.is_remote or files.other_config or runs_transformers:
             return ""
         n_ranks = model.options.get("tensor_parallel_size")
@@ -237,7 +239,7 @@ class VllmEngine(Engine):
         defaults = {}
         if installed_vllm.is_cpu_build():
             defaults[RESERVED] = "0"  # as ``set_environment`` sets it, unless the user does
-        packages = computing(*installed_vllm.VLLM_PACKAGES, plugins=PLUGIN_GROUPS)
+        packages = torch_related_builds(*installed_vllm.VLLM_PACKAGES, plugins=PLUGIN_GROUPS)
         return packages | defaults | machine.variables(("VLLM_",), HARMLESS_VLLM_VARIABLES)
 
     @classmethod
@@ -285,7 +287,7 @@ class VllmEngine(Engine):
             self.driver.step = decode.step
             if self.planned.check_decode:
                 self.prefill_check = PrefillCheck(decode.step, on_cpu=is_cpu)
-        tokens = checked_tokens(self.driver)
+        tokens = n_checked_tokens(self.driver)
         self.probe = Probe(self.driver, tokens=tokens, decode=self.prefill_check)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:

@@ -140,7 +140,7 @@ def distance(ours: Sequence[Floats], vllm: Sequence[Floats]) -> NDArray[np.float
 def within(difference: NDArray[np.float64], limit: NDArray[np.float64]) -> bool:
     """Return True if the rounding of logits explains the differences; False for NaN.
 
-    It must explain each of them, and a quarter of it their average.
+    No difference may exceed its limit, and their average may be a quarter of the limits' average.
     """
     return bool((difference <= limit).all() and difference.mean() <= limit.mean() / 4)
 
@@ -184,7 +184,7 @@ def check_repetition(driver: VllmDriver, window: Window, end: int, *, gathered: 
     A model repeats logits itself, for example on repeated text, if a request of only these tokens,
     with ``prompt_logprobs=0``, also repeats them, and vLLM's scores equal compare_q's.
     """
-    begin = max(end - checked_tokens(driver), 0)
+    begin = max(end - n_checked_tokens(driver), 0)
     stretch = Window.scored_from(window.index, window.token_ids[begin:end])
     scores = score_with_vllm(driver, [stretch], gathered=gathered)
     repeats = repetition(stretch, scores.shards[0]) > 0
@@ -195,13 +195,15 @@ def check_repetition(driver: VllmDriver, window: Window, end: int, *, gathered: 
         )
 
 
-def checked_tokens(driver: VllmDriver) -> int:
-    """Return the tokens of a window whose scores by vLLM take at most ``PROBE_BYTES``.
+def n_checked_tokens(driver: VllmDriver) -> int:
+    """Return the number of tokens of a window that vLLM itself scores, for a comparison.
 
-    They are fewer where vLLM is slow.
+    Their log-probabilities take at most ``PROBE_BYTES``, unless ``LEAST_TOKENS`` take more.  In
+    decode and on a CPU, vLLM is slow, and the number is at most ``TOKENS_WHERE_SLOW``.
     """
     vocab_size: int = driver.llm.llm_engine.vllm_config.model_config.get_vocab_size()
     tokens = max(PROBE_BYTES // (BYTES_A_LOGIT * vocab_size), LEAST_TOKENS)
-    if driver.on_cpu or driver.step is not None:
+    is_decode = driver.step is not None
+    if driver.on_cpu or is_decode:
         return min(tokens, TOKENS_WHERE_SLOW)
     return tokens

@@ -82,12 +82,13 @@ class Repeats:
     def __init__(self) -> None:
         # The order must be unrelated to a router's, but need not be unknown.
         self.random = random.Random(0)
-        self.waiting: list[Beginning] = []  # windows that may be repeated
+        # Windows that were answered and not repeated yet; at most ``MOST_WAITING_WINDOWS``.
+        self.waiting: list[Beginning] = []
         self.first: list[Beginning] = []  # the first windows, with ``MORE_TOKENS`` more tokens each
-        self.windows = 0  # that may be repeated
-        self.tokens = 0  # of these windows
-        self.repeated = 0  # of the windows
-        self.commits = 0
+        self.n_windows = 0  # all windows that ``add`` has accepted so far
+        self.n_tokens = 0  # all tokens of these windows
+        self.n_repeated = 0  # windows that were chosen for a repetition, without those of commits
+        self.n_commits = 0  # commits with a repetition
         self.differences: list[float] = []
         self.problem = ""  # why the answers cannot come from one model
 
@@ -99,8 +100,8 @@ class Repeats:
         if len(ids) < FEWEST_REPEATED_TOKENS:
             return
         window = Beginning(ids, logprob).cut(FIRST_TOKENS + MORE_TOKENS)
-        self.windows += 1
-        self.tokens += len(ids)
+        self.n_windows += 1
+        self.n_tokens += len(ids)
         if len(self.first) < ALWAYS:
             self.first.append(window)
         if len(self.waiting) == MOST_WAITING_WINDOWS:
@@ -119,8 +120,8 @@ class Repeats:
     @property
     def n_due(self) -> int:
         """Number of windows that should have been repeated by now, but were not."""
-        allowed = max(min(ALWAYS, self.windows), int(SHARE * self.tokens / FIRST_TOKENS))
-        return min(allowed - self.repeated, len(self.waiting))
+        allowed = max(min(ALWAYS, self.n_windows), int(SHARE * self.n_tokens / FIRST_TOKENS))
+        return min(allowed - self.n_repeated, len(self.waiting))
 
     def is_due(self) -> bool:
         """Return True if a window should be repeated now: at random while any is due."""
@@ -128,15 +129,15 @@ class Repeats:
 
     def next(self) -> Beginning:
         """Return a window that is repeated now; a repetition must be due."""
-        self.repeated += 1
+        self.n_repeated += 1
         return self.take()
 
     def at_commit(self) -> Beginning | None:
         """Return one of the first windows, one token longer each time; None before any window."""
         if not self.first:
             return None
-        n_rounds, at = divmod(self.commits, len(self.first))
-        self.commits += 1
+        n_rounds, at = divmod(self.n_commits, len(self.first))
+        self.n_commits += 1
         # Without the further token, a proxy could answer from its cache.
         return self.first[at].cut(FIRST_TOKENS + 1 + n_rounds % MORE_TOKENS)
 

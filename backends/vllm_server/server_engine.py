@@ -483,6 +483,7 @@ class VllmServerEngine(Engine):
     @classmethod
     def check(cls, model: PlannedModel) -> None:
         served = ServedModel(model)
+        # For its InputError: ``engine.weights`` may be wrong.
         served.storage()
         max_model_len = served.info.served.card.max_model_len
         if max_model_len is not None and max_model_len <= model.max_tokens:

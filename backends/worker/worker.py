@@ -336,7 +336,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
         return EngineInfo()
     info_fields: dict[str, Any] = {}
     if not capabilities.here:
-        # A server's model: having facts, even unknown ones, says that it has no files here.
+        # ``EngineInfo.facts`` marks a model on a server.  The facts are unknown until it answers.
         info_fields["facts"] = ModelFacts()
     try:
         engine.check(model)
@@ -346,7 +346,10 @@ def inspect(model: PlannedModel) -> EngineInfo:
                 raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
         else:
             files = engine.files(model)
-            info_fields = {"facts": files.facts(), "stamp": files.stamp()}
+            facts = files.facts()
+            stamp = files.stamp()
+            info_fields["facts"] = facts
+            info_fields["stamp"] = stamp
         source_digest = digest_of_source(engine, model.engine)
         info_fields["versions"] = {
             **engine.versions(),

@@ -115,7 +115,7 @@ def report_damage(folder: Path, loaded: Loaded, progress: Progress) -> None:
     for file in loaded.damaged:
         progress.say(f"{file}: damaged; what it held is made again")
     storage.delete(loaded.damaged)
-    count = segments.foreign(folder)
+    count = segments.n_foreign_segments(folder)
     if count:
         files = amount(count, "file")
         progress.say(f"{folder}: {files} of other scores, or of an older compare_q: not used")

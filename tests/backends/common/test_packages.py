@@ -181,7 +181,7 @@ def test_a_version_that_was_built_here_counts_with_its_files(
         )
         for name in ("peft-9.1", "apex-9.2"):
             (tmp_path / f"{name}.dist-info" / "RECORD").write_text(record)
-        builds = packages.computing()
+        builds = packages.torch_related_builds()
         assert builds["apex"] == "9.2"
         return builds["peft"]
 

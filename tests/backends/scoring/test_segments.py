@@ -314,8 +314,8 @@ def test_whole_files_under_another_key_are_neither_read_nor_deleted(folder: Path
     assert read(other) == ({}, set())
     assert segments.records(other) == {}
     assert not segments.committed(other, TAG)
-    assert segments.foreign(other) == len(list(folder.glob("*.safetensors")))
-    assert not segments.foreign(folder)
+    assert segments.n_foreign_segments(other) == len(list(folder.glob("*.safetensors")))
+    assert not segments.n_foreign_segments(folder)
     before = sorted(other.iterdir())
     segments.forget(other, DIGESTS)
     assert sorted(other.iterdir()) == before
@@ -338,7 +338,7 @@ def test_segments_of_0_3_are_neither_used_nor_deleted(folder: Path) -> None:
     assert not segments.committed(folder, TAG)
     assert not segments.committed(folder, ALONE)
     assert read(folder) == ({}, set())
-    assert segments.foreign(folder) == 3
+    assert segments.n_foreign_segments(folder) == 3
     segments.forget(folder, DIGESTS)
     assert set(segment_files(folder)) == old
 
