@@ -122,8 +122,6 @@ def torch_related_builds(*more: str, plugins: Iterable[str] = ()) -> dict[str, s
         for entry_point in metadata.entry_points(group=group):
             if entry_point.dist:
                 plugin_packages.add(entry_point.dist.name)
-    # Earlier versions of compare-q register a plugin of vLLM.  It is not part of the keys.
-    plugin_packages.discard("compare-q")
     return builds((*COMPUTING, *more, *sorted(plugin_packages)))
 
 

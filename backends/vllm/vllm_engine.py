@@ -201,10 +201,8 @@ class VllmEngine(Engine):
     @classmethod
     def misreads(cls, model: PlannedModel) -> str:
         files = VllmFolder(model)
-        runs_transformers = model.options.get("model_impl") == "transformers"
-        # Not checked: a model that must still be fetched, a config that the spec changes, and a
-        # model that vLLM runs by Transformers' code.
-        if files.is_remote or files.other_config or runs_transformers:
+        # Not checked: a model that must still be fetched, and a config that the spec changes.
+        if files.is_remote or files.other_config:
             return ""
         n_ranks = model.options.get("tensor_parallel_size")
         if type(n_ranks) is not int or n_ranks <= 0:
