@@ -251,7 +251,7 @@ def errors_of_text(
     length = windows.last - windows.first
     by_window = sums[windows.last] - sums[windows.first] + score.context * windows.window_excess
     by_window += rng.standard_normal(len(length)) * score.noise * np.sqrt(length)
-    error = uncertainty.clustered_error(total, windows.entries, windows.span) or 0
+    error = uncertainty.low_frequency_error(total, windows.entries, windows.span) or 0
     freedom = uncertainty.n_waves(len(total), windows.span)
     _, half_width = uncertainty.interval(0, error, freedom)
     half_widths = {

@@ -83,7 +83,7 @@ def shares_told_apart(tokens: int, texts: int, seed: int = 0) -> list[float]:
         for first, second in np.moveaxis(sums, 0, 1):
             for number, times in enumerate(KLD_RATIOS):
                 difference = times * second - first
-                error = uncertainty.clustered_error(difference, entries, tokens) or 0
+                error = uncertainty.low_frequency_error(difference, entries, tokens) or 0
                 mean = float(difference.sum()) / tokens
                 low, high = uncertainty.interval(mean, error, freedom)
                 if times == 1:

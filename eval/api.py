@@ -376,7 +376,7 @@ def is_model_word(argument: SpecInput) -> bool:
 def load(*files: str | Path) -> Comparison:
     """Return a finished run (results.json or report.html), or several merged into one.
 
-    InputError as in ``show``.
+    InputError for files that are damaged, and for runs that cannot be merged.
     """
     if not files or not all(isinstance(file, str | Path) for file in files):
         raise InputError("load: give at least one results.json or report.html, each by its name")

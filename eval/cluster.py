@@ -75,7 +75,8 @@ Resources = Mapping[str, Mapping[str, float]]
 Names = tuple[str, ...] | None
 """GPUs in CUDA_VISIBLE_DEVICES; None: none."""
 Sent = tuple[Any, list[tuple[Path, bytes]], bytes]
-"""A message, None after the last one; files by their paths on the driver; new output for the log.
+"""A message, None if the command ended with an error; files by their paths on the driver; new
+output for the log.
 """
 
 
@@ -210,8 +211,11 @@ class NodeWorker:
     def perform(self, job: Job, silence_s: float, windows: bytes, *, sends: bool) -> Iterator[Sent]:
         """Perform a command of the driver's; yield what ``progress`` returns for each message.
 
-        Then raise its error.  ``windows``: the content of the command's file; ``sends``: True
-        if the driver does not see this node's disk, so that recorded files must be sent to it.
+        If the worker dies, falls silent or is stopped: first yield the last files and log output,
+        without a message, then raise the worker's error with the log's path on the driver.
+
+        ``windows``: the content of the command's file; ``sends``: True if the driver does not see
+        this node's disk, so that recorded files must be sent to it.
         """
         if isinstance(job, ScoreCommand):
             job = self.local_score_command(job, windows, sends=sends)
@@ -221,6 +225,7 @@ class NodeWorker:
             for message in self.worker.messages(job, silence_s):
                 yield self.progress(message)
         except CompareQError as error:
+            # The driver's log then has the output that explains the error.
             yield self.progress(None)
             reason = str(error).replace(str(self.folder / "log"), str(self.log_of_driver))
             raise type(error)(reason) from None
@@ -518,8 +523,11 @@ class Cluster:
 
 def hardware_name(facts: Mapping[str, Any], resources: Mapping[str, float]) -> str:
     """Return a text that is the same for nodes on which a model has the same scores."""
+    # The first GPU stands for all: ``check_node`` refuses a node with GPUs of several kinds.  Nodes
+    # with different numbers of GPUs are in one class.
     gpus = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]]
     processor = facts["processor"]
+    # Without GPUs, a model runs on all processors of its node: their number and details count too.
     on_cpu = None
     if not gpus:
         on_cpu = (sorted(processor.items()), resources["CPU"])
@@ -629,6 +637,8 @@ class RayWorker:
                 reference = yield from self.store_on_node(job.request.reference)
                 request = job.request.model_copy(update={"reference": reference})
                 job = replace(job, request=request)
+            # "known": the provenance that the driver knew before the model ran.  The record of the
+            # scores starts from it (``stored_scores.joined_record``).
             provenance = {**job.facts.get("known", {}), "node": self.node}
             job = replace(job, facts={**job.facts, "known": provenance})
         streaming = self.agent.perform.options(num_returns="streaming")
@@ -664,9 +674,11 @@ class RayWorker:
             return bool(self.cluster.result(call))
 
     def store_on_node(self, store: Path) -> Generator[Log, None, Path]:
-        """Return the path of a reference store on the node.
+        """Return the path of a reference store on the node; yield a line if files were copied.
 
-        It is its own path, or that of a copy in the node's cache.
+        The path is the store's own if the node sees the store there, or else that of a copy in the
+        node's cache.  The store's manifest lists its files and their sizes: ModelError without one,
+        InputError for a damaged one.
         """
         result = self.cluster.result
         agent = self.agent

@@ -85,9 +85,10 @@ def compare(
     is_unranked = score == "kld" and a.label in lossless_labels and b.label in lossless_labels
     has_reference = score == "kld" and (a.reference or b.reference)
     difference = None
-    if a.blocks is not None and b.blocks is not None:
+    if a.blocks is not None and b.blocks is not None and not has_reference:
         difference = paired_difference(a.blocks, b.blocks, score)
-    if a.blocks is None or difference is None or difference.value is None or has_reference:
+    # For mypy: without ``a.blocks`` there is no difference, and a difference has a value.
+    if a.blocks is None or difference is None or difference.value is None:
         reason = why_not_comparable(a, score) or why_not_comparable(b, score)
         reason = reason or "they were scored on different windows"
         if is_unranked:
@@ -106,6 +107,8 @@ def compare(
         return Difference("unknown", difference.value, difference.stderr, limits, reason)
     outcome: Outcome
     if limits[0] <= 0 <= limits[1]:
+        # Also if both are nearly lossless: no difference is seen.  (``ranking`` calls such rows
+        # unranked all the same.)
         outcome = "equal"
     elif is_unranked:
         outcome = "unranked"
@@ -146,7 +149,8 @@ class Ranking:
     """Rows compared with the best one.
 
     ``same``: those with the same score at every token; ``unranked``: nearly lossless, as the best
-    one is; ``reason``: why none can be compared with the best one.
+    one is; ``equal``: without a significant difference from it; ``unknown``: not comparable with
+    it; ``reason``: why none can be compared with the best one.
     """
 
     best: ModelResult
@@ -240,10 +244,13 @@ def candidates_for_best(models: Sequence[ModelResult], score: str) -> list[Model
 
 
 def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
-    """Return the labels of the candidate with the best ``score``, and of those equal to it.
+    """Return the labels of the candidate with the best ``score``, and of those not worse than it.
 
-    None for a single candidate, for a short text, and if the model with the best mean has
-    non-finite scores: a mark on the next one would claim that no model is better.
+    Those have the same scores, no significant difference, or are nearly lossless, as the best one
+    is (``same``, ``equal`` and ``unranked`` of ``Ranking``).
+
+    The set is empty for a single candidate, for a short text, and if the model with the best mean
+    has non-finite scores: a mark on the next one would claim that no model is better.
     """
     candidates = candidates_for_best(models, score)
     if len(candidates) < 2:

@@ -34,6 +34,8 @@ NAMES_PATHS = re.compile(
 """Ends of the names of options and variables whose values are paths."""
 HAS_SUFFIX = re.compile(r"[^.]\.[A-Za-z]\w*$")
 """A name of a file: ``weights.json``, but not ``1.5``."""
+UNKNOWN_KEY = ": unknown key"
+"""Follows the key in ``describe``; ``spec_files.fault_of`` looks for it to add a hint."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -67,7 +69,7 @@ def describe(error: ValidationError, known: Iterable[str]) -> str:
     steps = [str(step) for step in first["loc"] if step not in TAGS]
     key = shortened(printable(".".join(steps))) or "(whole object)"
     if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key{nearest(str(first['loc'][-1]), known)}"
+        return f"{key}{UNKNOWN_KEY}{nearest(str(first['loc'][-1]), known)}"
     if first["type"] == "missing":
         return f"{key}: missing"
     if first["type"] in OBJECTS:

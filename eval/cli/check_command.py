@@ -137,11 +137,15 @@ def check_reference(
     models: Sequence[RunModel],
     data: EvalData,
 ) -> None:
-    """InputError for models that do not fit the windows, or for an unusable reference."""
+    """InputError for models that do not fit the windows, or for an unusable reference.
+
+    A reference whose files must still be fetched is not checked: its identity depends on them.
+    """
     fitted_models = window_checks.fitted(config, model_specs, models, data)
     reference_model = next((model for model in fitted_models if model.is_reference), None)
     if reference_model is not None:
         if not reference_model.files.is_remote:
+            # Called for their errors only, here and below.
             reference.reference_of_model(config, reference_model, data)
     elif config.logits_file is not None:
         reference.reference_of_store(config.logits_file, data)

@@ -11,8 +11,11 @@ def run() -> int:
     for _, engine in backends.engines():
         capabilities = engine.capabilities
         installed = capabilities.installed()
-        state = f"not installed: {capabilities.install}"
-        if installed:
-            state = f"installed: {' '.join(installed).strip()}"
+        if installed is None:
+            state = f"not installed: {capabilities.install}"
+        else:
+            distribution, version = installed
+            # An engine that is built in has no version.
+            state = f"installed: {distribution} {version}".rstrip()
         say(", ".join(capabilities.load_fns), f"  {capabilities.summary}", f"  {state}")
     return 0

@@ -97,6 +97,7 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
     if not spec.is_chat:
         keys["sample"] = "first"
     # Without a data spec the length was chosen for an ordinary run, unless --eval-len gives it.
+    # Conversations, which have no key ``eval_stride``, keep their length.
     length = spec.eval_len
     has_data_spec = bool(inputs.data) and str(inputs.data[0]).endswith(".json")
     if not has_data_spec and "eval_stride" in keys and inputs.eval_len is None:
@@ -127,11 +128,13 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
 def part_of(spec: DataSpec, length: int) -> int:
     """Return the length of the window at batch 1: a quarter of a window, or of its scored part.
 
-    With ``score_every`` it is at least as long as one step, so that a token is scored.  Its scored
-    positions are the first ones of a whole window, so that the same tokens are compared.
+    With ``score_every`` the short window has at least that many tokens, so that one is scored.  The
+    short window's scored positions are the first scored positions of a whole window, so that the
+    same tokens are compared.
     """
     part = length // 4
     if spec.warmup_tokens:
+        # A data spec is refused unless ``eval_len`` exceeds ``warmup_tokens`` by at least 2.
         n_scored = max((length - spec.warmup_tokens) // 4, 2)
         part = spec.warmup_tokens + n_scored
     if spec.score_every is not None:
@@ -231,29 +234,50 @@ class Gate:
         The gate ends early if the first variant cannot be compared with the others.
         """
         first = self.variants[0]
+        second_run = first.copied(PREFILL_AGAIN)
         copies = [first.copy_with_noise(number) for number in range(1, FLOOR_COPIES + 1)]
-        first_rows: list[Row] = []
-        # In two steps: if the first variant fails, its copies are not scored.  ``score`` adds the
-        # first variant to the specs.  Floors are not known yet: only its own rows are judged.
-        for specs in ([self.first_spec, first.copied(PREFILL_AGAIN)], copies):
-            self.score([spec for spec in specs if spec is not self.first_spec])
-            for spec in specs:
-                first_rows += [self.rows[FULL][spec.name], self.rows[BATCH_OF_ONE][spec.name]]
-            self.check_baseline(first_rows)
-            verdict = first_verdict(first.spec.name, first_rows, {})
-            if verdict is not None:
-                return self.report({}, [verdict])
+        # ``score`` also scores the first variant, with which it compares the others.
+        self.score([second_run])
+        first_rows = self.rows_on_both_texts([self.first_spec, second_run])
+        verdict = self.verdict_without_floors(first_rows)
+        if verdict is not None:
+            return self.report({}, [verdict])
+        # The copies are not scored if the first variant failed.
+        self.score(copies)
+        first_rows += self.rows_on_both_texts(copies)
+        verdict = self.verdict_without_floors(first_rows)
+        if verdict is not None:
+            return self.report({}, [verdict])
         floors = self.floors_of(copies)
         verdict = first_verdict(first.spec.name, first_rows, floors)
         if verdict is not None:
             return self.report(floors, [verdict])
-        # The first variant's passes in prefill have rows already.
+        # The first variant's passes in prefill are scored already.  ``score`` adds a row on each of
+        # the two texts, so that the rows on one text name all scored specs.
+        scored_names = self.rows[BATCH_OF_ONE].keys()
         unscored = []
         for variant_pass in self.variant_passes:
-            if variant_pass.texts and variant_pass.spec.name not in self.rows[BATCH_OF_ONE]:
+            if variant_pass.texts and variant_pass.spec.name not in scored_names:
                 unscored.append(variant_pass.spec)
         self.score(unscored)
         return self.report(floors, self.verdicts_of(floors))
+
+    def rows_on_both_texts(self, specs: Sequence[ModelSpec]) -> list[Row]:
+        """Return two rows for each scored spec: on the full batches, and at batch 1."""
+        rows = []
+        for spec in specs:
+            rows.append(self.rows[FULL][spec.name])
+            rows.append(self.rows[BATCH_OF_ONE][spec.name])
+        return rows
+
+    def verdict_without_floors(self, first_rows: Sequence[Row]) -> Verdict | None:
+        """Return the verdict of a first variant that failed; None if it did not.
+
+        InputError if its scores are not those of ``--baseline``.  ``first_rows``: as in
+        ``first_verdict``.
+        """
+        self.check_baseline(first_rows)
+        return first_verdict(self.variants[0].spec.name, first_rows, {})
 
     def check_baseline(self, rows: Sequence[Row]) -> None:
         """InputError if the scores of the first variant are not those of ``--baseline``."""

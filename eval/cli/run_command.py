@@ -39,7 +39,11 @@ def run(command: RunCommand) -> int:
     has_reference = reference_is_made or logits_file is not None
     # Models that are named without specs are scored on few windows, spread over the text.
     if inputs.models and inputs.rows is None:
-        finished_store = None if reference_is_made else logits_file
+        # A model that is the reference writes --logits_file and can add windows.  Without one the
+        # store is only read, so that no more windows can be scored than it has.
+        finished_store = None
+        if not reference_is_made:
+            finished_store = logits_file
         texts = shorthand.with_default_windows(texts, finished_store)
     unused_flags = flag_checks.check_content(
         command.table,

@@ -217,7 +217,10 @@ class WorkerProcess:
             open_files.pop_all()  # ``close`` closes the log
 
     def open_log(self) -> IO[bytes]:
-        """Open the log, or a temporary file; InputError if it cannot be written."""
+        """Open the log, or a temporary file for the output that explains a failure.
+
+        InputError if it cannot be written: no worker starts without a log.
+        """
         try:
             if self.log_file:
                 return self.log_file.open("a+b")

@@ -205,7 +205,8 @@ def check_equal_parts(
 ) -> None:
     """Raise InputError if ``parts`` of some documents have changed.
 
-    ``changed``: these documents; ``count``: the number of all documents.
+    ``changed``: these documents; ``count``: the number of all documents.  ``place``: begins the
+    message, such as "NEW FILE: differs from REFERENCE FILE"; ``reason``: ends it.
     """
     if changed:
         share = f"{len(changed):,} of {count:,} {parts}"
@@ -343,7 +344,9 @@ def answer_of(sample: Sample, metric: str) -> str | int | None:
     if choice is None:
         return None
     if sample.target is None:
-        # Without the right answer, the choice cannot be checked.
+        # Without the right answer, the choice cannot be checked.  Only that of ``acc``, the answer
+        # with the largest log-probability, is returned unchecked: the other metrics divide by a
+        # length of the answer.
         if metric == "acc":
             return choice
         return None

@@ -31,6 +31,12 @@ RINGS = np.array([1, 5, 10, 16, 24, 34, 46, 60, 78, 100, 130, 170, 220, 280, 350
 """Pixels between a marker and the places of its label."""
 LEADER_FROM = 14.0
 """A line joins marker and label if they are more than this many pixels apart."""
+NEIGHBOUR_MARGIN = 3.0
+"""Another marker is about as near as the label's own if it is less than this many pixels further
+away."""
+NEIGHBOUR_REACH = 30.0
+"""Pixels: if the label's own marker is further away, other markers are compared with this distance.
+A marker at ``NEIGHBOUR_REACH + NEIGHBOUR_MARGIN`` or beyond is thus never about as near."""
 FAR = 50.0
 """Pixels between marker and label at which the cost of a further pixel is tripled."""
 DOT = 8.0
@@ -67,7 +73,7 @@ MARKER_COST = 200.0
 LEADER_COST = 600.0
 """A leader through a label or another leader."""
 NEIGHBOUR_COST = 25.0
-"""Another marker as near as the label's own."""
+"""Another marker about as near as the label's own."""
 HEIGHT_COST = 1.0
 """A pixel above or below the point."""
 LINE_COST = 0.1
@@ -312,9 +318,8 @@ def _costs_alone(
     rise = np.abs(centres[:, 1] - middle[1])
     n_covered = (to_others == 0).sum(axis=1)
     n_dots = _touching(boxes, dots).sum(axis=1)
-    # Beyond 33 pixels a marker does not count, however far the label's own one is.
-    as_near = np.minimum(distance, 30) + 3
-    n_neighbours = (to_others < as_near[:, None]).sum(axis=1)
+    neighbour_limit = np.minimum(distance, NEIGHBOUR_REACH) + NEIGHBOUR_MARGIN
+    n_neighbours = (to_others < neighbour_limit[:, None]).sum(axis=1)
     n_crossed = _crossed(_leaders(boxes, marker), others).sum(axis=1)
     costs = distance * (1 + distance / FAR)
     costs += HEIGHT_COST * np.maximum(rise - half[1], 0)
@@ -380,6 +385,8 @@ def _costs_beside_others(
     """Return the cost [P] of each place of label ``i`` while the others stay at their places."""
     first = table.first_rows[i]
     rows = slice(first, first + len(places[i].boxes))
+    # [P, N]: label i's places and the labels' chosen places.  The column of label i itself is 0,
+    # because the table has no conflicts between places of one label.
     conflicts = table.conflicts[rows, table.first_rows + chosen]
     overlaps = (conflicts >= OVERLAPS).sum(axis=1)
     crossings = (conflicts % OVERLAPS).sum(axis=1)

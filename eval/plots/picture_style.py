@@ -7,7 +7,7 @@ import re
 import textwrap
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,28 +194,32 @@ def nearest_free(colour: int, used: Collection[int]) -> int:
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
-    """Return the labels without brackets at their end, cut in the middle.
-
-    A name is longer if two would become equal.
-    """
+    """Return each label in its shortest form that no other label has (``forms_of``)."""
     forms_of_labels = [forms_of(harmless(label)) for label in labels]
-    owners = defaultdict(set)
+    owners = defaultdict[str, set[str]](set)
     for forms in forms_of_labels:
         for form in forms:
             owners[form].add(forms[-1])
-    names = []
-    for forms in forms_of_labels:
-        name = forms[-1]
-        # From the longest form to the shortest, which is taken if no other label has it.
-        for form in reversed(forms):
-            if len(owners[form]) == 1:
-                name = form
-        names.append(name)
-    return names
+    return [shortest_unique(forms, owners) for forms in forms_of_labels]
+
+
+def shortest_unique(forms: Sequence[str], owners: Mapping[str, Collection[str]]) -> str:
+    """Return the first of a label's forms that no other label has; if there is none, the label.
+
+    ``forms``: as ``forms_of`` returns them.  ``owners``: form -> the labels that have it.
+    """
+    for form in forms:
+        if len(owners[form]) == 1:
+            return form
+    return forms[-1]
 
 
 def forms_of(label: str) -> tuple[str, str, str, str]:
-    """Return the label as a name, the shortest form first and the label itself last."""
+    """Return the forms of a label, the shortest first and the label itself last.
+
+    The third is on one line, the second also has no brackets at its end, and the first is also cut
+    in the middle if it is long.
+    """
     one_line = " ".join(label.split()) or "?"
     without_brackets = re.sub(rf"(?<=.)\s*\[[^\[\]]*\](?= {MARK}$|$)", "", one_line)
     cut = without_brackets

@@ -28,6 +28,12 @@ FONT_SHARE = 0.7
 """Largest share of a font in the height that the axes have for each name."""
 NAME_WIDTH = 3.5
 """Largest width of the names (inches)."""
+NAME_START = 1.04
+"""Left end of the names; 0 and 1 are the sides of the axes."""
+LEADER_BEND = 1.005
+"""End of the level part of a leader, in the same unit: just outside of the axes."""
+LEADER_END = 1.035
+"""Right end of a leader, in the same unit: just before the name."""
 X_LABEL = "Position in the window (tokens before it)"
 GREY_NOTE = (
     "\nin colour: the reference, the noise floor, and rows that no other row beats; "
@@ -117,7 +123,8 @@ def _spans_decades(run: RunResult) -> bool:
 
 def _has_band(line: Line, *, kld: bool) -> bool:
     """Return True if the errors of a line are drawn."""
-    # The band of the loss is mostly about the text, and the same for all rows.
+    # The error of a loss is mostly that of the text, and about the same for all rows: one band, the
+    # reference's, shows it.
     is_chosen = kld or line.model.reference
     return bool(line.colour and is_chosen and np.isfinite(line.error).any())
 
@@ -184,14 +191,19 @@ def _values(
     if log_y:
         y[y <= 0] = np.nan
     else:
-        # They would stretch a linear axis; on a logarithmic axis the line leaves the picture.
+        # Infinite values would stretch a linear axis.  On a logarithmic one they are kept, and the
+        # line leaves the picture.
         y[np.isinf(y)] = np.nan
     error = np.array(errors or [np.nan] * len(y), np.float64)
     return y, error
 
 
 def _coloured(run: RunResult, numbers: Sequence[int]) -> list[int]:
-    """Return the numbers of the models whose lines have a colour: of too many, important ones."""
+    """Return the numbers of the models whose lines have a colour.
+
+    All of them, if they are at most ``MOST_COLOURED``.  Otherwise the reference and the noise
+    floor, then the models on the Pareto front, up to that many.
+    """
     if len(numbers) <= MOST_COLOURED:
         return list(numbers)
     front = points.front_labels(run)
@@ -245,7 +257,7 @@ def _draw_line(axes: Axes, line: Line, name: str, theme: Theme) -> Text:
         line.x[is_lone], line.y[is_lone], "o", ms=1.5 * width, gid=f"lone-{line.number}", **drawn
     )
     text = axes.text(
-        1.04, 0.5, name, transform=axes.transAxes, va="center", gid=f"label-{line.number}"
+        NAME_START, 0.5, name, transform=axes.transAxes, va="center", gid=f"label-{line.number}"
     )
     text.set_color(text_colour)
     return text
@@ -277,13 +289,12 @@ def _place_names(figure: Figure, axes: Axes, lines: Sequence[Line], texts: Seque
     heights = _spread_out(ends[:, 1], gap, axes.bbox.y0, axes.bbox.y1)
     for text, end, height in zip(texts, ends, heights, strict=True):
         text.set_y((height - axes.bbox.y0) / axes.bbox.height)
-        path = axes.transAxes.inverted().transform(
-            [end, (axes.bbox.x1, end[1]), (axes.bbox.x1, height)]
-        )
-        # The leader is level up to the axes' edge, and then goes to the name.
-        path[1:, 0] = 1.005, 1.035
+        ends_of_leader = [end, (axes.bbox.x1, height)]
+        (line_x, line_y), (_, name_y) = axes.transAxes.inverted().transform(ends_of_leader)
+        # The leader is level from the line's end to the axes' edge, and then goes to the name.
         axes.plot(
-            *path.T,
+            [line_x, LEADER_BEND, LEADER_END],
+            [line_y, line_y, name_y],
             transform=axes.transAxes,
             color=text.get_color(),
             lw=0.7,

@@ -169,7 +169,7 @@ def _card_subtitle(run: RunResult, points: Sequence[Point], origin: str) -> str:
     if origin:
         notes.append(origin)
     has_mark = any(MARK in point.label for point in points)
-    # Of more points a card names few, and may not show the mark.
+    # With more points, a card labels only a few, and perhaps none that has the mark.
     if has_mark and len(points) <= NAMES_ON_CARD:
         notes.append(data.NOT_AS_REQUESTED)
     lines = (run.subtitle, "; ".join(notes))
@@ -205,7 +205,7 @@ def scatter_plot(
     """
     if scale == "log" and not any(point.y > 0 for point in points):
         raise ValueError("nothing above 0 for a logarithmic axis")
-    unquantized_sizes = _sizes_in_words(points)
+    unquantized_sizes = _unquantized_sizes(points)
     points, edge = data.at_edge(sorted(points, key=lambda point: (point.x, point.y, point.label)))
     has_few_names = len(points) <= NAMES_ON_CARD
     n_labels = min(len(points), labels.MOST_LABELS)
@@ -219,6 +219,7 @@ def scatter_plot(
         height, title, subtitle, dark=dark, characters=characters, width=width
     ) as (figure, axes, theme):
         axes.set(xlabel=x_label, ylabel=y_label)
+        # Where a logarithmic axis becomes linear; 0 if no part of it is, and for other axes.
         linear_below = _set_scale(axes, points, scale)
         marks = _draw_points(axes, points, theme)
         names = _draw_levels(axes, levels, theme)
@@ -247,6 +248,7 @@ def scatter_plot(
             else:
                 other_marks.append(mark)
         unnamed = len(other_marks)
+        # A card with many points labels few of them on purpose, and no note counts the others.
         if card:
             unnamed = 0
         labels.place_labels(
@@ -255,8 +257,12 @@ def scatter_plot(
     return figure
 
 
-def _sizes_in_words(points: Sequence[Point]) -> set[str]:
-    """Return the sizes of the unquantized points as texts of ticks."""
+def _unquantized_sizes(points: Sequence[Point]) -> set[str]:
+    """Return the distinct sizes of the unquantized points, as texts of ticks.
+
+    They have three digits, so that nearly equal sizes are one text.  If there is only one, it is
+    the tick at the edge, where these points are drawn.
+    """
     texts = set()
     for point in points:
         if point.unquantized:

@@ -93,12 +93,15 @@ def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
     """Return the tokens with the largest KLD, or loss without a reference, without their texts.
 
     The largest comes first.  Where windows overlap, a token counts once, with its largest value.
+    Tokens without a finite value are left out; the row has their number (``non_finite``,
+    ``kld_non_finite``).
     """
     columns = stored.columns
     if "kld" in columns:
         damage = columns["kld"].astype(np.float64)
     else:
         damage = -columns["logprob"].astype(np.float64)
+    # A damage of 0 leaves a token out.
     damage = np.where(np.isfinite(damage), damage, 0.0)
     text_index = data.text_index(stored.window, stored.position)
     worst_by_text_index: dict[int, WorstToken] = {}

@@ -78,7 +78,8 @@ class RowList:
             self.fail(target.model, failure)
             return
         if target.store is not None and not scored.store_failure:
-            # For windows in the store, what is stored now counts.
+            # The store may lack windows that the compared models have scores of: for these the
+            # agreed recordings count.  For windows in the store, its recordings of now count.
             recordings = {**target.agreed_recordings, **target.store.recordings(self.data.digests)}
             self.reference = RunReference(target.store, recordings)
         if target.model.is_reference:
@@ -116,8 +117,8 @@ class RowList:
     def fail(self, model: RunModel, error: Exception) -> None:
         """Add a row with the error, so that one failure does not affect the other rows.
 
-        InputError, which ends the run, if the reference is a pack: no other row can be compared
-        without the reference.
+        InputError, which ends the run, if the model is a reference pack, unless it was stopped.
+        If another reference fails, the run goes on, and the other rows have no KLD but a note.
         """
         is_expected = isinstance(error, CompareQError)
         reason = str(error)
@@ -256,7 +257,7 @@ def sampling_errors_of_run(data: EvalData, scores: StoredScores) -> SamplingErro
     for text in data.texts:
         end = first + len(text.windows)
         inside = (scores.window >= first) & (scores.window < end)
-        # Of a text that was scored completely.
+        # A text that was scored completely has no sampling error.
         errors = SamplingErrors(0.0, 0.0)
         if text.is_spread:
             columns = {name: column[inside] for name, column in scores.columns.items()}

@@ -91,15 +91,22 @@ def note_use(scoring: Scoring, target: ScoreTarget) -> None:
 
 
 def note_changed_rotary_factors(scoring: Scoring, target: ScoreTarget) -> None:
-    """Print a line if windows that were scored with the other rotary factors are scored again."""
+    """Print a line if windows that were scored with the other rotary factors are scored again.
+
+    Some models have two sets of factors: those for long windows are used if the longest window of
+    the run exceeds a limit of the model.  Which set was used (``long_rope``) is part of the scores'
+    key.
+    """
     config = scoring.config
     identity = model_identity.identity(config, target.model)
     if "long_rope" not in identity:
         return
     other_identity = {**identity, "long_rope": not identity["long_rope"]}
     other_folder = config.cache.path("scores", Cache.key("scores", other_identity), "")
+    # With ``ALONE``, windows count whether or not they were compared with a reference.
     scored_otherwise = segments.committed(other_folder, segments.ALONE) & scoring.data.digests
-    if scored_otherwise - segments.committed(target.folder, segments.ALONE):
+    scored_already = segments.committed(target.folder, segments.ALONE)
+    if scored_otherwise - scored_already:
         config.progress.say(
             f"{target.model.label}: the longest window of this run changes the model's rotary "
             "factors; windows that were scored with the other factors are scored again"

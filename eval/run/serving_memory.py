@@ -36,22 +36,24 @@ def memory_of(model: RunModel, storage: Storage, provenance: Mapping[str, Any]) 
     if not parts:
         kv_source = ""
     has_sliding_window = any(part.window for part in parts)
-    number_bytes = facts.float_bytes or UNQUANTIZED_BITS.get(run_dtype, 16.0) / 8
+    bytes_of_activation = facts.float_bytes or UNQUANTIZED_BITS.get(run_dtype, 16.0) / 8
     logits = None
     if facts.vocab_size is not None:
         # In float32.
         logits = 4 * facts.vocab_size
-    step_token = None
+    # ``step_numbers``: how many activations of a token a decoder layer holds at once.
+    activation_bytes_of_token = None
     if facts.step_numbers is not None:
-        step_token = int(number_bytes * facts.step_numbers)
+        activation_bytes_of_token = int(bytes_of_activation * facts.step_numbers)
     missing = missing_part(model, storage, provenance, parts, facts)
     return Memory(
         weights=storage.file_bytes,
         kv=tuple(parts),
         kv_source=kv_source,
+        # If the engine reported the windows of its layers, none of them counts in full.
         kv_is_upper=facts.kv_is_upper and not has_sliding_window,
         logits=logits,
-        step_token=step_token,
+        step_token=activation_bytes_of_token,
         context=model.facts.context,
         missing=missing or None,
     )

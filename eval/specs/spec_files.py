@@ -16,12 +16,12 @@ from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...backends.common import json_files
-from ...backends.common.engine_options import describe
+from ...backends.common.engine_options import UNKNOWN_KEY, describe
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable, shortened
 from ...backends.reference import pack_files
 from . import misplaced_keys
-from .spec_types import DataSpec, ModelSpec, Spec, SweptSpec, with_sweep_place
+from .spec_types import NOT_SWEPT, DataSpec, ModelSpec, Spec, SweptSpec, with_sweep_place
 
 S = TypeVar("S", bound=Spec)
 Say = Callable[[str], object]
@@ -82,12 +82,14 @@ def fault_of(error: ValidationError, kind: type[Spec], raw: Any) -> str:
         spec_kind = DataSpec
         kind_name = "data"
     reason = describe(error, kind.model_fields).removeprefix("(whole object): ")
-    key, unknown, _ = reason.partition(": unknown key")
-    if unknown:
+    # For two faults a hint at the right place replaces the rest of the line, a similar key's name.
+    # ``describe`` writes the first fault, ``SweptSpec`` the second.
+    key, separator, _ = reason.partition(UNKNOWN_KEY)
+    if separator:
         hint = misplaced_keys.hint_at_level(key, spec_kind, raw)
         if hint:
-            return f"{key}{unknown}{hint}"
-    axis = re.match(r"sweep\.(\w+): this key cannot have several values", reason)
+            return f"{key}{UNKNOWN_KEY}{hint}"
+    axis = re.match(rf"sweep\.(\w+){NOT_SWEPT}", reason)
     if axis:
         hint = misplaced_keys.hint_at_axis(axis[1])
         if hint:
@@ -124,7 +126,8 @@ parse_model_spec = partial(parse, ModelSpec)
 def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
     """Return the specs of a file's JSON, which is an object or a list.
 
-    A ``sweep`` gives several model specs.
+    A ``sweep`` gives several model specs.  InputError names the number of the wrong entry, except
+    for a text that is not in a list.
     """
     if raw == []:
         raise InputError(f"{printable(file)}: holds no {ITEM_NAMES[kind]}")
@@ -138,14 +141,25 @@ def specs_in(kind: type[S], raw: Any, file: Path) -> list[S]:
     for number, entry in enumerate(entries, 1):
         where = f"{ITEM_NAMES[kind]} {number}{label_in_brackets(entry)}: "
         if kind is ModelSpec:
-            swept = parse(SweptSpec, entry, file, where)
-            for row, places in swept.rows(entry):
-                specs.append(parse(ModelSpec, row, file, where, places))
+            specs += swept_models(entry, file, where)
         elif isinstance(raw, list):
             specs.append(parse(kind, entry, file, where))
         else:
             specs.append(parse(kind, entry, file))
     return cast(list[S], specs)
+
+
+def swept_models(entry: Any, file: Path, where: str) -> list[ModelSpec]:
+    """Return the model specs that an entry gives: one, or with a ``sweep`` one for each choice.
+
+    The entry is parsed as a whole first: this checks the ``sweep`` itself.  Then each model is
+    parsed with its values.  ``file``, ``where``: as in ``parse``.
+    """
+    swept = parse(SweptSpec, entry, file, where)
+    models = []
+    for row, places in swept.rows(entry):
+        models.append(parse(ModelSpec, row, file, where, places))
+    return models
 
 
 def label_in_brackets(entry: Any) -> str:

@@ -79,6 +79,8 @@ NOT_WITH_CHAT = {
     "score_last",
     "score_every",
 }
+NOT_SWEPT = ": this key cannot have several values"
+"""Follows an axis that cannot be swept; ``spec_files.fault_of`` looks for it to add a hint."""
 LM_EVAL_RUNS_TASKS = (
     "compare_q scores no tasks; run them with lm_eval --log_samples, "
     "and compare the samples with compare-q flips"
@@ -191,7 +193,7 @@ def matches_files(path: Path, name: str) -> bool:
 def check_printable(key: str, value: Any) -> None:
     """ValueError for a blank name, and for control characters outside of ``engine``."""
     is_blank = key in ("label", "group") and isinstance(value, str) and not value.strip()
-    has_control = key != "engine" and any(CONTROL.search(text) for text in texts_in(value))
+    has_control = key != "engine" and any(CONTROL.search(text) for text in strings_in(value))
     if is_blank or has_control:
         raise ValueError(f"{key}: must be one line of printable text")
 
@@ -236,7 +238,7 @@ def secret_in(value: Any, place: str) -> str:
     return ""
 
 
-def texts_in(value: Any) -> list[str]:
+def strings_in(value: Any) -> list[str]:
     """Return every string in JSON types, except the keys of objects."""
     if isinstance(value, str):
         return [value]
@@ -247,7 +249,7 @@ def texts_in(value: Any) -> list[str]:
         items = value
     texts = []
     for item in items:
-        texts += texts_in(item)
+        texts += strings_in(item)
     return texts
 
 
@@ -308,7 +310,8 @@ class DataSpec(Spec):
         None, description="with score_every: number of last tokens that are scored"
     )
     score_every: Length | None = Field(
-        None, description="tokens per window, if score_last of them are scored"
+        None,
+        description="only the last score_last of each score_every tokens of a window are scored",
     )
     chat_template: bool = Field(
         False, description="put the tokenizer's chat template before each window"
@@ -410,7 +413,10 @@ class DataSpec(Spec):
             raise ValueError(f"warmup_tokens: cannot go {method}; leave it out")
 
     def _check_score_every(self) -> None:
-        """ValueError if ``score_every`` and ``score_last`` do not go together or with others."""
+        """ValueError if ``score_every`` and ``score_last`` do not go together or with others.
+
+        Of each ``score_every`` tokens of a window only the last ``score_last`` are scored.
+        """
         every = self.score_every
         if every is None:
             if self.score_last is not None:
@@ -634,9 +640,10 @@ class ModelSpec(Spec):
         return tuple(files)
 
     def blamed(self, reason: object) -> str:
-        """Return a line with what is wrong, and with the model's name or the value's place.
+        """Return ``KEY: what is wrong`` with the place of the fault.
 
-        The place is that in a ``sweep``.
+        If a ``sweep`` gives the key's value: the value's place in the sweep, instead of the key.
+        Otherwise: the model's name, before the key.
         """
         line = str(reason)
         line_with_place = with_sweep_place(line, self._places)
@@ -697,7 +704,7 @@ class SweptSpec(ModelSpec):
             hint = nearest(axis, swept_keys)
             if not hint:
                 hint = f'; name an option ("{ENGINE}NAME"), or one of {names}'
-            raise ValueError(f"sweep.{axis}: this key cannot have several values{hint}")
+            raise ValueError(f"sweep.{axis}{NOT_SWEPT}{hint}")
         if is_option:
             is_set = option in self.options
         else:

@@ -15,7 +15,7 @@ from .uncertainty import (
     Columns,
     Count,
     Value,
-    clustered_error,
+    low_frequency_error,
     n_waves,
 )
 
@@ -100,7 +100,7 @@ def paired_difference(a: BlockSums, b: BlockSums, name: str) -> Value | None:
     tokens = np.asarray(a.tokens)
     difference = np.asarray(getattr(a, name)) - np.asarray(getattr(b, name))
     mean = float(difference.sum()) / int(tokens.sum())
-    return Value(mean, clustered_error(difference, tokens, a.length))
+    return Value(mean, low_frequency_error(difference, tokens, a.length))
 
 
 def short_text_cautions(blocks_of_models: Sequence[BlockSums], text: int | None) -> list[str]:

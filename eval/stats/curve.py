@@ -13,7 +13,7 @@ from .uncertainty import (
     BlockAssignment,
     Count,
     Error,
-    clustered_error,
+    low_frequency_error,
 )
 
 CURVE_BINS = 32
@@ -57,7 +57,7 @@ def curve_over_position(
     """
     first = int(position.min())
     end = int(position.max()) + 1
-    # One is added since position 0 has no logarithm.
+    # The edges are evenly spaced in log(position + 1).
     spaced = np.geomspace(first + 1, end + 1, CURVE_BINS + 1)
     # In short windows several edges are rounded to one position, which is one edge.
     edges = np.unique(spaced.round().astype(np.int64)) - 1
@@ -94,6 +94,6 @@ def means_by_bin(
         means.append(mean)
         error = None
         if np.count_nonzero(counts[number]) >= LEAST_BLOCKS:
-            error = clustered_error(sums[number], counts[number], assignment.length)
+            error = low_frequency_error(sums[number], counts[number], assignment.length)
         errors.append(error)
     return tuple(means), tuple(errors)

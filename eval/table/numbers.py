@@ -58,8 +58,9 @@ def error_text(stderr: float | None) -> str:
 
 def decimals_of_error(stderr: float) -> int:
     """Return how many decimals give a number >= 0 two significant digits; 0 for 0 and infinity."""
-    # Rounding makes infinity of a number just below the largest one: its logarithm has no integer.
     rounded = two_digits(stderr)
+    # The logarithms of 0 and infinity have no ``floor``.  Rounding makes infinity also of a number
+    # just below the largest float.
     if not rounded or not math.isfinite(rounded):
         return 0
     return max(0, 1 - math.floor(math.log10(rounded)))

@@ -114,10 +114,12 @@ def read(spec: DataSpec, progress: Progress) -> list[Conversation]:
 def objects(value: Any, where: str, is_table: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name in errors, object) for each item of a list, or of a list as JSON in a string.
 
-    InputError for anything else.  ``is_table``: keys whose value is null, which other rows have,
-    are left out at every depth.
+    InputError for anything else.  ``is_table``: the value is from a table, whose objects have the
+    keys of all rows, with null where a row has no such key; null keys are left out at every depth.
     """
     if isinstance(value, str):
+        # ``parsed`` reports half of a surrogate pair as an InputError; a plain ``encode`` would
+        # raise UnicodeEncodeError.  Not ``strict``: NaN, infinities and repeated keys are taken.
         value = json_files.parsed(value.encode(errors="surrogatepass"), where, strict=False)
     for number, item in enumerate(check_type(value, list, where, "a list of objects")):
         name = f"{where}[{number}]"
@@ -203,7 +205,8 @@ def tool_call(where: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{where}: must have a function with a name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        # In OpenAI's API the arguments are JSON in a string; templates take an object.
+        # In OpenAI's API the arguments are JSON in a string; templates take an object.  Unlike in
+        # ``objects``, NaN, infinities and repeated keys are refused.
         json_text = arguments or "{}"
         arguments = json_files.parsed(
             json_text.encode(errors="surrogatepass"), f"{where}.arguments"

@@ -28,7 +28,7 @@ from ...backends.common.json_files import (
 from ...backends.common.message_text import one_line, printable, redacted, shortened, unicode
 from ..common.progress import Progress
 from ..specs import spec_files
-from ..specs.spec_types import DataSpec, texts_in
+from ..specs.spec_types import DataSpec, strings_in
 from . import hub_datasets
 from .hub_datasets import SOURCES, row_limit, source_of
 from .slice_names import refuse_ambiguous
@@ -85,7 +85,11 @@ def names_of(specs: Sequence[DataSpec]) -> list[str]:
 
 
 def method_notes(spec: DataSpec) -> list[str]:
-    """Return a note on a raw file or joined rows, if the other kind is usual for the method."""
+    """Return a note on whether a raw file or joined rows were scored; empty for most methods.
+
+    With method gptq there is always one, except for conversations.  With llamacpp there is one for
+    joined rows, because published numbers are of raw files.
+    """
     is_raw_file = spec.path is not None and Path(spec.path).suffix.lower() not in TABLES
     if spec.method == "gptq" and not spec.is_chat:
         rows = "the rows of data sets joined with blank lines"
@@ -122,11 +126,14 @@ def text_identity(spec: DataSpec) -> dict[str, Any]:
 
 
 def paths_of(spec: DataSpec) -> list[Path]:
-    """Return the files and folders on this machine that the text is read from."""
+    """Return the files and folders on this machine that the text is read from.
+
+    For a data set of the hub the first path is its id, which names nothing on this machine.
+    """
     if spec.path is not None:
         return [Path(spec.locate(spec.path))]
     source = source_of(spec)
-    return [Path(source.path), *files_in(texts_in(source.data_files), [source.path])]
+    return [Path(source.path), *files_in(strings_in(source.data_files), [source.path])]
 
 
 def files_in(names: Iterable[str], folders: Iterable[str]) -> list[Path]:

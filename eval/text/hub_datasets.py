@@ -27,7 +27,7 @@ from ...backends.hub import HubUnreachableError
 from ..common import processes
 from ..common.progress import Progress
 from ..specs import spec_files
-from ..specs.spec_types import DataSpec, texts_in
+from ..specs.spec_types import DataSpec, strings_in
 
 FIRST_ROWS = re.compile(r"(?P<split>[\w.-]+)\[:(?P<rows>\d+)\]")
 ONE_SPLIT = re.compile(r"(?P<split>[\w.-]+)(\[[^\]]*\])?")
@@ -122,7 +122,7 @@ class Source:
         if self.path not in LOADERS:
             # The files of a data set on the hub are named without "://", too.
             return False
-        names = texts_in(self.data_files)
+        names = strings_in(self.data_files)
         return bool(names) and not any("://" in name for name in names)
 
     def is_streamed(self, limit: int) -> bool:
@@ -265,7 +265,7 @@ def check_no_pickles(spec: DataSpec, path: str) -> None:
     ``path``: a folder, a hub id, or a loader of ``datasets`` such as "text".
     """
     pickles = []
-    for name in texts_in(spec.dataset_data_files):
+    for name in strings_in(spec.dataset_data_files):
         if PICKLE_NAME.search(name) and path != "text":  # the loader of plain text reads no pickles
             pickles.append(name)
     if path == PICKLE_LOADER:
@@ -294,7 +294,7 @@ def version(spec: DataSpec) -> str:
     from huggingface_hub import HfApi
 
     source = source_of(spec)
-    urls = [name for name in texts_in(source.data_files) if "://" in name]
+    urls = [name for name in strings_in(source.data_files) if "://" in name]
     try:
         if not urls:
             info = HfApi().dataset_info(source.path, revision=source.revision, timeout=VERSION_S)
@@ -407,7 +407,7 @@ def split_rows(source: Source, limit: int) -> Any:
     # The library identifies local files by name and time, and files at a URL that has no entity tag
     # by its name alone: it may return cached rows of other files.
     read_again = {}
-    if exists(Path(source.path)) or texts_in(source.data_files):
+    if exists(Path(source.path)) or strings_in(source.data_files):
         read_again = {"download_mode": "force_redownload", "verification_mode": "no_checks"}
     return ask_library(library.load_dataset, source, split=source.split, **read_again)
 

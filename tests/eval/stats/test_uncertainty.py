@@ -10,7 +10,7 @@ import pytest
 from compare_q.eval.stats.uncertainty import (
     BlockAssignment,
     assign_blocks,
-    clustered_error,
+    low_frequency_error,
     mean_with_errors,
     sampling_error,
     shares_of,
@@ -96,11 +96,15 @@ def test_error_of_two_blocks() -> None:
     sums = np.array([2.0, 10.0])
     counts = np.array([2, 3])
     # 5.6 / 5 entries. For LONG the factor exceeds 1 by 12,000 / 10^18, which a float does not hold.
-    assert clustered_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
-    assert clustered_error(sums, counts, 120_000) == pytest.approx(1.12 * math.sqrt(1.1), rel=1e-12)
-    assert clustered_error(sums, counts, 20_000) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    assert low_frequency_error(sums, counts, LONG) == pytest.approx(1.12, rel=1e-12)
+    assert low_frequency_error(sums, counts, 120_000) == pytest.approx(
+        1.12 * math.sqrt(1.1), rel=1e-12
+    )
+    assert low_frequency_error(sums, counts, 20_000) == pytest.approx(
+        1.12 * math.sqrt(1.6), rel=1e-12
+    )
     # 12,000 / 20,000 = 0.6, also for 5 tokens: a shorter text counts as one of 20,000.
-    assert clustered_error(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
+    assert low_frequency_error(sums, counts, 5) == pytest.approx(1.12 * math.sqrt(1.6), rel=1e-12)
 
 
 def test_student() -> None:
