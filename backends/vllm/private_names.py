@@ -118,11 +118,18 @@ def missing(names: Sequence[PrivateName], platform: str) -> list[PrivateName]:
 
 
 def exists(name: PrivateName) -> bool:
-    """Return True if the installed vLLM has a name; its module is imported."""
+    """Return True if the installed vLLM has a name; its module is imported.
+
+    ImportError if the module needs something that cannot be imported.
+    """
+    module = f"vllm.{name.module}"
     try:
-        owner: Any = importlib.import_module(f"vllm.{name.module}")
-    except ImportError:
-        return False
+        owner: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # Another missing module is a fault of the installation, not a change of vLLM.
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return False
+        raise
     for step in name.name.split("."):
         # A dataclass has no attribute for a field without a default.
         fields = getattr(owner, "__dataclass_fields__", {})

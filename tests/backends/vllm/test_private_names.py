@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -62,6 +63,15 @@ def test_missing_names(made_up: ModuleType) -> None:
         "which compare_q needs: pip install 'vllm>=0.26,<0.34'"
     )
     private_names.check_names([QUEUE])
+
+
+def test_a_package_that_is_missing_is_no_name_of_vllm(
+    made_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_package\n")
+    monkeypatch.setattr(sys.modules["vllm"], "__path__", [str(tmp_path)], raising=False)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        private_names.check_names([PrivateName("broken", "anything", "a test")])
 
 
 def test_missing_attributes(made_up: ModuleType) -> None:
