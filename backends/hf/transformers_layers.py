@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..base import Layer
-from ..checkpoint.safetensors_files import read_headers, weight_files
+from ..checkpoint.folder import Checkpoint
 from ..common.message_text import dtype_name
 from ..layers.groups import deviation
 from ..layers.module_names import OTHER_TOWERS, outside_text_model
@@ -65,8 +65,10 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
 
 def quantized_modules(folder: Path) -> set[str]:
     """Return the quantized modules of a checkpoint, by their names from ``layers.`` on."""
-    modules = set()
-    for name in read_headers(weight_files(folder)):
+    checkpoint = Checkpoint(folder)
+    modules = {name_from_layers(module) for module in checkpoint.quantized}
+    # A matrix of 16-bit floats with scales has rounded weights, too.
+    for name in checkpoint.tensors:
         if QUANTIZED_ENDING.search(name):
             modules.add(name_from_layers(QUANTIZED_ENDING.sub("", name)))
     return modules

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from compare_q.backends.base import Layer, ScoreRequest
 from compare_q.backends.common.errors import ModelError
+from compare_q.backends.hf import transformers_layers
 from compare_q.backends.hf.transformers_engine import TransformersEngine, check_resident
 from tests.support.toy import (
     ATOL_LOGPROB,
@@ -133,6 +135,30 @@ def test_formats_that_only_run_in_bfloat16(
     assert "decompresses nvfp4 to bfloat16 and cannot run it in float16" in reason
     TransformersEngine.check(model.updated(options={"dtype": "bfloat16"}))
     TransformersEngine.check(model.updated(load_fn="transformers_auto_bf16"))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "quantized"),
+    [
+        ({"weight": torch.float8_e4m3fn, "weight_scale": torch.float32}, True),
+        # DeepSeek-V4's name of the scales.
+        ({"weight": torch.float8_e4m3fn, "scale": torch.float32}, True),
+        ({"weight": torch.int8, "steps": torch.float32}, True),
+        # Weights that were rounded, and stored as 16-bit floats.
+        ({"weight": torch.bfloat16, "weight_scale": torch.float32}, True),
+        ({"weight": torch.bfloat16, "bias": torch.bfloat16}, False),
+    ],
+)
+def test_a_module_is_quantized_by_what_is_stored(
+    tmp_path: Path, tensors: dict[str, torch.dtype], quantized: bool
+) -> None:
+    """Otherwise its row would name the format of its floats."""
+    module = "model.layers.0.mlp.up_proj"
+    stored = {f"{module}.{name}": torch.zeros(4, 4, dtype=dtype) for name, dtype in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    names = {"layers.0.mlp.up_proj"} if quantized else set()
+    assert transformers_layers.quantized_modules(tmp_path) == names
 
 
 def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:
