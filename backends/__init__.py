@@ -206,7 +206,7 @@ def engine_for(model: str, config: CheckpointConfig | None, elsewhere: Set[str])
 
 
 def only_engine_for(model: str, quant_method: str) -> tuple[str, str] | None:
-    """Return (load_fn, why) if one engine alone runs such a model; else None."""
+    """Return (load_fn, why) if one engine alone runs such a model, or None."""
     for _, engine in engines():
         capabilities = engine.capabilities
         load_fn = capabilities.load_fns[0]
@@ -224,7 +224,7 @@ def general_engine_for(
 ) -> tuple[str, str]:
     """Return (load_fn, why) of the first installed engine of ``GENERAL``; if none is, of the last.
 
-    ``elsewhere``: engines and load_fns with a Python of their own, in which they are installed.
+    ``elsewhere``: engines and load_fns that are installed in another Python.
     """
     weights = "no quantization"
     if quant_method:

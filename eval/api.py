@@ -89,8 +89,8 @@ class Comparison:
         else:
             fields = table_columns.fields_of(names)
         for name in fields:
-            # A column with a parameter, such as memory:N or kld:SLICE, is no field of ModelResult;
-            # its values are floats.
+            # ModelResult has no field for a column with a parameter, such as memory:N or
+            # kld:SLICE; its values are floats.
             if name not in types and name != "notes":
                 types[name] = "float64"
         frame = pd.DataFrame(rows, columns=fields, dtype=object)

@@ -523,7 +523,7 @@ class Cluster:
 
 def hardware_name(facts: Mapping[str, Any], resources: Mapping[str, float]) -> str:
     """Return a text that is the same for nodes on which a model has the same scores."""
-    # The first GPU stands for all: ``check_node`` refuses a node with GPUs of several kinds.  Nodes
+    # The first GPU is enough: ``check_node`` refuses a node with GPUs of several kinds.  Nodes
     # with different numbers of GPUs are in one class.
     gpus = [(gpu.name, gpu.driver) for gpu in facts["gpus"][:1]]
     processor = facts["processor"]

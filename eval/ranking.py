@@ -87,7 +87,7 @@ def compare(
     difference = None
     if a.blocks is not None and b.blocks is not None and not has_reference:
         difference = paired_difference(a.blocks, b.blocks, score)
-    # For mypy: without ``a.blocks`` there is no difference, and a difference has a value.
+    # Two conditions are for mypy: a difference needs ``a.blocks``, and has a value.
     if a.blocks is None or difference is None or difference.value is None:
         reason = why_not_comparable(a, score) or why_not_comparable(b, score)
         reason = reason or "they were scored on different windows"

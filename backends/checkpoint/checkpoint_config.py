@@ -418,7 +418,7 @@ def wrong_size(config: Any, *, strict: bool = False) -> str:
 
 
 def wrong_number(key: str, value: Any, *, strict: bool) -> str:
-    """Return key and bounds if a value of a config is a size that no model can have; else ""."""
+    """Return key and bounds if a value of a config is a size that no model can have, or ""."""
     if key in REQUIRED_SIZES:
         least = 1
         most = REQUIRED_SIZES[key]

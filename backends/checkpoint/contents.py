@@ -61,7 +61,7 @@ class Contents:
     shapes: Sequence[tuple[str, Sequence[int], Sequence[int], str]] = ()
     """(module, stored shape, the model's shape, dtype) of tensors of other sizes."""
     unchecked: str = ""
-    """What was not compared, and why: Transformers may not know the architecture."""
+    """The parts that were not compared, and why: Transformers may not know the architecture."""
     function: Mapping[str, Any] = field(default_factory=dict)
     """Values of the config with Transformers' defaults (``filled_facts``)."""
     tokens: Sequence[str] = ()
@@ -311,7 +311,7 @@ def is_all_zero(tensor: Tensor) -> bool:
 
 
 def layers_of_other_kinds(misfits: Iterable[str], loaded: Iterable[str]) -> set[str]:
-    """Return the layers with misfits of kinds of which nothing is loaded: layers that draft tokens.
+    """Return the layers with misfits whose kind is not loaded at all: layers that draft tokens.
 
     ``misfits``, ``loaded``: names of modules.
     """
@@ -344,9 +344,9 @@ def other_shapes(
 ) -> list[tuple[str, Sequence[int], Sequence[int], str]]:
     """Return (module, stored shape, the model's shape, dtype) of tensors of other sizes.
 
-    Sizes are numbers of weights, since quantizers store a matrix in another shape.  Skipped are
-    tensors of which several make one tensor of the model (a stack of experts), tensors that make
-    several, and tensors whose number of weights is not known.
+    Sizes are numbers of weights, since quantizers store a matrix in another shape.  Three kinds of
+    stored tensors are skipped: several that make one tensor of the model (a stack of experts), one
+    that makes several, and tensors whose number of weights is not known.
 
     ``renamed``: stored name -> the model's name.  ``n_stored``: the model's name -> how many stored
     tensors make its tensor.  ``split_names``: the model's names of tensors that are stored as one.

@@ -457,8 +457,8 @@ def layout_of(parts: Parts, config: CheckpointConfig, role: str = "") -> Layout:
 def stored_weights(name: str, parts: Parts, role: str, config: CheckpointConfig) -> tuple[int, int]:
     """Return (bits, weights) of the module ``name``, both 0 if it has no matrix.
 
-    UnsizedError if they are unknown, also if a tensor of the module is neither a part of its format
-    nor known to be no weights.  ``role``: "layer", "head" or "embedding".
+    UnsizedError if they are unknown.  They are also unknown if the module has another tensor that
+    may hold weights.  ``role``: "layer", "head" or "embedding".
     """
     main = main_part(parts)
     of_format = set()

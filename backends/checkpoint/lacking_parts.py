@@ -29,7 +29,7 @@ Kinds = dict[str, list[str]]
 
 
 class PeerKey(NamedTuple):
-    """Modules of which these are equal are peers."""
+    """Modules with an equal key are peers."""
 
     main: str
     dtype: str
@@ -37,7 +37,7 @@ class PeerKey(NamedTuple):
 
 
 class PartRules(NamedTuple):
-    """What a config says about the parts of its modules; ``of(checkpoint)`` reads it."""
+    """Facts of a config about the parts of its modules; ``of(checkpoint)`` reads them."""
 
     scheme_of: Mapping[str, Scheme | None]  # once per module: a mixture of experts has 100,000
     promised: set[str]  # parts of every module whose format has them
@@ -163,7 +163,7 @@ def peer_groups(checkpoint: Checkpoint, rules: PartRules) -> dict[PeerKey | None
 
 
 def lost_matrices(checkpoint: Checkpoint, groups: Mapping[PeerKey | None, Kinds]) -> list[str]:
-    """Return the matrices of modules that have none although modules of their kind have one."""
+    """Return the matrices that modules lack although modules of their kind have one."""
     main_of_kind: dict[str, str] = {}
     for key, kinds in groups.items():
         if key is not None:

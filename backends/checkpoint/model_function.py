@@ -387,7 +387,7 @@ def header_value(model: GgufModel, key: str) -> Any:
     """Return a field of a header.
 
     If it has a number for each layer, and all are equal, return this number.  Unequal numbers are
-    returned as a tuple, for which ``is_number`` is False.
+    returned as a tuple; ``is_number`` is False for a tuple.
     """
     value = model.fields.get(key.format(model.fields.get("general.architecture", "")))
     if isinstance(value, tuple) and len(set(value)) == 1:
@@ -529,7 +529,7 @@ def head_sizes(facts: Facts, *, defaults: bool) -> Facts:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for a number that is neither True nor False."""
+    """Return True for a number; True and False do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

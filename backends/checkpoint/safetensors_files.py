@@ -65,7 +65,7 @@ class Tensor(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the model's safetensors files: those of the index, else of the Hugging Face format.
+    """Return the model's safetensors files: by the index, or else in the Hugging Face format.
 
     InputError for a damaged index, for a missing file of the index, and for a folder with two sets
     of weights or with an adapter, which engines handle differently.

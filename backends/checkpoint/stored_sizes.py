@@ -186,7 +186,7 @@ def scale_name(parts: Parts) -> str:
 def format_class(name: str) -> str:
     """Return the class of a number format: "int", "fp8", "nvfp4", "mxfp4", ...
 
-    Two formats of one class are no contradiction by themselves.  All integers are "int":
+    Two formats of one class do not contradict each other by themselves.  All integers are "int":
     ``bits_fault`` compares their bits.  mxfp8 is FP8 in groups of 32, and therefore "fp8":
     ``granularity_fault`` compares the groups.
     """

@@ -318,7 +318,7 @@ def load(data: bytes) -> dict[str, Any]:
 
 
 def load_file(file: Path, *, strict: bool = False) -> dict[str, Any]:
-    """Return the object in a regular file in the format of ``dump``, whoever has written it.
+    """Return the object in a regular file in the format of ``dump``, also of another writer.
 
     ValueError if it is damaged, nested too deeply, or, if ``strict``, has NaN or a key twice.
     InputError if the file cannot be read, or is too large.

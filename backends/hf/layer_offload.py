@@ -156,7 +156,7 @@ class Streamer:
     def next_group(self, window: Window, n_windows: int) -> list[Window]:
         """Return ``n_windows`` windows from ``window`` on, and note how many come after them.
 
-        A window that ``prepare`` was not told of is a group of its own.
+        A window that ``prepare`` did not receive forms a group alone.
         """
         for begin, other in enumerate(self.windows):
             if other is window:

@@ -348,7 +348,7 @@ def by_priority(
     def priority(candidate: Usable) -> tuple[Any, ...]:
         segment, needed = candidate
         return (
-            # The record of a session says what ran: a segment without one comes last.
+            # The record of a session names what ran: a segment without a record comes last.
             segment.session not in recorded_sessions,
             # One tag for as many windows as possible, so that few sessions are mixed.
             -len(covered[segment.tag]),

@@ -164,7 +164,7 @@ def allowed_values(option: str) -> frozenset[str]:
 
 
 def names_of(node: ast.Assign) -> list[str]:
-    """Return the names to which a statement assigns."""
+    """Return the names that a statement assigns."""
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 

@@ -437,8 +437,8 @@ def check_normalized(answer: Completion) -> None:
     """ServerError unless the entries of every position except the first can be log-probabilities.
 
     The probabilities of a position's ``TOP`` entries sum to at most 1.  No other token is more
-    probable than the least probable entry; if all were as probable as it, the sum of all tokens
-    would be at least 1.
+    probable than the least probable entry: with its probability for every other token, the sum
+    over all tokens is at least 1.
     """
     for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
         if entry is None or len(entry) < TOP:

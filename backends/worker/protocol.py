@@ -135,7 +135,7 @@ def parse_message(data: bytes) -> Message:
 
 def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
-    # The empty array has the type of the ids if there are no windows.
+    # Without windows, the empty array has the type of the ids.
     ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
     shapes = []
     for window in windows:

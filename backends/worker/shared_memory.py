@@ -1,4 +1,4 @@
-"""Shared memory that an engine's processes leave behind if they are killed.
+"""Shared memory that an engine's processes leave if they are killed.
 
 Python's shared memory (``psm_*``: vLLM's queues, 160 MiB each) and semaphores (``sem.*``), torch's
 tensors (``torch_*``) and vLLM's ranks on CPUs (``vllm_dist_*``) are files in ``/dev/shm``, which
@@ -107,7 +107,7 @@ def files_of_worker(group: int, folder: str) -> set[str]:
 def files_of_group(group: int) -> set[str]:
     """Return the files of shared memory that the processes of a group map.
 
-    And the semaphores that they have created, which nobody may map yet.
+    And the semaphores that they have created, even if no process maps them yet.
     """
     files: set[str] = set()
     members = set()

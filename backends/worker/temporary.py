@@ -52,7 +52,7 @@ def hold(folder: str) -> None:
     begun = os.path.join(folder, f"{LOCK}.new")
     descriptor = os.open(begun, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    # Renamed when it is locked, so that nobody finds it without its lock before.
+    # Renamed when it is locked: no process finds it without its lock.
     os.rename(begun, os.path.join(folder, LOCK))
     locks[folder] = descriptor
 

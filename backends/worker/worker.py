@@ -248,7 +248,7 @@ class Worker:
         """Return the processes that use this worker's GPUs, or used them before it loaded.
 
         After loading, this worker is one of the processes on its GPU.  With several GPUs, the
-        processes of its ranks could not be told from others: "" then.
+        processes of its ranks cannot be distinguished from others: "" then.
         """
         if self.shared:
             return self.shared

@@ -180,7 +180,7 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the command and the words after it: "run" and all words if the first is no command.
+    """Return the command and the words after it; "run" and all words without a command.
 
     InputError for a word that resembles a command, and is not a file.
     """

@@ -62,7 +62,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class TableFlags:
-    """The table: its columns, order and marks, and the conditions by which a row fails."""
+    """The table: its columns, order and marks, and the conditions for a failed row."""
 
     columns: tuple[str, ...] | None = None
     sort: str | None = None

@@ -171,7 +171,7 @@ def models_of(name: str, progress: Progress) -> Iterator[tuple[str, Path]]:
 def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
     """Return the path of a model, downloaded from the hub if it is not on this machine.
 
-    InputError for a name that is neither a path nor of the hub.
+    InputError for a name that is not a path and not on the hub.
     """
     path = expanded(name)
     if exists(path):

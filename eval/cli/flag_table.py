@@ -120,7 +120,7 @@ def switch(names: str, commands: str, help: str) -> Flag:
 
 
 def constant(names: str, commands: str, help: str, field: str, value: str) -> Flag:
-    """Return a flag that stands for one value of a field."""
+    """Return a flag that sets one value of a field."""
     return flag(names, commands, "", help, kind="constant", field=field, constant=value)
 
 

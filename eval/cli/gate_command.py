@@ -128,9 +128,9 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
 def part_of(spec: DataSpec, length: int) -> int:
     """Return the length of the window at batch 1: a quarter of a window, or of its scored part.
 
-    With ``score_every`` the short window has at least that many tokens, so that one is scored.  The
-    short window's scored positions are the first scored positions of a whole window, so that the
-    same tokens are compared.
+    With ``score_every`` the short window has at least ``score_every`` tokens, so that one is
+    scored.  The short window's scored positions are the first scored positions of a whole window,
+    so that the same tokens are compared.
     """
     part = length // 4
     if spec.warmup_tokens:
@@ -170,7 +170,7 @@ class Gate:
             slice_names.slices_of(data, ["text"], reference=True),
         )
         # A run refuses a model whose decode differs from its prefill; here both are compared.
-        # ``alone``: the window of this text runs in a batch of its own.
+        # ``alone``: the window of this text does not share a batch.
         self.config = replace(
             config, is_temporary=True, check_decode=False, alone=frozenset([BATCH_OF_ONE])
         )
@@ -236,7 +236,7 @@ class Gate:
         first = self.variants[0]
         second_run = first.copied(PREFILL_AGAIN)
         copies = [first.copy_with_noise(number) for number in range(1, FLOOR_COPIES + 1)]
-        # ``score`` also scores the first variant, with which it compares the others.
+        # ``score`` also scores the first variant, and compares the others with it.
         self.score([second_run])
         first_rows = self.rows_on_both_texts([self.first_spec, second_run])
         verdict = self.verdict_without_floors(first_rows)
@@ -418,7 +418,7 @@ class Gate:
 
         The answer is of the row in which the two differ most, of those over several windows.
         """
-        # A row at batch 1 has a single short window: only if there is no other.
+        # A row at batch 1 has a single short window, and is used only without another row.
         row, spec = max(
             self.rows_of(variant),
             key=lambda pair: (pair[0].text == FULL, pair[0].model.kld or 0.0),

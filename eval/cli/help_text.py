@@ -8,7 +8,7 @@ import textwrap
 from .flag_table import COMMANDS, FLAGS, Flag
 
 ARGUMENTS = {"show": " FILE ...", "flips": " REF NEW ...", "cache": "", "engines": ""}
-"""The arguments in a command's usage, other than models."""
+"""The arguments in a command's usage, except models."""
 EPILOG = "In long flags - and _ are the same. docs/specs.md says more about each flag."
 MARGIN = 2
 """Columns before a flag, between a flag and its help, and after the text."""

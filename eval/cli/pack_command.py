@@ -174,7 +174,7 @@ def noise_floor_specs(spec: ModelSpec) -> list[ModelSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What a run has recorded for a pack: specs, rows, and the reference store.
+    """The specs, rows and reference store that a run has recorded for a pack.
 
     ``floor_row``: the row of the noise floor, None if it was not measured.
     """

@@ -166,13 +166,13 @@ def settle(folder: Path) -> None:
     A replaced pack gets its name back if a kill came between the two renames.
     """
     settle_content(folder)
-    # The user may have files of their own in it.
+    # The user may have put files into it.
     with suppress(OSError):
         folder.rmdir()
 
 
 def settle_content(folder: Path) -> None:
-    """Give a replaced pack its name back if it has none, and delete what else is in the folder."""
+    """Give a replaced pack its name back if nothing has it, and empty the folder."""
     target = folder.with_name(folder.name[1:].removesuffix(HIDDEN_SUFFIX))
     if (folder / OLD).exists() and not os.path.lexists(target):
         (folder / OLD).rename(target)

@@ -40,7 +40,7 @@ def run(command: RunCommand) -> int:
     # Models that are named without specs are scored on few windows, spread over the text.
     if inputs.models and inputs.rows is None:
         # A model that is the reference writes --logits_file and can add windows.  Without one the
-        # store is only read, so that no more windows can be scored than it has.
+        # store is only read, so that only its windows can be scored.
         finished_store = None
         if not reference_is_made:
             finished_store = logits_file

@@ -52,7 +52,7 @@ SHIPPED_TEXT = Path(__file__).parents[1] / "spec" / "opticks.txt"
 """Newton's Opticks (Project Gutenberg), for machines without the hub."""
 HUB_SITES = ("huggingface.co", "hf.co")
 NO_INPUT = (*SUFFIXES, ".html", ".csv", ".log")
-"""Suffixes of files that are neither models nor texts; hints at similar names leave them out."""
+"""Suffixes of files that no model or text has; hints at similar names leave them out."""
 PATH_KEYS = ("tokenizer_dir", "path", "dataset_path", "dataset_data_files")
 """Keys of a data spec that may be paths."""
 NO_MODEL = (

@@ -286,8 +286,8 @@ class Cache:
     def use(self, section: str, key: str, *, temporary: bool = False) -> None:
         """Mark an entry as used by this run, so that no run deletes it before this run ends.
 
-        On a full disk there is no mark.  ``temporary``: if the entry does not exist, this run makes
-        it only for itself, and deletes it when it ends.  After a kill the next run deletes it
+        On a full disk the mark is missing.  ``temporary``: if the entry does not exist, this run
+        makes it only for itself, and deletes it when it ends.  After a kill the next run deletes it
         (``sweep_runs``).
         """
         if self.unwritable:

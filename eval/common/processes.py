@@ -349,7 +349,7 @@ class WorkerProcess:
             if self.killed.is_set():
                 seconds = 0.0
             self.end_within(seconds)
-            # Returns at once if the worker has ended; else it was just killed, and takes a moment.
+            # Returns at once if the worker has ended.  A killed worker takes a moment.
             self.end_within(WORKER_CLOSE_S)
         # Also without a group: a worker that is forked later finds a closed channel, and ends.
         self.channel.close()

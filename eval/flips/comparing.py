@@ -119,7 +119,7 @@ def tasks_of(
 ) -> list[str]:
     """Return the reference's tasks that are requested, or all.
 
-    InputError if the reference lacks a requested task, or if another model has none of the tasks.
+    InputError if the reference lacks a requested task, or if another model lacks all tasks.
     """
     for task in requested:
         if task not in reference.tasks:

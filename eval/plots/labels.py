@@ -132,7 +132,7 @@ def place_labels(
     for name in names:
         obstacles = np.vstack([obstacles, _place_name(axes, name, markers)])
     missing = unnamed
-    # A card of many rows names only quantized ones, and may have none of them.
+    # A card of many rows names only quantized rows, and may lack such rows.
     if texts:
         boxes, fits = _boxes_of_labels(texts, axes.bbox, markers, obstacles, dots)
         missing += int((~fits).sum())

@@ -202,7 +202,7 @@ def _coloured(run: RunResult, numbers: Sequence[int]) -> list[int]:
     """Return the numbers of the models whose lines have a colour.
 
     All of them, if they are at most ``MOST_COLOURED``.  Otherwise the reference and the noise
-    floor, then the models on the Pareto front, up to that many.
+    floor, then the models on the Pareto front, until the limit is reached.
     """
     if len(numbers) <= MOST_COLOURED:
         return list(numbers)

@@ -248,7 +248,7 @@ def scatter_plot(
             else:
                 other_marks.append(mark)
         unnamed = len(other_marks)
-        # A card with many points labels few of them on purpose, and no note counts the others.
+        # A card with many points labels few points on purpose, and no note counts the others.
         if card:
             unnamed = 0
         labels.place_labels(

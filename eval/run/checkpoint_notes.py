@@ -129,7 +129,7 @@ def eight_bit_note(row: ModelResult) -> str:
 
 
 def tokenizer_notes(path: Path, tokenizer: Path, row: ModelResult) -> Iterator[str]:
-    """Yield a note on each rule by which a GGUF's tokenizer makes other tokens than the run's."""
+    """Yield a note on each rule of a GGUF's tokenizer that makes other tokens than the run's."""
     engine_tokens = row.provenance.get(MADE)
     # The record of an earlier version lacks them.
     if not isinstance(engine_tokens, dict):

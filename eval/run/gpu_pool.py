@@ -86,7 +86,7 @@ def select_gpus(
 
 
 def gpus_with_names(machine_gpus: Sequence[Gpu], names: Sequence[str]) -> list[Gpu]:
-    """Return the GPUs with these names, each once; InputError if there is no such GPU."""
+    """Return the GPUs with these names, each once; InputError for a missing GPU."""
     gpu_of_name = {gpu.device: gpu for gpu in machine_gpus}
     for name in names:
         if name not in gpu_of_name:

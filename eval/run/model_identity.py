@@ -1,4 +1,4 @@
-"""What a model's scores depend on: the key of stored scores is a hash of it."""
+"""The identity of a model's scores: all that they depend on; a hash of it is their key."""
 
 from __future__ import annotations
 

@@ -120,5 +120,5 @@ def fetched(config: RunConfig, model: RunModel) -> RunModel:
 
 
 def is_available(model: RunModel) -> bool:
-    """Return True if the model needs neither a download nor a request to a server."""
+    """Return True if the model needs no download and no request to a server."""
     return model.capabilities.here and not model.files.is_remote

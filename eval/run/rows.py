@@ -118,7 +118,7 @@ class RowList:
         """Add a row with the error, so that one failure does not affect the other rows.
 
         InputError, which ends the run, if the model is a reference pack, unless it was stopped.
-        If another reference fails, the run goes on, and the other rows have no KLD but a note.
+        If another reference fails, the run continues, and the other rows have no KLD but a note.
         """
         is_expected = isinstance(error, CompareQError)
         reason = str(error)

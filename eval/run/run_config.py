@@ -92,7 +92,7 @@ def local_config(
 
 
 def check_engine_names(pythons: Mapping[str, str]) -> None:
-    """InputError for a key that is neither an engine nor a load function."""
+    """InputError for a key that is not an engine or a load function."""
     names: set[str] = set()
     for key, engine in backends.engines():
         names.add(key)

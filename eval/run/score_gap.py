@@ -21,7 +21,7 @@ from .stored_scores import Lookup, StoredScores, look_up
 
 
 class Gap(NamedTuple):
-    """What a model lacks; windows by their digests."""
+    """The missing scores of a model; windows by their digests."""
 
     # Of all windows; None if one is missing, or if nothing was looked up.
     scores: StoredScores | None

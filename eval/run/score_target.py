@@ -51,7 +51,7 @@ class ScoreTarget:
 
     @property
     def unrecorded(self) -> frozenset[str]:
-        """Those of the required windows that its store does not have now."""
+        """The required windows that its store does not have now."""
         if self.store is None or not self.required:
             return frozenset()
         return self.required - self.store.windows

@@ -50,7 +50,7 @@ def memory_of(model: RunModel, storage: Storage, provenance: Mapping[str, Any]) 
         weights=storage.file_bytes,
         kv=tuple(parts),
         kv_source=kv_source,
-        # If the engine reported the windows of its layers, none of them counts in full.
+        # If the engine reported the windows of its layers, no layer counts in full.
         kv_is_upper=facts.kv_is_upper and not has_sliding_window,
         logits=logits,
         step_token=activation_bytes_of_token,

@@ -48,7 +48,7 @@ def role_masks(scores: StoredScores, data: EvalData, text_of: NDArray[np.int32])
     """
     index = data.text_index(scores.window, scores.position)
     masks: dict[str, Mask] = {}
-    # ``index`` counts the tokens of all texts, ``text.roles`` those of one.
+    # ``index`` counts the tokens of all texts, ``text.roles`` the tokens of one text.
     first_token = 0
     for number, text in enumerate(data.texts):
         if text.roles is not None:

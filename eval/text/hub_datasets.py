@@ -69,7 +69,7 @@ LOADERS = {
 }
 """Names of the loaders of ``datasets`` 5.2 for files.
 
-Any other name that is no folder is a data set of the hub.
+Any other name is a folder or a data set of the hub.
 """
 COMMIT = re.compile(r"[0-9a-f]{40}")
 VERSION_S = 10.0

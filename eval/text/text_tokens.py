@@ -91,7 +91,7 @@ class Tokens:
         sizes: [n], UTF-8 bytes of each token (0 for BOS); None without offsets from the tokenizer.
         n_bytes: of all documents, before detokenizing.
         n_words: of all documents, before detokenizing.
-        chat: None for a text that is no conversations.
+        chat: None for a text without conversations.
         special: ids of special tokens, in order.
         notes: footnotes for the table.
         source: the version of a remote text (``hub_datasets.version``); empty for a local text, or

@@ -67,7 +67,7 @@ class TextWindows:
         available: number of windows of the whole text.
         text_size: UTF-8 bytes and words of the scored tokens; None if unknown.
         text_note: why they are unknown.
-        documents: None for a text that is no conversations.
+        documents: None for a text without conversations.
         roles: [n_tokens], of each scored token: its place in ``role_names``; -1: none.
         special: ids of special tokens.
         notes: footnotes: the tokenizer, file or rows of the tokens.
