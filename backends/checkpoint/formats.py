@@ -437,6 +437,13 @@ def main_part(parts: Parts) -> str | None:
     return None
 
 
+def main_tensor(parts: Parts) -> Tensor:
+    """Return the tensor that has a module's weights; the module must have a matrix."""
+    main = main_part(parts)
+    assert main is not None, "the module has no matrix"
+    return parts[main]
+
+
 def is_quantized(parts: Parts) -> bool:
     """Return True if a module's weights are stored in less than 16 bits."""
     main = main_part(parts)

@@ -27,7 +27,7 @@ import numpy as np
 from ..common.message_text import one_line, printable, shortened
 from .checkpoint_config import UNEQUAL_CACHES, CheckpointConfig, scaling_type
 from .folder import Checkpoint
-from .formats import NUMPY_TYPES, main_part
+from .formats import NUMPY_TYPES, main_tensor
 from .formats import stored as stored_numbers
 from .gguf import LONG_FACTORS, ORIGINAL, GgufModel, is_gguf, read_model
 from .safetensors_files import Tensor
@@ -700,9 +700,7 @@ def head_is_embedding(path: Path) -> bool:
     for module, parts in checkpoint.matrices.items():
         role = checkpoint.role(module)
         if role in ends:
-            main = main_part(parts)
-            assert main is not None  # of every module in ``matrices``
-            ends[role].append(parts[main])
+            ends[role].append(main_tensor(parts))
     if not ends["head"] or checkpoint.config.text.get("tie_word_embeddings") is True:
         return True
     if not ends["embedding"]:

@@ -357,7 +357,7 @@ class TransformersEngine(LogitsEngine):
         quantization = self.checkpoint.config.quantization
         if not quantization:
             quantization = self.options.quantization_config or {}
-        layers = transformers_layers.layers(self.model, quantization, self.checkpoint.folder)
+        layers = transformers_layers.layers(self.model, quantization, self.checkpoint.headers)
         return group_layers(layers)
 
     def dtype_notes(self) -> list[str]:

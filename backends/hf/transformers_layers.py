@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,14 +31,14 @@ gpt-oss has ``experts.gate_up_proj_scales``.
 """
 
 
-def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[Layer]:
+def layers(model: Any, quantization: dict[str, Any], checkpoint: Checkpoint) -> Iterator[Layer]:
     """Yield every linear and expert layer of the text model, after a forward pass.
 
-    ``quantization``: the ``quantization_config`` of the loaded model; ``folder``: its checkpoint.
+    ``quantization``: the ``quantization_config`` of the loaded model.
     """
     quantized: set[str] = set()
     if quantization:
-        quantized = quantized_modules(folder)
+        quantized = quantized_modules(checkpoint)
     schemes = declared(quantization)
     dtype = dtype_name(model.dtype)
     head = model.get_output_embeddings()
@@ -63,9 +62,8 @@ def layers(model: Any, quantization: dict[str, Any], folder: Path) -> Iterator[L
             yield layer_of_product(name, weight, schemes.of(name), kernel, dequantized=dequantized)
 
 
-def quantized_modules(folder: Path) -> set[str]:
+def quantized_modules(checkpoint: Checkpoint) -> set[str]:
     """Return the quantized modules of a checkpoint, by their names from ``layers.`` on."""
-    checkpoint = Checkpoint(folder)
     modules = {name_from_layers(module) for module in checkpoint.quantized}
     # A matrix of 16-bit floats with scales has rounded weights, too.
     for name in checkpoint.tensors:

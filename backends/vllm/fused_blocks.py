@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from ..checkpoint.checkpoint_config import CheckpointConfig
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.formats import main_part
+from ..checkpoint.formats import main_tensor
 from ..layers.module_names import FUSED_AS, fused_layers, is_outside
 from ..layers.schemes import ROUTED, declared
 
@@ -88,9 +88,7 @@ def block_heights(checkpoint: Checkpoint) -> dict[str, int]:
         is_text_module = not is_outside(module) and checkpoint.role(module) != ""
         if ROUTED.match(module) or not is_text_module:
             continue
-        main = main_part(parts)
-        assert main is not None  # of every quantized module
-        if not parts[main].dtype.startswith("F8_E"):
+        if not main_tensor(parts).dtype.startswith("F8_E"):
             continue
         scheme = schemes.of(module)
         if scheme is None:
@@ -120,9 +118,7 @@ def parts_of(path: str, checkpoint: Checkpoint) -> list[int]:
     It has one part, or q, k and v in a delta net's ``in_proj_qkv``.
     """
     parts = checkpoint.quantized[path]
-    main = main_part(parts)
-    assert main is not None  # of every quantized module
-    rows = parts[main].shape[-2]
+    rows = main_tensor(parts).shape[-2]
     if path.rpartition(".")[2] != "in_proj_qkv":
         return [rows]
     text = checkpoint.config.text

@@ -476,6 +476,9 @@ def prepare_forks() -> None:
     Functions that this version of vLLM does not have are left out.
     """
     load_plugins()
+    # vLLM for CPUs compiles no kernels with Triton.
+    if installed_vllm.is_cpu_build():
+        return
     # The hash of all of Triton's files, which names compiled kernels: 0.36 s.
     for module in ("triton.runtime.cache", "triton.compiler.compiler"):
         with suppress(ImportError, AttributeError):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from compare_q.backends.base import Layer, ScoreRequest
+from compare_q.backends.checkpoint.folder import Checkpoint
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.hf import transformers_layers
 from compare_q.backends.hf.transformers_engine import TransformersEngine, check_resident
@@ -158,7 +159,7 @@ def test_a_module_is_quantized_by_what_is_stored(
     save_file(stored, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     names = {"layers.0.mlp.up_proj"} if quantized else set()
-    assert transformers_layers.quantized_modules(tmp_path) == names
+    assert transformers_layers.quantized_modules(Checkpoint(tmp_path)) == names
 
 
 def test_quantized_layers_on_disk_are_refused(tmp_path: Path) -> None:

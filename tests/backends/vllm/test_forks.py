@@ -11,10 +11,14 @@ from compare_q.backends.vllm import installed_vllm, vllm_engine
 
 
 @pytest.mark.engine
-def test_forks_find_plugins_loaded_and_tritons_key_known() -> None:
+def test_forks_find_plugins_loaded_and_tritons_key_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from triton.runtime.cache import triton_key
     from vllm import plugins
 
+    monkeypatch.setattr(installed_vllm, "is_cpu_build", lambda: False)
+    triton_key.cache_clear()
     vllm_engine.prepare_forks()
     assert plugins.plugins_loaded
     misses = triton_key.cache_info().misses
