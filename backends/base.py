@@ -157,6 +157,9 @@ class Engine(ABC):
         """
         return torch_related_builds(*cls.capabilities.packages)
 
+    def prepare_load(self) -> None:
+        """Do what ``load`` needs no GPU for, if it is to load while others have the GPUs."""
+
     def layers(self) -> tuple[Layer, ...]:
         """Return how the linear layers ran, in the model's order; called after scoring.
 

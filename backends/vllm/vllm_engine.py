@@ -162,8 +162,13 @@ class VllmEngine(Engine):
         self.arguments: dict[str, Any] = {}
         # How the model is scored.  The probe is run once, with the first windows.
         self.route: ProbeResult | None = None
-        self.log_start = 0
-        self.phase_start = 0
+        self.log_start = self._log_bytes()
+        self.phase_start = self.log_start
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the model."""
+        return local_folder(self.planned.model_dir)
 
     @classmethod
     def option_names(cls) -> Collection[str] | None:
@@ -253,24 +258,39 @@ class VllmEngine(Engine):
                 importlib.import_module(module)
         prepare_forks()
 
-    def load(self) -> None:
-        folder = local_folder(self.planned.model_dir)
+    def prepare_load(self) -> None:
+        """Let vLLM make its config of the model, so that the next time takes milliseconds.
+
+        The first time, vLLM imports classes of the model and its format, and asks for their facts.
+        """
+        self.set_arguments()
+        with suppress(Exception):  # loading reports the same error more clearly
+            from vllm import EngineArgs
+
+            EngineArgs(
+                str(self.folder), skip_tokenizer_init=True, **self.arguments
+            ).create_engine_config()
+
+    def set_arguments(self) -> None:
+        """Set the arguments of ``LLM(...)``, and what vLLM reads from elsewhere."""
+        config = CheckpointConfig.read(self.folder)
         is_cpu = installed_vllm.is_cpu_build()
-        decode = self.planned.decode
-        config = CheckpointConfig.read(folder)
         self.arguments = engine_arguments(self.planned, config.raw, cpu=is_cpu)
         set_environment(verbose=self.planned.log_file is None)
+        allow_whole_context(self.planned, config)
         register_architectures(config.raw, self.planned.options)
         set_ranks(ranks(self.planned.options))
-        self.log_start = self._log_bytes()
-        self.phase_start = self.log_start
+
+    def load(self) -> None:
+        is_cpu = installed_vllm.is_cpu_build()
+        decode = self.planned.decode
+        self.set_arguments()
         try:
-            allow_whole_context(self.planned, config)
             check_names(WORKER_NAMES)
             from vllm import LLM
 
             self.llm = LLM(
-                str(folder),
+                str(self.folder),
                 skip_tokenizer_init=True,
                 worker_extension_cls=EXTENSION,
                 **self.arguments,
@@ -279,7 +299,7 @@ class VllmEngine(Engine):
             runner = self.llm.collective_rpc("compare_q_install", args=(decode is not None,))[-1]
         except Exception as error:
             # For example a config error, a refused checkpoint, a dead worker.
-            raise ModelError(f"vLLM refused {folder}: {self.reason_of(error)}") from error
+            raise ModelError(f"vLLM refused {self.folder}: {self.reason_of(error)}") from error
         self.driver = VllmDriver(self.llm, runner, on_cpu=is_cpu)
         self.prefill_check = None
         if decode is not None:
@@ -398,7 +418,7 @@ class VllmEngine(Engine):
             notes.append(untested)
         if self.prefill_check is not None and self.prefill_check.mean_difference is None:
             notes.append(DECODE_UNCHECKED)
-        stored = CheckpointConfig.read(local_folder(self.planned.model_dir)).dtype
+        stored = CheckpointConfig.read(self.folder).dtype
         if "dtype" not in self.arguments and stored not in (None, dtype):
             notes.append(f"stored in {stored}, and ran in {dtype}, as vLLM chose")
         return notes

@@ -33,6 +33,14 @@ class InspectEngine:
 
 
 @dataclass(frozen=True)
+class PrepareCommand:
+    """Do what loading ``model`` needs no GPU for; the next command loads it."""
+
+    model: PlannedModel
+    type: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True)
 class LoadCommand:
     """Close the worker's last model, if it has one, and load ``model``."""
 
@@ -105,7 +113,7 @@ class Failed:
     type: Literal["failed"] = "failed"
 
 
-Command = InspectEngine | LoadCommand | ScoreCommand | CallCommand
+Command = InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | CallCommand
 Message = Progress | Log | Done | Failed
 COMMAND_ADAPTER: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
 MESSAGE_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

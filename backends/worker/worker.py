@@ -33,7 +33,15 @@ from ..layers.groups import groups_to_json
 from ..reference.store import open_reference
 from ..scoring import segments
 from . import protocol
-from .protocol import CallCommand, Command, InspectEngine, LoadCommand, Message, ScoreCommand
+from .protocol import (
+    CallCommand,
+    Command,
+    InspectEngine,
+    LoadCommand,
+    Message,
+    PrepareCommand,
+    ScoreCommand,
+)
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
@@ -143,17 +151,20 @@ class Worker:
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
+        self.prepared_at: float | None = None  # None: the engine's model was not prepared
         self.moments: dict[str, float] = {}  # for a second text, without the moments of loading
         self.load_seconds = 0.0
         self.last: tuple[ScoreCommand, dict[str, Any]] | None = None  # with its record
 
     def perform(self, command: Command, send: Send) -> None:
         """Perform one command; the last message is ``Done`` or ``Failed``."""
-        if isinstance(command, LoadCommand | InspectEngine):
+        if isinstance(command, PrepareCommand | LoadCommand | InspectEngine):
             self.model = command.model
         value: Any = None
         try:
-            if isinstance(command, LoadCommand):
+            if isinstance(command, PrepareCommand):
+                self.prepare(command)
+            elif isinstance(command, LoadCommand):
                 self.load(command, send)
             elif isinstance(command, ScoreCommand):
                 self.score(command, send)
@@ -180,9 +191,18 @@ class Worker:
             return memory_reason
         return reason
 
+    def prepare(self, command: PrepareCommand) -> None:
+        """Do the part of loading a model that needs no GPU, while another model has the GPUs.
+
+        Nothing is done if the engine must still be imported, since the import may use a GPU.
+        """
+        if not self.import_note:
+            self.engine = self.checked_engine(command.model)
+            self.engine.prepare_load()
+            self.prepared_at = time.time()
+
     def load(self, command: LoadCommand, send: Send) -> None:
         """Close the last model, and load a model on its GPUs."""
-        self.close()
         model = command.model
         if self.import_note:
             send(protocol.Log(f"{model.label}: {self.import_note}"))
@@ -192,6 +212,22 @@ class Worker:
             self.shared = machine.gpu_users(command.devices)
         if command.share is not None:
             keep_to_share(*command.share)
+        waited_s = 0.0
+        if self.prepared_at is not None:
+            waited_s = time.time() - self.prepared_at
+        if self.prepared_at is None or self.engine is None:
+            self.engine = self.checked_engine(model)
+        self.prepared_at = None
+        self.engine.load()
+        self.moments = {"started": self.requested + waited_s, "loaded": time.time()}
+        self.load_seconds = self.moments["loaded"] - self.moments["started"]
+
+    def checked_engine(self, model: PlannedModel) -> Engine:
+        """Close the last model; return the engine of a model whose files were checked.
+
+        ModelError if they are wrong.
+        """
+        self.close()
         engine_class = backends.engine_class(model.engine)
         with suppress(Exception):  # loading reports the same error more clearly
             engine_class.import_engine(verbose=model.log_file is None)
@@ -200,10 +236,7 @@ class Worker:
         fault = engine_class.misreads(model)
         if fault:
             raise ModelError(fault)
-        self.engine = engine_class(model)
-        self.engine.load()
-        self.moments = {"started": self.requested, "loaded": time.time()}
-        self.load_seconds = self.moments["loaded"] - self.requested
+        return engine_class(model)
 
     def score(self, command: ScoreCommand, send: Send) -> None:
         """Score windows and commit their scores.  Scores committed before an error are kept.

@@ -29,25 +29,49 @@ class GpuPool:
         self.queue: list[object] = []
         self.changed = threading.Condition()
 
+    @property
+    def n_threads(self) -> int:
+        """Number of models at the same time: those that run, and one that prepares for its GPUs.
+
+        On a machine without GPUs, preparing would take processors from the model that runs.
+        """
+        if self.gpus:
+            return self.slots + 1
+        return self.slots
+
     @contextmanager
-    def take(self, count: int, check: Callable[[], None]) -> Iterator[tuple[str, ...] | None]:
+    def take(
+        self, count: int, check: Callable[[], None], prepare: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[str, ...] | None]:
         """Wait for ``count`` GPUs, at most all, and hold them.
 
         Yield their names in CUDA_VISIBLE_DEVICES; None on a machine without GPUs, and if Ray
         assigns them.  ``check`` is called every ``GPU_POLL_S`` seconds, and raises StoppedError if
         the run was stopped.  A model that needs fewer GPUs does not overtake a waiting one.
+        ``prepare`` is called once if the model must wait although it is the next one; not if Ray
+        assigns the GPUs, since the node is not known yet.
         """
         count = max(1, min(count, self.slots))
         ticket = object()
         with self.changed:
             self.queue.append(ticket)
-            try:
-                while self.queue[0] is not ticket or len(self.free) < count:
+        try:
+            with self.changed:
+                while self.queue[0] is not ticket:
+                    check()
+                    self.changed.wait(GPU_POLL_S)
+                must_wait = len(self.free) < count and bool(self.gpus)
+            # Without the lock, since it takes seconds.
+            if must_wait:
+                prepare()
+            with self.changed:
+                while len(self.free) < count:
                     check()
                     self.changed.wait(GPU_POLL_S)
                 indices = sorted(self.free)[:count]
                 self.free.difference_update(indices)
-            finally:
+        finally:
+            with self.changed:
                 self.queue.remove(ticket)
                 self.changed.notify_all()
         names = None

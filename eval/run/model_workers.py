@@ -13,13 +13,19 @@ from ...backends.common import storage
 from ...backends.common.errors import InputError, LostWorkerError, ModelError
 from ...backends.reference import store
 from ...backends.scoring import segments
-from ...backends.worker.protocol import LoadCommand, ScoreCommand, write_windows
+from ...backends.worker.protocol import (
+    LoadCommand,
+    PrepareCommand,
+    ScoreCommand,
+    write_windows,
+)
+from ..common.progress import Show
 from . import reference
 from .reference import Reference
 from .run_scoring import Scoring
 from .score_gap import Gap
 from .score_target import ScoreTarget
-from .workers import Worker
+from .workers import Worker, show_nothing
 
 MOST_LOST = 3
 """Workers of one model that may be lost with their machines.
@@ -31,23 +37,26 @@ A fourth loss is more likely caused by the model.
 class ModelWorkers:
     """The workers of one model on its GPUs.
 
-    They start, and load the model, before the first scoring.
+    They start, and load the model, before the first scoring.  If the GPUs are not free yet, they
+    may start earlier and prepare the load.
     """
 
-    def __init__(self, scoring: Scoring, target: ScoreTarget, gpus: Sequence[str] | None) -> None:
+    def __init__(self, scoring: Scoring, target: ScoreTarget) -> None:
         self.config = scoring.config
         self.data = scoring.data
         self.title = scoring.title_of(target.model)
         self.target = target
         self.model = target.model
-        self.gpus = gpus
+        self.gpus: Sequence[str] | None = None
         self.workers: list[Worker] = []
+        self.is_loaded = False
         # Closes the workers.
         self.open_workers = ExitStack()
 
     def close(self) -> None:
         """Let all workers end."""
         self.workers = []
+        self.is_loaded = False
         self.open_workers.close()
 
     def end(self) -> None:
@@ -56,12 +65,23 @@ class ModelWorkers:
             worker.kill()
         self.close()
 
-    def score(self, gap: Gap) -> str:
+    def prepare(self) -> None:
+        """Start the workers, and let them do what loading needs no GPU for.
+
+        ModelError if the model fails.
+        """
+        self.start()
+        commands = [PrepareCommand(self.model.planned)] * self.model.replicas
+        self.perform(commands, self.config.load_timeout_s, show_nothing)
+
+    def score(self, gap: Gap, gpus: Sequence[str] | None) -> str:
         """Score the windows of a gap, split among the workers, and record those for the store.
 
+        ``gpus``: the names of all GPUs of the workers; None without GPUs, and if Ray assigns them.
         If the machine of a worker is lost, new workers continue.  Return why the windows could not
         be recorded, or "" if they were.  ModelError if the model fails; committed scores stay.
         """
+        self.gpus = gpus
         config = self.config
         config.cache.check_writable()
         to_score = gap.to_score
@@ -141,7 +161,8 @@ class ModelWorkers:
             self.load()
             title = f"scoring {self.title}"
             silence_s = self.config.window_timeout_s
-            self.perform(commands, silence_s, title, "windows", len(windows))
+            with self.config.progress.phase(title, unit="windows", total=len(windows)) as phase:
+                self.perform(commands, silence_s, phase.show)
 
     def commands(
         self, windows: Sequence[Window], request: ScoreRequest, files: ExitStack
@@ -180,19 +201,27 @@ class ModelWorkers:
             commands.append(command)
         return commands
 
-    def load(self) -> None:
-        """Start the workers and have them load the model, unless they have."""
+    def start(self) -> None:
+        """Start the workers, unless they have started; their model gets its log file."""
         if self.workers:
             return
         config = self.config
         log_file = None
         if not config.verbose:
-            log_file = config.cache.log_file(self.model.label, self.target.key)
-        model = self.model.with_planned(log_file=log_file)
+            log_file = config.cache.log_file(self.target.model.label, self.target.key)
+        self.model = self.target.model.with_planned(log_file=log_file)
+        for _ in range(self.model.replicas):
+            start = config.workers.started(lambda: config.workers.create(self.model))
+            self.workers.append(self.open_workers.enter_context(start))
+
+    def load(self) -> None:
+        """Have the workers load the model, unless they have."""
+        if self.is_loaded:
+            return
+        self.start()
+        model = self.model
         commands = []
         for number in range(model.replicas):
-            start = config.workers.started(lambda: config.workers.create(model))
-            self.workers.append(self.open_workers.enter_context(start))
             gpus = None
             if self.gpus is not None:
                 first = number * model.n_gpus
@@ -202,28 +231,20 @@ class ModelWorkers:
             if not model.n_gpus:
                 share = (number, model.replicas)
             commands.append(LoadCommand(model.planned, gpus, share))
-        self.perform(commands, config.load_timeout_s, f"loading {self.title}")
+        with self.config.progress.phase(f"loading {self.title}") as phase:
+            self.perform(commands, self.config.load_timeout_s, phase.show)
+        self.is_loaded = True
 
-    def perform(
-        self,
-        commands: Sequence[Any],
-        silence_s: float,
-        title: str,
-        unit: str = "",
-        total: int | None = None,
-    ) -> None:
-        """Give each worker a command, and show their progress.
+    def perform(self, commands: Sequence[Any], silence_s: float, show: Show) -> None:
+        """Give each worker a command; ``show`` gets their messages.
 
         The first failure ends all workers.
         """
-        with (
-            self.config.progress.phase(title, unit=unit, total=total) as phase,
-            self.config.workers.pool(len(commands)) as pool,
-        ):
+        with self.config.workers.pool(len(commands)) as pool:
             unfinished = []
             # There are fewer commands than workers if there are fewer windows.
             for worker, command in zip(self.workers, commands, strict=False):
-                future = pool.submit(worker.perform, command, silence_s, phase.show)
+                future = pool.submit(worker.perform, command, silence_s, show)
                 unfinished.append(future)
             try:
                 for future in as_completed(unfinished):

@@ -13,11 +13,14 @@ from .run_config import RunConfig
 from .run_model import RunModel
 from .window_checks import vocabulary_problems
 
+ORDER_S = 1.0
+"""Seconds that a model waits for the one before it, which may itself wait for another run."""
+
 
 class Downloads:
     """Downloads and fingerprints the models of a run in their order.
 
-    It is one model ahead of those that score.
+    It is one model ahead of those that score or prepare.
     """
 
     def __init__(self, config: RunConfig, models: Sequence[RunModel], loader: Executor) -> None:
@@ -42,6 +45,24 @@ class Downloads:
         return self.begun[model.label].result()
 
 
+class StartOrder:
+    """Lets models ask for GPUs in their order, although each one is in a thread of its own."""
+
+    def __init__(self, models: Sequence[RunModel]) -> None:
+        self.labels = [model.label for model in models]
+        self.started = {label: threading.Event() for label in self.labels}
+
+    def wait(self, model: RunModel) -> None:
+        """Wait until the model before this one has asked for GPUs or ended, or ``ORDER_S``."""
+        number = self.labels.index(model.label)
+        if number > 0:
+            self.started[self.labels[number - 1]].wait(ORDER_S)
+
+    def note_start(self, model: RunModel) -> None:
+        """Note that a model asks for its GPUs now, or has ended without them."""
+        self.started[model.label].set()
+
+
 class Scoring:
     """The scoring of a run's models on its windows.
 
@@ -58,6 +79,7 @@ class Scoring:
         self.compared_models = [model for model in models if not model.is_reference]
         self.models = self.reference_models + self.compared_models
         self.downloads = Downloads(config, self.models, loader)
+        self.order = StartOrder(self.models)
         # Keys of scores that this run has deleted (``-cc``). Two models may share a key; a model
         # adds it while it has the claim on these scores.
         self.cleared: set[str] = set()

@@ -52,14 +52,14 @@ def run(
     loads.  A signal raises InterruptedRun before the first model is running; after that, a signal
     ends the run early.  As many models as the GPUs allow score at the same time, each in a thread.
     The main thread makes rows and waits, so that it receives signals, and the next model loads
-    while a row is made.
+    while a row is made.  One more model prepares its load while the others have the GPUs.
     """
     models, data = prepare(config, data_specs, specs, n_windows)
     rows = RowList(config, models, data)
     # Models that have no row yet.
     unfinished: list[Future[ScoredModel]] = []
     signal_number = 0
-    with config.workers.pool(1) as loader, config.workers.pool(config.gpus.slots) as pool:
+    with config.workers.pool(1) as loader, config.workers.pool(config.gpus.n_threads) as pool:
         try:
             scoring = Scoring(config, models, data, loader)
             if config.logits_file is not None and not scoring.reference_models:

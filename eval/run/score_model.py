@@ -26,9 +26,23 @@ def score_model(
 ) -> ScoredModel:
     """Complete the scores of one model in its thread; return them, or the error of its row.
 
+    InputError, which ends the run before any model loads, if the store of a reference is another
+    reference's, or damaged.
+    """
+    scoring.order.wait(planned)
+    try:
+        return complete_scores(scoring, planned, run_reference)
+    finally:
+        scoring.order.note_start(planned)
+
+
+def complete_scores(
+    scoring: Scoring, planned: RunModel, run_reference: RunReference | None
+) -> ScoredModel:
+    """Do what ``score_model`` does, at once.
+
     Everything is acquired in one order, so that no two runs wait for each other: this thread, the
-    claim on scores, the claim on the store, GPUs.  InputError, which ends the run before any model
-    loads, if the store of a reference is another reference's, or damaged.
+    claim on scores, the claim on the store, GPUs.
     """
     try:
         model = scoring.download(planned)
@@ -72,11 +86,16 @@ def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
     try:
         if gap.windows:
             n_gpus = max(model.n_gpus, 1) * model.replicas
+            workers = ModelWorkers(scoring, target)
+            scoring.order.note_start(model)
             with (
-                config.gpus.take(n_gpus, config.workers.check) as gpus,
-                closing(ModelWorkers(scoring, target, gpus)) as workers,
+                # Also if it fails before it has GPUs.
+                closing(workers),
+                config.gpus.take(n_gpus, config.workers.check, workers.prepare) as gpus,
+                # Before the GPUs are free for others.
+                closing(workers),
             ):
-                store_failure = workers.score(gap)
+                store_failure = workers.score(gap, gpus)
             scores = look_up_target(scoring, target).scores
         if scores is None:
             raise ModelError(f"{target.folder}: vanished during the run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -110,3 +111,63 @@ def test_gpus_of_a_run(
     assert messages == (
         [f"not used, since they are no {gold[0].name}: GPUs {others}"] if others else []
     )
+
+
+def test_a_model_prepares_while_others_have_its_gpus() -> None:
+    pool = GpuPool(H200[:1])
+    steps = list[str]()
+
+    def wait() -> None:
+        """Give the GPU back after the waiting model has prepared."""
+        with pool.take(1, go_on, lambda: steps.append("the first one prepares")):
+            steps.append("taken")
+            while "prepared" not in steps:
+                time.sleep(0.001)
+        steps.append("given back")
+
+    first = threading.Thread(target=wait)
+    first.start()
+    while not steps:
+        time.sleep(0.001)
+    with pool.take(1, go_on, lambda: steps.append("prepared")) as names:
+        assert names == ("0",)
+    first.join()
+    # The GPU was free when the first one asked for it.
+    assert steps == ["taken", "prepared", "given back"]
+
+
+def test_a_model_that_cannot_prepare_leaves_the_line() -> None:
+    pool = GpuPool(H200[:1])
+
+    def fail() -> None:
+        raise InputError("no such file")
+
+    with pool.take(1, go_on):
+        with pytest.raises(InputError, match="no such file"), pool.take(1, go_on, fail):
+            pass
+        assert (pool.free, pool.queue) == (set(), [])
+    assert pool.free == {0}
+
+
+def test_nobody_prepares_for_gpus_that_ray_assigns() -> None:
+    """The node, and with it the worker, is not known before."""
+    pool = GpuPool(slots=1)
+    prepared = list[bool]()
+    is_stopped = threading.Event()
+
+    def check() -> None:
+        if is_stopped.is_set():
+            raise StoppedError()
+
+    def wait() -> None:
+        with suppress(StoppedError), pool.take(1, check, lambda: prepared.append(True)):
+            pass
+
+    with pool.take(1, go_on):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while not pool.queue:
+            time.sleep(0.001)
+        is_stopped.set()
+        waiting.join()
+    assert prepared == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.protocol import LoadCommand
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
-from tests.support.comparisons import Compare, Models, fake, store_of, toy
+from tests.support.comparisons import Compare, Models, fake, store_of, three, toy
 from tests.support.fake_engine import FakeEngine
 from tests.support.threaded import threaded
 
@@ -182,6 +183,54 @@ def test_no_speed_where_another_process_uses_the_gpu(
             in ran.out
         )
     assert ran.models["b"]["tokens_per_second"] > 0
+
+
+def test_the_next_model_prepares_while_a_model_has_the_gpu(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = measured(three())
+    told = threaded(monkeypatch, gpus=1)
+    told.first = {("a", "score"): ("b", "prepare done")}
+    ran = measured(three(), "-cc")
+    assert ran.status == 0, ran.err
+    assert numbers(ran) == numbers(alone)
+    # The GPU was free for both.
+    assert told.of("ref") == told.of("a") == ["load", "score"]
+    assert told.of("b") == ["prepare", "load", "score"]
+    assert told.before(("a", "score done"), ("b", "load"))
+
+
+def test_seconds_of_loading_are_without_the_wait_for_a_gpu(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_s = 0.5
+    told = threaded(monkeypatch, gpus=1)
+    told.first = {("a", "score"): ("b", "prepare done")}
+
+    def wait_once_prepared() -> bool:
+        if told.steps[-1] == ("b", "prepare done"):
+            time.sleep(wait_s)
+        return True
+
+    told.may_score = wait_once_prepared
+    ran = measured(three())
+    assert ran.status == 0, ran.err
+    assert told.before(("b", "prepare done"), ("a", "score done"))
+    assert 0 < ran.models["b"]["seconds"]["load"] < wait_s
+
+
+def test_a_model_that_fails_while_it_prepares_is_a_row_with_the_reason(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threaded(monkeypatch, gpus=1)
+    told.first = {("a", "score"): ("c", "prepare done")}
+    told.fails = {("b", "prepare"): "dies"}
+    ran = measured([*three(), fake("c", boost=2.0)])
+    assert ran.status == 1
+    assert ran.models["b"]["error"] == "its worker was ended by a test"
+    assert told.of("b") == ["prepare"]
+    assert told.of("c") == ["prepare", "load", "score"]
+    assert ran.models["c"]["kld"] > 0
 
 
 @pytest.fixture
