@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.vllm import installed_vllm, vllm_engine
+from compare_q.backends.vllm.vllm_engine import VllmEngine
+from tests.support.toy import ATOL_LOGPROB
 
 
 @pytest.mark.engine
@@ -66,3 +73,46 @@ def test_compiled_models_share_tritons_kernels(
     os.environ.update(variables)
     vllm_engine.set_environment(verbose=False)
     assert os.environ["TRITON_CACHE_DIR"] == folder
+
+
+LOAD_IN_STEPS = """
+import json, os, sys
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as in a worker
+import numpy as np
+from compare_q.backends.base import ScoreRequest, Window
+from compare_q.backends.vllm.vllm_engine import VllmEngine
+from tests.support.vllm_engine import request_for
+
+def imported_by(step):
+    before = set(sys.modules)
+    step()
+    return sorted(name for name in set(sys.modules) - before if name.startswith("vllm."))
+
+VllmEngine.import_engine(verbose=False)
+engine = VllmEngine(request_for(sys.argv[1]))
+by_step = [imported_by(engine.prepare_load), imported_by(engine.load)]
+window = Window.scored_from(0, np.arange(64, dtype=np.int32))
+[scores] = engine.score([window], ScoreRequest())
+json.dump([*by_step, scores.logprob.tolist()], open(sys.argv[2], "w"))
+"""
+MOST_IMPORTED_BY_LOADING = 20
+"""Modules of vLLM that loading may still import; its other 5,000 are imported before the fork."""
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_what_loading_needs_is_imported_before_the_fork(
+    toy_engine: VllmEngine, tmp_path: Path
+) -> None:
+    """Otherwise every row of a table imports it again; the scores are those of any load."""
+    file = tmp_path / "modules.json"
+    command = [sys.executable, "-c", LOAD_IN_STEPS, toy_engine.planned.model_dir, str(file)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    by_preparing, by_loading, logprobs = json.loads(file.read_text())
+    # vLLM's config of the model.
+    assert by_preparing == []
+    assert len(by_loading) <= MOST_IMPORTED_BY_LOADING, by_loading
+    window = Window.scored_from(0, np.arange(64, dtype=np.int32))
+    [scores] = toy_engine.score([window], ScoreRequest())
+    np.testing.assert_allclose(logprobs, scores.logprob, atol=ATOL_LOGPROB)
