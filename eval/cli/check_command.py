@@ -55,6 +55,8 @@ def run(
         models = plan.plan_models(config, model_specs, longest_window)
     except InputError as error:
         report.add_problems(error)
+    for model in models:
+        config.workers.import_for_refusal(model)
     built_texts = check_texts(config, rows, texts, report)
     check_models(config, models, report)
     if built_texts and not report.problems:

@@ -197,13 +197,22 @@ class Workers:
 
         Empty if they accept it.
         """
-        if not (self.is_local and model.capabilities.refuses):
+        if not self.can_refuse(model):
             return ""
         function = f"{worker_side.__name__}:{worker_side.refusal.__name__}"
         command = CallCommand(function, {"model": model.planned.model_dump(mode="json")})
         silent_model = model.with_planned(log_file=Path(os.devnull))
         with self.started(lambda: self.create(silent_model)) as worker:
             return str(worker.perform(command, self.inspect_s, show_nothing))
+
+    def can_refuse(self, model: RunModel) -> bool:
+        """Return True if the model's engine checks configs, and is on this machine."""
+        return self.is_local and model.capabilities.refuses
+
+    def import_for_refusal(self, model: RunModel) -> None:
+        """Start to import the engine that ``refusal`` will ask, if there is one."""
+        if self.can_refuse(model):
+            self.start_import(model.engine, model.python, verbose=False)
 
     def import_ahead(self, model: RunModel, *, verbose: bool) -> None:
         """Start to import a model's engine, so that its worker need not wait for the import."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,11 +16,14 @@ import pytest
 from compare_q.backends.common import machine
 from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.protocol import LoadCommand
+from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run import workers
 from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 from tests.support.comparisons import Compare, Models, fake, store_of, three, toy
 from tests.support.fake_engine import FakeEngine
+from tests.support.run_models import run_model
 from tests.support.threaded import threaded
+from tests.support.toy import planned
 
 
 def models_of(labels: str = "abc", **keys: Any) -> list[dict[str, Any]]:
@@ -112,6 +116,21 @@ def test_the_references_engine_is_imported_while_the_text_is_tokenized(
         assert measured(models, *flags).status == 0
         assert [label for label, step in told.steps if step == "import"] == imports
         assert told.steps[:1] == [(label, "import") for label in imports]
+
+
+def test_the_engine_that_is_asked_for_a_refusal_is_the_one_imported_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
+    refuses = dataclasses.replace(FakeEngine.capabilities, refuses=True)
+    monkeypatch.setattr(FakeEngine, "capabilities", refuses)
+    model = run_model(planned("a", "fake", "none", 100))
+    here = Workers()
+    here.import_for_refusal(model)
+    started = list(PROCESSES.running.values())
+    assert here.refusal(model) == ""
+    assert list(PROCESSES.running.values()) == started
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize("engine", ["stub", "transformers"])
