@@ -40,13 +40,14 @@ from .model_types import (
     Storage,
     TensorBytes,
 )
-from .window import ScoreRequest, Spans, TokenScores, Window
+from .window import KldKind, ScoreRequest, Spans, TokenScores, Window
 
 __all__ = [
     "Capabilities",
     "Decode",
     "Engine",
     "EngineInfo",
+    "KldKind",
     "Layer",
     "ModelFacts",
     "ModelFiles",

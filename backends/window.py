@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+KldKind = Literal["exact", "estimate", "bound"]
+"""What the values of ``TokenScores.kld`` are (``scoring/partial_kld.py``).
+
+- exact: the KLD of each token;
+- estimate: values whose mean has the expectation of the mean KLD; single values may be negative;
+- bound: the KLD of each token is at least this value.
+"""
 Spans = tuple[tuple[int, int], ...]
 """The scored positions of a window: non-empty ranges [begin, end) in order, with gaps between."""
 
@@ -113,8 +121,9 @@ class TokenScores:
         top1: the real token is the most probable one.
         ref_logprob: of the real token in the reference.
         ref_top1_logprob: of the reference's most probable token, in the reference.
-        kld: KL(reference || model).
+        kld: KL(reference || model), or what ``kld_kind`` calls it.
         same_top: both have the same most probable token.
+        kld_kind: of all values of ``kld``.
     """
 
     window: int
@@ -126,6 +135,7 @@ class TokenScores:
     ref_top1_logprob: NDArray[np.float32] | None = None
     kld: NDArray[np.float32] | None = None
     same_top: NDArray[np.bool_] | None = None
+    kld_kind: KldKind = "exact"
 
 
 class ScoreRequest(BaseModel):

@@ -9,7 +9,8 @@ deleted, and never changed (``backends/common/storage.py``):
 - segments, ``<tag>.<digest>.safetensors``: the columns of ``TokenScores`` of some windows, joined,
   each float32 [N] or bool [N].  ``tag`` is "alone", or 16 hexadecimal digits of the reference's
   key.  The header has the key (the folder's name), the session that made it, the seconds that its
-  windows took, and for each window its digest, its number of scored positions and its recording;
+  windows took, and for each window its digest, its number of scored positions, its recording and,
+  if it is not exact, the kind of its KLD;
 - records, ``record.<session>.json``: metadata of one session, and the key.
 
 A window's **recording** identifies the reference's numbers that it was compared with
@@ -32,13 +33,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
-from ..base import TokenScores, Window
+from ..base import KldKind, TokenScores, Window
 from ..common import json_files, storage
 from ..common.errors import InputError, ModelError
 from ..common.kept_folder import KeptFolder
@@ -53,6 +54,9 @@ ALONE = "alone"
 SEGMENT_VERSION = 4
 """Version of the segments: 1 also had the windows in the file name; 2 did not name the key of the
 scores; 3 (compare_q 0.3) numbered the windows of one text."""
+KINDS_VERSION = 5
+"""Version of segments with a KLD that is not exact.  A compare_q that does not know the kinds
+ignores them."""
 COLUMNS_ALONE = {
     "logprob": np.float32,
     "entropy": np.float32,
@@ -89,6 +93,7 @@ class Entry:
     window: str  # its digest
     n_scored: int  # number of its scored positions
     recording: str  # of the reference's numbers in the comparison; empty without a reference
+    kld_kind: KldKind = "exact"
 
 
 @dataclass(frozen=True)
@@ -156,9 +161,10 @@ def commit(
     ordered = sorted(scored, key=lambda pair: pair[0].index)
     columns = joined([(window, columns_for(tag, scores)) for window, scores in ordered])
     entries = []
-    for window, _ in ordered:
+    for window, scores in ordered:
         recording = recordings.get(window.digest, "")
-        entries.append(Entry(window.digest, window.n_scored, recording))
+        kind = columns_for(tag, scores).kld_kind
+        entries.append(Entry(window.digest, window.n_scored, recording, kind))
     return write_segment(folder, tag, session, seconds, entries, columns)
 
 
@@ -174,13 +180,21 @@ def write_segment(
 
     InputError if it cannot be written.
     """
+    version = SEGMENT_VERSION
+    windows: list[list[Any]] = []
+    for entry in entries:
+        in_header: list[Any] = [entry.window, entry.n_scored, entry.recording]
+        if entry.kld_kind != "exact":
+            version = KINDS_VERSION
+            in_header.append(entry.kld_kind)
+        windows.append(in_header)
     facts = {
-        "version": SEGMENT_VERSION,
+        "version": version,
         "key": folder.name,
         "tag": tag,
         "session": session,
         "seconds": seconds,
-        "windows": [[entry.window, entry.n_scored, entry.recording] for entry in entries],
+        "windows": windows,
     }
     content = safetensors.save(dict(columns), metadata=storage.facts_line(facts))
     kept_folder = scores_folder(folder)
@@ -223,7 +237,7 @@ def columns_for(tag: str, scores: TokenScores) -> TokenScores:
     if tag != ALONE:
         return scores
     absent: dict[str, Any] = dict.fromkeys(COLUMNS_OF_REFERENCE)
-    return replace(scores, **absent)
+    return replace(scores, **absent, kld_kind="exact")
 
 
 def committed(
@@ -307,7 +321,7 @@ def load(
         n_new = 0
         for entry, part in parts_of(segment, columns):
             if entry.window in new:
-                window_scores = TokenScores(index_of[entry.window], **part)
+                window_scores = TokenScores(index_of[entry.window], **part, kld_kind=entry.kld_kind)
                 scores[entry.window] = columns_for(tag, window_scores)
                 n_new += entry.n_scored
         sessions[segment.session] += segment.seconds * n_new / segment.n_scored
@@ -387,8 +401,8 @@ def parts_of(
 def segment_in(file: Path) -> Segment | None:
     """Return a segment from its header.
 
-    None if the header is damaged or does not match the file's name.  A segment of another
-    ``SEGMENT_VERSION`` has the key "", so that it belongs to no folder.
+    None if the header is damaged or does not match the file's name.  A segment of another version
+    has the key "", so that it belongs to no folder.
     """
     state = storage.file_state(file)
     if state is None:
@@ -406,11 +420,12 @@ def read_segment(file: Path) -> Segment | None:
     """Read a segment's header from its file; see ``segment_in``."""
     with suppress(ValueError, KeyError, TypeError):
         facts, _ = storage.header_of(file)
-        if facts["version"] != SEGMENT_VERSION:
+        if facts["version"] not in (SEGMENT_VERSION, KINDS_VERSION):
             return Segment(file, "", "", "", 0.0, ())
         entries = []
-        for window, n_scored, recording in facts["windows"]:
-            entries.append(Entry(str(window), int(n_scored), str(recording)))
+        for window, n_scored, recording, *kinds in facts["windows"]:
+            kind = kind_in(kinds)
+            entries.append(Entry(str(window), int(n_scored), str(recording), kind))
         segment = Segment(
             file,
             str(facts["key"]),
@@ -422,6 +437,20 @@ def read_segment(file: Path) -> Segment | None:
         if segment.tag == storage.stem_of(file.name):
             return segment
     return None
+
+
+def kind_in(words: Sequence[str]) -> KldKind:
+    """Return the kind of a window's KLD in a header, which is there unless it is exact; ValueError
+    for another word.
+    """
+    if not words:
+        return "exact"
+    (word,) = words
+    known: tuple[KldKind, ...] = get_args(KldKind)
+    for kind in known:
+        if word == kind:
+            return kind
+    raise ValueError(f"{word!r} is not a kind of KLD")
 
 
 def forget(folder: Path, windows: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...backends.base import Window
+from ...backends.base import KldKind, Window
 from ...backends.common import storage
 from ...backends.common.errors import InputError, ModelError
 from ...backends.common.message_text import amount, one_line
@@ -58,6 +58,8 @@ class StoredScores:
     replicas: int = 1
     # Times of the steps of this run.
     timing: Timing | None = None
+    # Of all values of ``kld``.
+    kld_kind: KldKind = "exact"
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def assembled(
     run_record["score_seconds"] = sum(seconds.values())
     try:
         columns = segments.joined([(window, loaded.scores[window.digest]) for window in windows])
+        kld_kind = common_kind(loaded, windows)
     except ModelError as error:
         raise ModelError(f"{error}; run with -cc") from None
     numbers = np.array([window.index for window in windows], np.int32)
@@ -163,7 +166,20 @@ def assembled(
         sessions=len(seconds),
         replicas=len(moments_of_replicas),
         timing=timing_of(moments_of_replicas),
+        kld_kind=kld_kind,
     )
+
+
+def common_kind(loaded: Loaded, windows: Sequence[Window]) -> KldKind:
+    """Return the kind of the KLD of all windows; ModelError if they have several."""
+    first = loaded.scores[windows[0].digest].kld_kind
+    for window in windows:
+        kind = loaded.scores[window.digest].kld_kind
+        if kind != first:
+            raise ModelError(
+                f"window {window.index}: the kind of its KLD is {kind}, that of others is {first}"
+            )
+    return first
 
 
 def run_of(session: str) -> str:

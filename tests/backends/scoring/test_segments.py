@@ -120,6 +120,50 @@ def test_what_is_committed_comes_back(tmp_path: Path, seed: int) -> None:
             assert getattr(original[window], name).tobytes() == data
 
 
+@pytest.mark.parametrize("kind", ["exact", "estimate", "bound"])
+def test_the_kind_of_the_kld_comes_back(tmp_path: Path, kind: Any) -> None:
+    """Only files with another kind than exact have a version that older readers ignore."""
+    windows = random_windows(3)
+    scored = []
+    for window, scores in pairs(windows):
+        scored.append((window, replace(scores, kld_kind=kind)))
+    file = commit(tmp_path, TAG, scored, "s", 1.0)
+    assert file is not None
+    header, _ = storage.header_of(file)
+    assert header["version"] == {"exact": 4, "estimate": 5, "bound": 5}[kind]
+    loaded = load(tmp_path, TAG, windows)
+    assert [scores.kld_kind for scores in loaded.scores.values()] == [kind] * 3
+    # Without their reference, scores have no KLD of any kind.
+    alone = load(tmp_path, ALONE, windows)
+    assert [scores.kld_kind for scores in alone.scores.values()] == ["exact"] * 3
+    # The kind stays with the rest of a segment.
+    segments.forget(tmp_path, {windows[0].digest})
+    rest = load(tmp_path, TAG, windows)
+    assert [scores.kld_kind for scores in rest.scores.values()] == [kind] * 2
+
+
+def test_windows_of_one_segment_keep_their_own_kinds(tmp_path: Path) -> None:
+    windows = random_windows(3)
+    kinds: tuple[Any, ...] = ("bound", "exact", "estimate")
+    scored = []
+    for (window, scores), kind in zip(pairs(windows), kinds, strict=True):
+        scored.append((window, replace(scores, kld_kind=kind)))
+    commit(tmp_path, TAG, scored, "s", 1.0)
+    loaded = load(tmp_path, TAG, windows)
+    found = [loaded.scores[window.digest].kld_kind for window in windows]
+    assert found == list(kinds)
+
+
+def test_a_segment_with_an_unknown_kind_is_damaged(tmp_path: Path) -> None:
+    windows = random_windows(2)
+    scored = []
+    for window, scores in pairs(windows):
+        scored.append((window, replace(scores, kld_kind="guess")))  # type: ignore[arg-type]
+    file = commit(tmp_path, TAG, scored, "s", 1.0)
+    loaded = load(tmp_path, TAG, windows)
+    assert (loaded.scores, loaded.damaged) == ({}, (file,))
+
+
 def test_segments_of_several_references_lie_beside_each_other(tmp_path: Path) -> None:
     windows = random_windows(6)
     digests = [window.digest for window in windows]

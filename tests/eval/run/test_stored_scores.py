@@ -5,6 +5,7 @@ Parquet; damaged segments are reported and scored again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,13 @@ def scores(window: int, names: Any) -> tuple[Window, TokenScores]:
 
 def keep(cache: Cache, names: Any = FULL, *, session: str = "s", windows: Any = (0, 1)) -> None:
     """Write scores of some windows in one segment, which took 2.5 s, and a run's record."""
+    keep_scores(cache, [scores(window, names) for window in windows], session)
+
+
+def keep_scores(cache: Cache, scored: list[tuple[Window, TokenScores]], session: str = "s") -> None:
+    """Write these scores, as ``keep``."""
     folder = cache.path("scores", KEY, "")
-    segments.commit(folder, TAG, [scores(window, names) for window in windows], session, 2.5)
+    segments.commit(folder, TAG, scored, session, 2.5)
     record = {"known": {"engine": "fake"}, "provenance": {"notes": ["of both", f"of {session}"]}}
     segments.write_record(folder, session, {**record, "load_seconds": 1.5, "reference": {}})
 
@@ -102,6 +108,15 @@ def test_windows_of_several_sessions(cache: Cache, data: EvalData) -> None:
         ModelError, match=r"^window 1: some windows have kld and others do not; run with -cc$"
     ):
         load(cache, data)
+
+
+def test_stored_scores_have_the_kind_of_their_kld(cache: Cache, data: EvalData) -> None:
+    kept: list[tuple[Window, TokenScores]] = []
+    for number in (0, 1):
+        window, window_scores = scores(number, FULL)
+        kept.append((window, replace(window_scores, kld_kind="bound")))
+    keep_scores(cache, kept)
+    assert load(cache, data).kld_kind == "bound"
 
 
 def test_the_file_says_which_token_each_line_is_of(
