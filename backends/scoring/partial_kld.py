@@ -47,7 +47,8 @@ def bound(ref_logprobs: Array, logprobs: Array, rounding: float) -> Array:
     p_rest = np.clip(1.0 - p.sum(axis=1), 0.0, 1.0)
     # The rest is at most this.  A sum of rounded numbers may exceed 1.
     q_rest = np.clip(1.0 - np.exp(logprobs - rounding).sum(axis=1), 0.0, 1.0) + SUM_ERROR
-    return np.maximum(known + relative_entropy(p_rest, q_rest), 0.0)
+    values: Array = np.maximum(known + relative_entropy(p_rest, q_rest), 0.0)
+    return values
 
 
 def estimate_on_samples(
@@ -68,11 +69,11 @@ def estimate_on_samples(
     p = np.exp(ref_logprobs)
     known = terms(ref_logprobs, logprobs).sum(axis=1)
     difference = np.exp(logprobs).sum(axis=1) - p.sum(axis=1)
-    of_target = np.where(is_known, 0.0, low_variance_ratio(ref_target, target))
-    if weights is None:
-        return known + difference + of_target
-    # The mean of the weights is 1: they also correct the two terms that are known exactly.
-    return known + difference + weights * of_target
+    of_target: Array = np.where(is_known, 0.0, low_variance_ratio(ref_target, target))
+    if weights is not None:
+        of_target = weights * of_target
+    values: Array = known + difference + of_target
+    return values
 
 
 def estimate_by_draws(
@@ -90,7 +91,8 @@ def estimate_by_draws(
     p_rest = np.clip(1.0 - p_known, 0.0, 1.0)
     of_rest = low_variance_ratio(ref_drawn, drawn).mean(axis=1)
     # Without a rest, nothing can be drawn from it.
-    return known + difference + np.where(p_rest > 0.0, p_rest * of_rest, 0.0)
+    values: Array = known + difference + np.where(p_rest > 0.0, p_rest * of_rest, 0.0)
+    return values
 
 
 def low_variance_ratio(ref_logprobs: Array, logprobs: Array) -> Array:
