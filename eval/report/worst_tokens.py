@@ -92,13 +92,17 @@ def context_of(token: WorstToken, data: EvalData) -> TokenContext:
 def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
     """Return the tokens with the largest KLD, or loss without a reference, without their texts.
 
+    An estimated KLD counts as none: it says nothing about a single token.
     The largest comes first.  Where windows overlap, a token counts once, with its largest value.
     Tokens without a finite value are left out; the row has their number (``non_finite``,
     ``kld_non_finite``).
     """
     columns = stored.columns
-    if "kld" in columns:
-        damage = columns["kld"].astype(np.float64)
+    klds = columns.get("kld")
+    if stored.kld_kind == "estimate":
+        klds = None
+    if klds is not None:
+        damage = klds.astype(np.float64)
     else:
         damage = -columns["logprob"].astype(np.float64)
     # A damage of 0 leaves a token out.
@@ -111,7 +115,7 @@ def worst_tokens(stored: StoredScores, data: EvalData) -> list[WorstToken]:
         token = WorstToken(
             window=int(stored.window[entry]),
             position=int(stored.position[entry]),
-            kld=rounded(columns.get("kld"), entry),
+            kld=rounded(klds, entry),
             logprob=rounded(columns.get("logprob"), entry),
             ref_logprob=rounded(columns.get("ref_logprob"), entry),
         )

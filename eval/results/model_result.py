@@ -258,7 +258,12 @@ class ModelResult(RowStatistics, ModelDescription):
     @property
     def is_compared(self) -> bool:
         """True if its scores were compared with a reference's."""
-        return self.kld_tokens is not None
+        return self.ref_ppl_tokens is not None
+
+    @property
+    def has_bound(self) -> bool:
+        """True if its KLDs are bounds: it loses at least as much."""
+        return self.kld is not None and self.kld_kind == "bound"
 
     @property
     def scored_tokens(self) -> int:

@@ -19,8 +19,10 @@ from ..common.stored import JsonObject, Stored, Text
 from ..stats.uncertainty import Count
 from .model_result import ModelResult, noise_floor_of
 
-RESULTS_FORMAT = 9
-"""Version of the layout of results.json; other versions are not read."""
+RESULTS_FORMAT = 10
+"""Version of the layout of results.json."""
+READ_FORMATS = (9, RESULTS_FORMAT)
+"""The versions that are read.  Format 9 has no ``kld_kind``: each of its KLDs is exact."""
 EMBEDDED = b'<script type="application/json" id="results">'
 EMBEDDED_END = b"</script>"
 """The texts before and after the results.json in a report.html."""
@@ -71,7 +73,7 @@ def check_types(types: type[Stored], values: dict[str, Any]) -> None:
 class RunResult(Stored):
     """A run: its windows, its reference, and a row for each model."""
 
-    format: Literal[9] = 9
+    format: Literal[10] = 10
     created: str = Field(
         default="", description="date and time of the run; empty until it is written"
     )
@@ -90,6 +92,14 @@ class RunResult(Stored):
         default=None, description="label, key, identity; None without one"
     )
     models: tuple[ModelResult, ...]
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def current_format(cls, number: Any) -> Any:
+        """Return the number of the format that is written, for each one that is read."""
+        if number in READ_FORMATS:
+            return RESULTS_FORMAT
+        return number
 
     @field_validator("data")
     @classmethod
@@ -201,12 +211,12 @@ class RunResult(Stored):
         raw = json_files.parsed(content, name)
         if not isinstance(raw, dict) or "format" not in raw:
             raise InputError(f"{name}: {NO_RESULTS}")
-        if raw["format"] != RESULTS_FORMAT:
+        if raw["format"] not in READ_FORMATS:
             number = shortened(repr(raw["format"]), 20)
+            formats = " and ".join(str(known) for known in READ_FORMATS)
             raise InputError(
-                f"{name}: results of format {number}, but this compare_q reads format "
-                f"{RESULTS_FORMAT}; run compare_q again with -o (token scores in the cache are "
-                "used)"
+                f"{name}: results of format {number}, but this compare_q reads formats {formats}; "
+                "run compare_q again with -o (token scores in the cache are used)"
             )
         try:
             run = cls.model_validate_json(content)

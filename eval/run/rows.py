@@ -227,7 +227,9 @@ def row_from_scores(
 def statistics_of_scores(scores: StoredScores, data: EvalData) -> RowStatistics:
     """Return the statistics of a row."""
     assignment = block_assignment(data, scores)
-    return statistics_of(scores.columns, assignment, scores.position, data.text_size)
+    return statistics_of(
+        scores.columns, assignment, scores.position, data.text_size, kld_kind=scores.kld_kind
+    )
 
 
 def logprob_digest(scores: StoredScores) -> str:
@@ -257,12 +259,17 @@ def sampling_errors_of_run(data: EvalData, scores: StoredScores) -> SamplingErro
     for text in data.texts:
         end = first + len(text.windows)
         inside = (scores.window >= first) & (scores.window < end)
-        # A text that was scored completely has no sampling error.
+        # A text that was scored completely has no sampling error, except that of an estimate.
         errors = SamplingErrors(0.0, 0.0)
-        if text.is_spread:
+        if text.is_spread or scores.kld_kind == "estimate":
             columns = {name: column[inside] for name, column in scores.columns.items()}
             window = scores.window[inside] - first
-            errors = sampling_errors(columns, window, text.starts, text.available)
+            available = len(text.windows)
+            if text.is_spread:
+                available = text.available
+            errors = sampling_errors(
+                columns, window, text.starts, available, kld_kind=scores.kld_kind
+            )
         errors_of_texts.append((errors, int(inside.sum())))
         first = end
     return sampling_errors_of_texts(errors_of_texts)
@@ -348,6 +355,9 @@ def comparison_notes(
     if target.reference is None:
         if has_reference:
             yield "no KLD: the reference failed, or could not be kept"
+        return
+    if "no_kld" in scores.run_record:
+        yield f"no KLD: {scores.run_record['no_kld']}"
         return
     if "kld" not in scores.columns:
         yield "no KLD: this engine gives no more than the real tokens' log-probabilities"

@@ -13,14 +13,24 @@ from ..text.eval_data import EvalData
 from ..text.slice_names import SPECIAL
 from .stored_scores import StoredScores, block_assignment
 
+OF_TARGETS = (SPECIAL,)
+"""Slices that are chosen by the scored token itself.  They have no estimated KLD: an estimate holds
+for tokens that were drawn after the same tokens before them, and such a choice prefers some."""
+
 
 def slices_of(scores: StoredScores, data: EvalData, *, is_reference: bool) -> dict[str, Slice]:
-    """Return the statistics of each slice that has tokens, from the scores of all windows."""
+    """Return the statistics of each slice that has tokens, from the scores of all windows.
+
+    An estimated KLD of the slices in ``OF_TARGETS`` is left out.
+    """
     assignment = block_assignment(data, scores)
     by_name = {}
     for name, mask in masks_of(scores, data, is_reference=is_reference).items():
+        columns = scores.columns
+        if name in OF_TARGETS and scores.kld_kind == "estimate":
+            columns = {field: column for field, column in columns.items() if field != "kld"}
         if mask.any():
-            by_name[name] = slices.summarize(scores.columns, mask, assignment)
+            by_name[name] = slices.summarize(columns, mask, assignment)
     return by_name
 
 

@@ -29,10 +29,15 @@ from ..common.cache import Cache
 from ..common.output_files import replacing
 from ..common.progress import Progress
 from ..results import Timing
+from ..stats.kld_kinds import kind_of_mean
 from ..stats.uncertainty import BlockAssignment, assign_blocks
 from ..text.eval_data import EvalData
 
 INDEX_COLUMNS = ("window", "position", "token_id")
+MIXED_KINDS = (
+    "its KLD is a bound in some windows and an estimate in others, whose mean is neither; score "
+    "these texts in runs of their own"
+)
 FIRST = ("started", "score_began", "first_window")
 """Moments that every run records; with replicas, the earliest one counts."""
 LAST = ("loaded", "last_window")
@@ -50,7 +55,8 @@ class StoredScores:
     # In the window.
     position: NDArray[np.int32]
     token_id: NDArray[np.int32]
-    # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom.
+    # provenance, load_seconds, score_seconds, reference or None; shared_gpu: by whom; no_kld: why
+    # the KLD of the windows is left out.
     run_record: dict[str, Any]
     # How many runs of the model the windows came from.
     sessions: int = 1
@@ -58,7 +64,7 @@ class StoredScores:
     replicas: int = 1
     # Times of the steps of this run.
     timing: Timing | None = None
-    # Of all values of ``kld``.
+    # Of the mean of ``kld``.
     kld_kind: KldKind = "exact"
 
 
@@ -153,9 +159,12 @@ def assembled(
     run_record["score_seconds"] = sum(seconds.values())
     try:
         columns = segments.joined([(window, loaded.scores[window.digest]) for window in windows])
-        kld_kind = common_kind(loaded, windows)
     except ModelError as error:
         raise ModelError(f"{error}; run with -cc") from None
+    kld_kind = kind_of_mean({scores.kld_kind for scores in loaded.scores.values()})
+    if kld_kind is None:
+        del columns["kld"]
+        run_record["no_kld"] = MIXED_KINDS
     numbers = np.array([window.index for window in windows], np.int32)
     return StoredScores(
         columns=columns,
@@ -166,20 +175,8 @@ def assembled(
         sessions=len(seconds),
         replicas=len(moments_of_replicas),
         timing=timing_of(moments_of_replicas),
-        kld_kind=kld_kind,
+        kld_kind=kld_kind or "exact",
     )
-
-
-def common_kind(loaded: Loaded, windows: Sequence[Window]) -> KldKind:
-    """Return the kind of the KLD of all windows; ModelError if they have several."""
-    first = loaded.scores[windows[0].digest].kld_kind
-    for window in windows:
-        kind = loaded.scores[window.digest].kld_kind
-        if kind != first:
-            raise ModelError(
-                f"window {window.index}: the kind of its KLD is {kind}, that of others is {first}"
-            )
-    return first
 
 
 def run_of(session: str) -> str:

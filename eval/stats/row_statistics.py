@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from ...backends.base import KldKind
 from ..common.stored import Number, Positive, Stored
 from .block_sums import BlockSums, block_sums
 from .curve import Curve, curve_over_position
@@ -41,8 +42,6 @@ from .uncertainty import (
 PERCENTS = (0.1, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
 """llama.cpp's percentiles of KLD and of the change of probability, and both quartiles."""
 PERCENTILES = ("min", *(f"{percent:g}" for percent in PERCENTS), "max")
-COMPARISON_COLUMNS = frozenset({"ref_logprob", "kld", "same_top"})
-"""Scores of a model that was compared with a reference."""
 COUNT_FIELDS = {
     "ppl": {"logprob_sum": "logprob_sum", "tokens": "tokens", "non_finite": "non_finite"},
     "ref_ppl": {"ref_ppl_tokens": "tokens"},
@@ -98,6 +97,11 @@ class RowStatistics(Stored):
         default=None, description="mean KL(reference || model), nats per token; 0 for the reference"
     )
     kld_stderr: Error | None = Field(default=None, description="its error, nats")
+    kld_kind: KldKind = Field(
+        default="exact",
+        description="what its KLDs are: exact; an estimate, whose error contains that of the "
+        "estimation; or a bound, which the KLD is at least",
+    )
     kld_median: Number = Field(default=None, description="median of the tokens' KLDs, nats")
     kld_p99: Number = Field(default=None, description="99th percentile of the tokens' KLDs, nats")
     kld_p99_9: Number = Field(
@@ -181,20 +185,28 @@ def statistics_of(
     assignment: BlockAssignment,
     position: Array,
     text_size: TextSize | None = None,
+    kld_kind: KldKind = "exact",
 ) -> RowStatistics:
     """Return a row's statistics; what the scores do not give is not set.
 
     ``columns`` [N]: the scores of one model; only ``logprob`` is mandatory.  ``assignment``: the
-    blocks of the entries.  ``position`` [N]: of the entries in their windows.
+    blocks of the entries.  ``position`` [N]: of the entries in their windows.  ``kld_kind``: of the
+    column ``kld``.
     """
     fields: dict[str, Any] = {}
+    if "kld" in columns:
+        fields["kld_kind"] = kld_kind
     for name, average in averages_of(columns, assignment, text_size).items():
         fields |= average_fields(name, average)
-    if columns.keys() >= COMPARISON_COLUMNS:
+    if "kld" in columns and kld_kind != "estimate":
+        # Those of bounds are bounds, since no bound of a token exceeds the token's KLD.  Those of
+        # estimates say nothing about the tokens' KLDs: single values are far off, and may be
+        # negative.
         kld = columns["kld"]
+        fields |= kld_percentile_fields(percentiles_of(kld[np.isfinite(kld)]))
+    if "ref_logprob" in columns:
         pairs = paired_logprobs(columns)
         changes = pairs.probability_changes()
-        fields |= kld_percentile_fields(percentiles_of(kld[np.isfinite(kld)]))
         fields["delta_p_percentiles"] = percentiles_of(changes[pairs.both_finite])
         fields["correlation"] = pairs.correlation()
     nll = -columns["logprob"]
@@ -237,8 +249,10 @@ def averages_of(
     # The size of the text is that of all scored tokens, also of those that the mean leaves out.
     if text_size is not None and not mean_logprob.non_finite:
         averages |= text_rates(mean_logprob, text_size)
-    if columns.keys() >= COMPARISON_COLUMNS:
+    if "ref_logprob" in columns:
         averages |= compared_averages(columns, assignment)
+    if "kld" in columns:
+        averages["kld"] = mean_with_errors(columns["kld"], None, assignment)
     return averages
 
 
@@ -302,7 +316,7 @@ def paired_logprobs(columns: Columns) -> PairedLogprobs:
 
 
 def compared_averages(columns: Columns, assignment: BlockAssignment) -> dict[str, Average]:
-    """Return the averages of a model that need its reference's scores.
+    """Return the averages of a model that need its reference's log-probabilities.
 
     ``ref_ppl`` is of the tokens with two finite log-probabilities, so that it differs from the
     reference's own perplexity where the model has infinite losses.
@@ -317,17 +331,18 @@ def compared_averages(columns: Columns, assignment: BlockAssignment) -> dict[str
         linear = mean_with_errors(weighted, None, assignment)
         difference = Value(ppl.value - ref_ppl.value, linear.stderr, linear.stderr_independent)
     changes = pairs.probability_changes()
-    return {
+    averages: dict[str, Average] = {
         "ref_ppl": ref_ppl,
         "ln_ppl_ratio": ln_ratio,
         "ppl_ratio": exp_mean(ln_ratio),
         "ppl_difference": difference,
-        "kld": mean_with_errors(columns["kld"], None, assignment),
         "delta_p": mean_with_errors(changes, None, assignment),
         "delta_p_rms": root_of_mean(mean_with_errors(changes**2, None, assignment)),
-        # If the reference's logits are nan, argmax returns some token.
-        "same_top": mean_with_errors(columns["same_top"], pairs.both_finite, assignment),
     }
+    if "same_top" in columns:
+        # If the reference's logits are nan, argmax returns some token.
+        averages["same_top"] = mean_with_errors(columns["same_top"], pairs.both_finite, assignment)
+    return averages
 
 
 def percentiles_of(values: Array) -> dict[str, float]:

@@ -24,6 +24,7 @@ from .uncertainty import (
     Count,
     Error,
     Mean,
+    Value,
     mean_with_errors,
     perplexity,
 )
@@ -67,12 +68,16 @@ def summarize(columns: Columns, mask: Mask, assignment: BlockAssignment) -> Slic
     """
     logprob = columns["logprob"]
     ppl = perplexity(masked_mean(logprob, mask, assignment))
-    if not {"ref_logprob", "kld", "same_top"} <= columns.keys():
-        return Slice(ppl.tokens, ppl.value, ppl.stderr)
-    kld = masked_mean(columns["kld"], mask, assignment)
-    # If the reference's logits are nan, argmax returns some token.
-    both_finite = np.isfinite(logprob) & np.isfinite(columns["ref_logprob"])
-    same_top = masked_mean(columns["same_top"], mask & both_finite, assignment)
+    kld = Value(None)
+    if "kld" in columns:
+        mean_kld = masked_mean(columns["kld"], mask, assignment)
+        kld = Value(mean_kld.value, mean_kld.stderr)
+    same_top = Value(None)
+    if "ref_logprob" in columns and "same_top" in columns:
+        # If the reference's logits are nan, argmax returns some token.
+        both_finite = np.isfinite(logprob) & np.isfinite(columns["ref_logprob"])
+        mean_top = masked_mean(columns["same_top"], mask & both_finite, assignment)
+        same_top = Value(mean_top.value, mean_top.stderr)
     return Slice(
         tokens=ppl.tokens,
         ppl=ppl.value,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...backends.base import KldKind
 from .uncertainty import Array, Columns, Error, sampling_error
 
 
@@ -29,23 +30,31 @@ class SamplingErrors:
 
 
 def sampling_errors(
-    columns: Columns, window: Array, starts: Sequence[int], available: int
+    columns: Columns,
+    window: Array,
+    starts: Sequence[int],
+    available: int,
+    kld_kind: KldKind = "exact",
 ) -> SamplingErrors:
     """Return the errors of the means of a text's spread windows.
 
     ``window`` [N]: number of the window of each entry of the ``columns`` [N]; ``starts``: text
     index at which each window starts; ``available``: number of windows of the text.
     """
+    populations: dict[str, float] = {"logprob": available, "kld": available}
+    if kld_kind == "estimate":
+        # The values of an estimate are draws: with all windows of the text, its error is not 0.
+        populations["kld"] = math.inf
     # The error comes from the differences of windows that are neighbours in the text.
     in_text_order = np.argsort(starts)
     tokens = np.bincount(window, minlength=len(starts))[in_text_order]
     errors: dict[str, float | None] = {}
-    for name in ("logprob", "kld"):
+    for name, population in populations.items():
         errors[name] = None
         scores = columns.get(name)
         if scores is not None and np.isfinite(scores).all():
             sums = np.bincount(window, scores.astype(np.float64), len(starts))[in_text_order]
-            errors[name] = sampling_error(sums, tokens, available)
+            errors[name] = sampling_error(sums, tokens, population)
     return SamplingErrors(errors["logprob"], errors["kld"])
 
 

@@ -238,9 +238,9 @@ def low_frequency_error(total: Array, tokens: Array, length: int) -> float | Non
     return math.sqrt(square) / float(n)
 
 
-def sampling_error(total: Array, tokens: Array, available: int) -> float | None:
+def sampling_error(total: Array, tokens: Array, available: float) -> float | None:
     """Return the standard error of sum(total) / sum(tokens) as the mean of all ``available``
-    windows of a text; None for fewer than two windows.
+    windows of a text, which may be infinite; None for fewer than two windows.
 
     ``total``, ``tokens``: sums and counts [n] of windows that are spread over the text, in the
     text's order.

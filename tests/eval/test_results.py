@@ -115,11 +115,24 @@ def test_copies_keep_what_made_the_first(tmp_path: Path, monkeypatch: pytest.Mon
     """A run that is read and written again on another machine keeps the machine on which it ran."""
     run = three().updated(title="a title")
     raw = raw_of(run, ["first"])
-    assert (raw["format"], raw["command"], raw["title"]) == (9, ["first"], "a title")
+    assert (raw["format"], raw["command"], raw["title"]) == (10, ["first"], "a title")
     monkeypatch.setattr(machine, "versions", lambda: {"python": "0"})
     assert raw_of(run)["versions"] == {"python": "0", "compare-q": __version__}
     assert read_back(raw, tmp_path).models == run.models
     assert raw_of(read_back(raw, tmp_path), ["other"]) == raw
+
+
+def test_each_kld_of_format_9_is_exact(tmp_path: Path) -> None:
+    bound = replace(QUANT, kld_kind="bound")
+    run = run_of(REF, bound).with_origin(["x"])
+    raw = raw_of(run)
+    assert [row["kld_kind"] for row in raw["models"]] == ["exact", "bound"]
+    for model in raw["models"]:
+        del model["kld_kind"]
+    read = read_back({**raw, "format": 9}, tmp_path)
+    assert [row.kld_kind for row in read.models] == ["exact", "exact"]
+    assert raw_of(read)["format"] == 10
+    assert refusal(read_back, {**raw, "format": 8}, tmp_path).endswith("are used)")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_results_json_says_what_ran(
     monkeypatch.setattr(FakeEngine.files, "weight_files", lambda _: (data, spec))
     assert compare_q("-d", data, "-m", spec, "-o", tmp_path / "r.json").status == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert written["format"] == 9
+    assert written["format"] == 10
     assert "python" in written["versions"]
     assert "cpu" in written["hardware"] or "gpus" in written["hardware"]
     assert written["data"]["windows"] == 9

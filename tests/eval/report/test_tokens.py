@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.base import KldKind, TokenScores, Window
 from compare_q.backends.scoring import segments
 from compare_q.eval.common.cache import Cache
 from compare_q.eval.report import worst_tokens
@@ -60,7 +60,9 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
-def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[WorstToken, ...]:
+def worst_of(
+    cache: Cache, data: EvalData, kind: KldKind = "exact", **columns: np.ndarray
+) -> tuple[WorstToken, ...]:
     """Return the worst tokens of a model with these scores [N] in the cache.
 
     A log-probability is -1 by default.
@@ -71,7 +73,7 @@ def worst_of(cache: Cache, data: EvalData, **columns: np.ndarray) -> tuple[Worst
         inside = window.index == OF_WINDOW
         scores = {name: column[inside] for name, column in all_columns.items()}
         scores = {name: column.astype(np.float32) for name, column in scores.items()}
-        scored.append((window, TokenScores(window.index, **scores)))
+        scored.append((window, TokenScores(window.index, **scores, kld_kind=kind)))
     folder = cache.path("scores", "key", "")
     segments.commit(folder, TAG, scored, "s", 1.0)
     segments.write_record(
@@ -119,6 +121,20 @@ def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: 
     assert (first.token, second.token) == ("", "Ü")
     assert first.after.startswith("Ün")
     assert (first.kld, first.ref_logprob, first.logprob) == (None, None, -9.0)
+
+
+@pytest.mark.parametrize(("kind", "place"), [("bound", 704), ("estimate", 4)])
+def test_an_estimate_says_nothing_about_a_single_token(
+    data: EvalData, cache: Cache, kind: KldKind, place: int
+) -> None:
+    """The largest bound is at 704, and the largest loss, which counts for an estimate, at 4."""
+    kld = np.full(len(INDEX), 0.01)
+    kld[INDEX == 704] = 3.0
+    logprob = np.full(len(INDEX), -1.0)
+    logprob[INDEX == 4] = -9.0
+    worst = worst_of(cache, data, kind, kld=kld, logprob=logprob)
+    assert worst[0].position == place
+    assert (worst[0].kld is None) == (kind == "estimate")
 
 
 def test_transformers_decodes_the_same(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from compare_q.backends.base import TokenScores, Window
+from compare_q.backends.base import KldKind, TokenScores, Window
 from compare_q.backends.common.errors import ModelError
 from compare_q.backends.scoring import segments
 from compare_q.backends.worker import worker
@@ -22,6 +22,7 @@ from compare_q.eval.common.cache import Cache
 from compare_q.eval.common.output_files import file_names
 from compare_q.eval.run import stored_scores
 from compare_q.eval.run.rows import file_bytes
+from compare_q.eval.run.slice_masks import slices_of
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text.eval_data import EvalData
 from compare_q.eval.text.text_windows import TextWindows
@@ -117,6 +118,26 @@ def test_stored_scores_have_the_kind_of_their_kld(cache: Cache, data: EvalData) 
         kept.append((window, replace(window_scores, kld_kind="bound")))
     keep_scores(cache, kept)
     assert load(cache, data).kld_kind == "bound"
+
+
+@pytest.mark.parametrize("kind", ["exact", "bound", "estimate"])
+def test_a_choice_by_the_token_itself_has_no_estimated_kld(
+    cache: Cache, data: EvalData, kind: KldKind
+) -> None:
+    """The second of three tokens is special; its mask depends on the token that was drawn."""
+    text = replace(data.texts[0], special=np.array([9], np.int32))
+    stored = replace(load_kept(cache, data), kld_kind=kind)
+    by_name = slices_of(stored, EvalData.joined([text]), is_reference=False)
+    assert by_name["special"].tokens == 1
+    assert (by_name["special"].kld is None) == (kind == "estimate")
+    assert by_name["begin"].kld is not None
+
+
+def load_kept(cache: Cache, data: EvalData) -> stored_scores.StoredScores:
+    """Return the scores of both windows with finite KLDs."""
+    keep(cache)
+    stored = load(cache, data)
+    return replace(stored, columns={**stored.columns, "kld": np.ones(3, np.float32)})
 
 
 def test_the_file_says_which_token_each_line_is_of(

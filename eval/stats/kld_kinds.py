@@ -1,0 +1,42 @@
+"""What follows from KLDs that are not exact (``KldKind``).
+
+A row whose KLD is a bound loses at least this.  It may lose more, and so much more that every
+comparison in the other direction is open.  An estimate has an error, as every mean over a text, and
+is compared like an exact KLD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from ...backends.base import KldKind
+
+Relation = Literal["less", "more", "equal"]
+
+
+def relations_that_follow(first: KldKind, second: KldKind) -> frozenset[Relation]:
+    """Return which relations between two numbers hold for the two KLDs that the numbers stand for.
+
+    ``first``, ``second``: their kinds.  If the second number is a limit, it is exact.
+    """
+    if first != "bound" and second != "bound":
+        return frozenset({"less", "more", "equal"})
+    if second != "bound":
+        return frozenset({"more"})
+    if first != "bound":
+        return frozenset({"less"})
+    return frozenset()
+
+
+def kind_of_mean(kinds: Collection[KldKind]) -> KldKind | None:
+    """Return the kind of a mean over KLDs of these kinds.
+
+    None for bounds and estimates together: their mean is neither.
+    """
+    inexact = set(kinds) - {"exact"}
+    if not inexact:
+        return "exact"
+    if len(inexact) > 1:
+        return None
+    return inexact.pop()
