@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common.errors import InputError
-from .common.json_files import is_folder
+from .common.json_files import expanded, is_folder
+from .common.jsonl_kinds import kind_of
 from .common.message_text import nearest, one_line
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ ENGINES = {
     "llamacpp": "compare_q.backends.llamacpp:LlamacppEngine",
     "vllm_server": "compare_q.backends.vllm_server.server_engine:VllmServerEngine",
     "pack": "compare_q.backends.pack_engine:PackEngine",
+    "scores_file": "compare_q.backends.scores_file.scores_file_engine:ScoresFileEngine",
 }
 """Engine -> its class."""
 OUTSIDE = "COMPARE_Q_ENGINES"
@@ -164,10 +166,15 @@ def resolve(load_fn: str, fwd_fn: str | None) -> tuple[str, type[Engine]]:
 
 
 def reader_of(file: str) -> str | None:
-    """Return the load_fn of the only engine for files with this suffix; None if there is none."""
+    """Return the load_fn of the only engine for files with this suffix; None if there is none.
+
+    For JSON Lines, the kind in the first line of an existing file decides.
+    """
+    kind = kind_of(expanded(file))
     for _, engine in engines():
-        if file.lower().endswith(engine.capabilities.suffixes):
-            return engine.capabilities.load_fns[0]
+        capabilities = engine.capabilities
+        if file.lower().endswith(capabilities.suffixes) or kind in capabilities.kinds:
+            return capabilities.load_fns[0]
     return None
 
 

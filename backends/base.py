@@ -87,6 +87,8 @@ class Capabilities:
 
     # ---- Rarely needed.
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
+    # In the first line of JSON Lines that only this engine reads (``common/jsonl_kinds.py``).
+    kinds: tuple[str, ...] = ()
     quant_method: str = ""  # of a config.json that only this engine reads
     marker: str = ""  # a file that only the folders of its models have
     schemes: tuple[str, ...] = ()  # how the addresses of its models begin

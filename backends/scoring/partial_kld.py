@@ -33,13 +33,13 @@ Without it, 1 - Q may be 0 where 1 - P is 1e-16, and the bound infinite.
 """
 
 
-def bound(ref_logprobs: Array, logprobs: Array, rounding: float) -> Array:
+def bound(ref_logprobs: Array, logprobs: Array, rounding: float | Array) -> Array:
     """Return a lower bound [n] of the KLD of each token, in nats.
 
     ``ref_logprobs``, ``logprobs`` [n, k]: ln p and ln q of the known entries, each token once.
-    ``rounding``: the largest error of an entry of ``logprobs``, in nats.  Each ln q, and the rest
-    1 - Q, are taken at the end of their range where the bound is smaller, so that no bound exceeds
-    the KLD of the distribution before it was rounded.
+    ``rounding``: the largest error of an entry of ``logprobs``, in nats; of all, or of each [n, k].
+    Each ln q, and the rest 1 - Q, are taken at the end of their range where the bound is smaller,
+    so that no bound exceeds the KLD of the distribution before it was rounded.
     """
     p = np.exp(ref_logprobs)
     # q is at most this: a larger q makes p ln(p / q) smaller.

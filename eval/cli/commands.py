@@ -166,6 +166,15 @@ class PackCommand:
 
 
 @dataclass(frozen=True)
+class WindowsCommand:
+    """``windows``; ``output``: the file of the windows."""
+
+    inputs: Inputs
+    resources: Resources
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
 class FlipsCommand:
     """``flips``; ``results``: a file with the KLDs of the same models."""
 
@@ -203,6 +212,7 @@ Command = (
     | ShowCommand
     | GateCommand
     | PackCommand
+    | WindowsCommand
     | FlipsCommand
     | DoctorCommand
     | CacheCommand
@@ -214,6 +224,7 @@ COMMAND_TYPES: dict[str, type[Command]] = {
     "show": ShowCommand,
     "gate": GateCommand,
     "pack": PackCommand,
+    "windows": WindowsCommand,
     "flips": FlipsCommand,
     "doctor": DoctorCommand,
     "cache": CacheCommand,

@@ -20,6 +20,7 @@ COMMANDS = {
     "show": "print, draw, filter and combine finished runs",
     "gate": "check that several ways to run a model compute the same",
     "pack": "record a model as a reference pack, for machines without the model",
+    "windows": "write what another engine is to score, for a file of its scores",
     "flips": "compare answers to tasks, from samples that lm_eval logged",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
@@ -150,6 +151,8 @@ RUN = "run check"
 """Commands with the flags of a run."""
 SCORING = "run check gate pack"
 """Commands that score models."""
+CUTTING = f"{SCORING} windows"
+"""Commands that cut texts into windows."""
 SHOWING = "run check show"
 """Commands with a table and pictures."""
 EVERY = " ".join(COMMANDS)
@@ -170,6 +173,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "folders or hub ids as [LABEL=]MODEL[@ENGINE]; the others are compared with the first",
         ),
         arguments("models", "pack", "MODEL", "folder or hub id as [LABEL=]MODEL[@ENGINE]"),
+        arguments(
+            "models",
+            "windows",
+            "MODEL",
+            "models of the later run, for tokenizer and length; a reference pack has its text",
+        ),
         arguments(
             "models",
             "doctor",
@@ -215,7 +224,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         flag(
             "-d --dataspec",
-            RUN,
+            f"{RUN} windows",
             "TEXT",
             "data specs (JSON), whose windows are joined; with MODELs also "
             "wiki2, code, chat, or a file of text",
@@ -236,7 +245,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         flag("-mask --mask", SHOWING, "A;B", "only models with one of these words in the label"),
         flag(
             "--tokenizer",
-            SCORING,
+            CUTTING,
             "FOLDER",
             "tokenizer for MODELs without one, as GGUF files",
             flag_values.text,
@@ -247,24 +256,24 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "pack",
             "allow a pack of logits where states do not suffice; it is much larger",
         ),
-        flag("--eval-len", SCORING, "N", "with MODELs: tokens in a window", flag_values.count),
+        flag("--eval-len", CUTTING, "N", "with MODELs: tokens in a window", flag_values.count),
         flag(
             "--eval-stride",
-            SCORING,
+            CUTTING,
             "N",
             "with MODELs: tokens between the starts of two windows",
             flag_values.count,
         ),
         flag(
             "--sample",
-            "run check pack",
+            "run check pack windows",
             "WHICH",
             f"with MODELs: windows that -r takes: {' or '.join(get_args(Sample))}",
             flag_values.one_of(get_args(Sample)),
         ),
         switch("--no-reference", RUN, "do not compare MODELs with the first one"),
         flag(
-            "-r --rows", SCORING, "N", "number of windows of each text, or all", flag_values.windows
+            "-r --rows", CUTTING, "N", "number of windows of each text, or all", flag_values.windows
         ),
         flag(
             "--sweep",
@@ -323,7 +332,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         flag(
             "-lf --logits_file",
-            RUN,
+            f"{RUN} windows",
             "FILE",
             "reference store to read, or to make",
             flag_values.path,
@@ -361,7 +370,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         switch("--verbose", "run check show gate pack", "let engines print their logs"),
         flag(
             "--cache-dir",
-            "run check gate pack cache",
+            "run check gate pack windows cache",
             "FOLDER",
             "where scores and references are kept",
             flag_values.path,
@@ -411,9 +420,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "files": (
         flag(
             "-o --output",
-            "run check show gate pack flips",
+            "run check show gate pack windows flips",
             "FILE",
-            "write the results as JSON, or the pack",
+            "write the results as JSON, the pack, or the windows",
             flag_values.path,
         ),
         flag("--csv", "run check show flips", "FILE", "write the results as CSV", flag_values.path),

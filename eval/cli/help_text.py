@@ -7,7 +7,13 @@ import textwrap
 
 from .flag_table import COMMANDS, FLAGS, Flag
 
-ARGUMENTS = {"show": " FILE ...", "flips": " REF NEW ...", "cache": "", "engines": ""}
+ARGUMENTS = {
+    "show": " FILE ...",
+    "flips": " REF NEW ...",
+    "cache": "",
+    "engines": "",
+    "windows": " [MODEL ...] -o FILE",
+}
 """The arguments in a command's usage, except models."""
 EPILOG = "In long flags - and _ are the same. docs/specs.md says more about each flag."
 MARGIN = 2

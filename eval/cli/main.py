@@ -27,6 +27,7 @@ from .commands import (
     PackCommand,
     RunCommand,
     ShowCommand,
+    WindowsCommand,
 )
 from .outputs import print_errors
 
@@ -82,6 +83,10 @@ def run(command: Command) -> int:
             from . import pack_command
 
             return pack_command.run(command)
+        case WindowsCommand():
+            from . import windows_command
+
+            return windows_command.run(command)
         case FlipsCommand():
             from . import flips_command
 

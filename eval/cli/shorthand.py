@@ -23,6 +23,7 @@ from ...backends import hub
 from ...backends.base import PlannedModel
 from ...backends.checkpoint import gguf
 from ...backends.checkpoint.checkpoint_config import CheckpointConfig
+from ...backends.common import jsonl_kinds
 from ...backends.common.errors import InputError
 from ...backends.common.json_files import exists, expanded, is_file, is_folder
 from ...backends.common.message_text import nearest, one_line, printable, redacted, unicode
@@ -217,13 +218,13 @@ def options_of(words: str) -> dict[str, Any]:
 def own_label(name: str, options: Mapping[str, Any]) -> str:
     """Return the label of a model without one.
 
-    It is the model's short name, or the label of a pack, and the options.
+    It is the model's short name, or the label in a pack or in the first line of a file, and the
+    options.
     """
-    folder = expanded(name)
-    if pack_files.is_pack(folder):
-        label = pack_files.read(folder).label
-    else:
-        label = short_name(name)
+    path = expanded(name)
+    label = str(jsonl_kinds.first_line(path).get("label") or short_name(name))
+    if pack_files.is_pack(path):
+        label = pack_files.read(path).label
     for key, value in options.items():
         label += f" {key}={value}"
     return label
@@ -352,9 +353,11 @@ def texts(
     window_keys = {key: value for key, value in windows.items() if value is not None}
     # Texts with a spec have these keys in their spec.
     refused_keys = dict(window_keys)
-    first_model = named_models[0].spec.located
+    first_model = ""
+    if named_models:
+        first_model = named_models[0].spec.located
     notes: list[str] = []
-    if not words and pack_files.is_pack(Path(first_model)):
+    if not words and first_model and pack_files.is_pack(Path(first_model)):
         if tokenizer:
             refused_keys["tokenizer"] = tokenizer
         refuse_keys(refused_keys, "a reference pack")

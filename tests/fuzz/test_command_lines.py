@@ -77,6 +77,7 @@ COMMANDS = {
     "run": ["nowhere"],
     "gate": ["nowhere", "-d", "nothing"],
     "pack": ["nowhere", "-o", "pack"],
+    "windows": ["-d", "nothing", "-o", "windows.jsonl"],
     "engines": [],
 }
 """Command -> words that it needs; models do not exist, so that nothing is scored."""

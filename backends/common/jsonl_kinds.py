@@ -1,0 +1,40 @@
+"""The first line of compare_q's files of JSON Lines, which names the kind of the file.
+
+The first line is a JSON object whose key ``compare_q`` has the kind, such as ``scores``.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .json_files import is_file, open_regular, parsed
+
+KIND = "compare_q"
+"""Key of the kind in the first line."""
+SUFFIX = ".jsonl"
+LARGEST_FIRST_LINE = 1 << 20
+"""Bytes that are read to find the first line."""
+
+
+def first_line(file: Path) -> dict[str, Any]:
+    """Return the object in the first line of a file with the suffix ``.jsonl``.
+
+    Empty if there is no such file, or if its first line names no kind.
+    """
+    if file.suffix.lower() != SUFFIX or not is_file(file):
+        return {}
+    value: Any = None
+    # The engine that reads the file reports what is wrong with it.
+    with suppress(InputError, OSError), open_regular(file) as stream:
+        value = parsed(stream.readline(LARGEST_FIRST_LINE), str(file))
+    if not isinstance(value, dict) or not isinstance(value.get(KIND), str):
+        return {}
+    return value
+
+
+def kind_of(file: Path) -> str:
+    """Return the kind that the first line of a file names; "" without one."""
+    return str(first_line(file).get(KIND, ""))

@@ -1,0 +1,1 @@
+"""Scores that another engine's script has written into a file."""

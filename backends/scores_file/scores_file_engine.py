@@ -1,0 +1,164 @@
+"""A file of scores as a model: log-probabilities that another engine's script has written.
+
+``format.py`` describes the file.  Nothing is computed again: the perplexity is that of the file,
+and its KL divergence is exact, an estimate or a bound, by what the file has (``file_kld.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..base import (
+    Capabilities,
+    Engine,
+    ModelFacts,
+    ModelFiles,
+    PlannedModel,
+    ScoreRequest,
+    Storage,
+    TokenScores,
+    Window,
+)
+from ..common.engine_options import EngineOptions, parse_options
+from ..common.errors import ModelError
+from ..common.json_files import open_regular
+from ..common.message_text import amount
+from ..reference.store import open_reference
+from ..reference.stored_logprobs import StoredLogprobs
+from . import file_kld, format, known_entries
+from .format import SCORES, ScoresHeader, WindowScores
+
+HASHED_BYTES = 1 << 24
+
+
+class ScoresFiles(ModelFiles):
+    """A file of scores before it is read as a whole."""
+
+    @property
+    def file(self) -> Path:
+        """The file."""
+        return Path(self.planned.model_dir)
+
+    def facts(self) -> ModelFacts:
+        text = format.read_header(self.file).text
+        if text is None:
+            return ModelFacts()
+        # One-line calls cut windows of this length.
+        return ModelFacts(context=text.longest)
+
+    def storage(self) -> Storage:
+        return Storage(note="a file of scores does not tell what the model stores; give override_*")
+
+    def stamp(self) -> str:
+        digest = hashlib.sha256()
+        with open_regular(self.file) as stream:
+            while True:
+                content = stream.read(HASHED_BYTES)
+                if not content:
+                    return digest.hexdigest()
+                digest.update(content)
+
+
+class ScoresFileEngine(Engine):
+    """One file of scores."""
+
+    capabilities = Capabilities(
+        load_fns=("scores_file",),
+        fwd_fn="scores_file",
+        packages=("torch",),
+        install="pip install torch",
+        summary="log-probabilities that a script of any other engine has written into a file",
+        reference=False,
+        kinds=(SCORES,),
+    )
+    files = ScoresFiles
+
+    @classmethod
+    def option_names(cls) -> Collection[str]:
+        return EngineOptions.model_fields.keys()
+
+    @classmethod
+    def check(cls, model: PlannedModel) -> None:
+        parse_options(EngineOptions, model.options)
+        # For the InputError of a wrong line.
+        for _ in format.read_scores(Path(model.model_dir)):
+            pass
+
+    def load(self) -> None:
+        files = ScoresFiles(self.planned)
+        self.file = files.file
+        self.header: ScoresHeader = format.read_header(self.file)
+        self.windows: dict[str, WindowScores] = {}
+        for scores in format.read_scores(self.file):
+            self.windows[scores.window] = scores
+        stamp = files.stamp()
+        if self.planned.stamp and stamp != self.planned.stamp:
+            raise ModelError(f"{self.file}: was changed after this run began; run again")
+
+    def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
+        """Yield the scores of every window; ModelError if the file lacks some."""
+        pairs = self.pairs(windows)
+        for window, scores in pairs:
+            known_entries.check_targets(window, scores, str(self.file))
+        kind = None
+        if request.reference is not None:
+            store = open_reference(request.reference)
+            kind = file_kld.kind_of(pairs, store)
+        if request.reference is None or kind is None:
+            for window, scores in pairs:
+                yield file_kld.alone(window, scores)
+            return
+        reference = StoredLogprobs(store)
+        for window, scores in pairs:
+            yield file_kld.compared(window, scores, reference, kind)
+
+    def pairs(self, windows: Sequence[Window]) -> list[tuple[Window, WindowScores]]:
+        """Return each window with its scores; ModelError if the file lacks some."""
+        pairs: list[tuple[Window, WindowScores]] = []
+        missing: list[int] = []
+        for window in windows:
+            # An engine elsewhere does not know which windows must be computed alone.
+            digest = replace(window, is_single=False).digest
+            scores = self.windows.get(digest)
+            if scores is None:
+                missing.append(window.index)
+            else:
+                pairs.append((window, scores))
+        if missing and not pairs:
+            raise ModelError(f"{self.file}: has other windows than this run{self.text_in_words()}")
+        if missing:
+            raise ModelError(
+                f"{self.file}: lacks {len(missing):,} of {len(windows):,} windows, window "
+                f"{missing[0]} among them; score all lines of the file of windows"
+            )
+        return pairs
+
+    def text_in_words(self) -> str:
+        """Return which windows the file was made for, and what to do."""
+        advice = "give text, tokenizer, --eval-len and -r the values that `compare-q windows` had"
+        text = self.header.text
+        if text is None:
+            return f"; {advice}"
+        windows = amount(text.windows, "window")
+        names = ", ".join(text.names)
+        return f": it was made for {windows} of up to {text.longest:,} tokens of {names}; {advice}"
+
+    def provenance(self) -> dict[str, Any]:
+        header = self.header
+        engine = " ".join(filter(None, (header.engine, header.engine_version)))
+        return {
+            "engine_version": engine or "unknown",
+            # Not this machine, which only reads the file.
+            "cpu": header.hardware,
+            "gpus": [],
+            "driver": None,
+            "scores_file": self.file.name,
+            "model": header.model,
+            "batch": "unknown: another program scored the windows",
+            "kernels": "unknown: a file of scores does not name them",
+            "notes": ["its log-probabilities are from a file; compare_q did not run this engine"],
+        }
