@@ -109,7 +109,8 @@ class Comparison:
 
         ``ln_ppl_ratio``: ln(PPL / PPL), ``kld``: difference of the mean KLDs, both in nats, each
         with ``..._stderr`` and the ends ``..._low`` and ``..._high`` of the 95 % interval; NaN
-        where they are not known.
+        where they are not known.  If the KLD of one model is a bound, the interval has an infinite
+        end, and the KLDs differ by at least ``kld``, or it is NaN.
         """
         import pandas as pd
 

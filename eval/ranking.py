@@ -10,17 +10,21 @@ interval, or within twice the noise floor's KLD; without a noise floor, those wh
 alone can cost (``ROUNDINGS``).  Over all quantizations it goes with results of benchmarks (rank
 correlations of -0.72 and -0.86 in arXiv 2606.19558), among nearly lossless ones it does not (+0.00
 and -0.24).
+
+A row whose KLD is a bound loses at least as much.  It can be worse than another row, and is never
+better or equal; two bounds are not compared (``stats/kld_kinds.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .results import ModelResult, noise_floor_of
 from .stats.block_sums import paired_difference
+from .stats.kld_kinds import ALL_RELATIONS, relations_that_follow
 from .stats.uncertainty import interval
 
 COMPARABLE_SCORES = {
@@ -59,7 +63,9 @@ class Difference:
     scores of all tokens are the same; "unranked" if both are nearly lossless and KLD does not rank
     them; "unknown" for a ``reason``.
 
-    ``value``, ``stderr`` and ``limits`` are None where they are not known.
+    ``value``, ``stderr`` and ``limits`` are None where they are not known.  ``is_bound``: one of
+    both KLDs is a bound, so that the difference is at least as large as ``value``, and the limit
+    on this side is infinite.
     """
 
     outcome: Outcome
@@ -67,6 +73,7 @@ class Difference:
     stderr: float | None = None
     limits: tuple[float, float] | None = None
     reason: str = ""
+    is_bound: bool = False
 
 
 def compare(
@@ -82,6 +89,23 @@ def compare(
     ``score``: one of ``COMPARABLE_SCORES``; ``lossless_labels``: of rows that KLD does not rank;
     ``comparisons``: how many are made with one model; each has its share of the level (Bonferroni).
     """
+    difference = difference_of_numbers(
+        a, b, score, lossless_labels=lossless_labels, comparisons=comparisons
+    )
+    if score == "kld":
+        return as_far_as_it_follows(difference, a, b)
+    return difference
+
+
+def difference_of_numbers(
+    a: ModelResult,
+    b: ModelResult,
+    score: str,
+    *,
+    lossless_labels: Collection[str],
+    comparisons: int,
+) -> Difference:
+    """Return ``compare`` of two rows' means of ``score``, whatever the kinds of their KLDs."""
     is_unranked = score == "kld" and a.label in lossless_labels and b.label in lossless_labels
     has_reference = score == "kld" and (a.reference or b.reference)
     difference = None
@@ -119,6 +143,35 @@ def compare(
     return Difference(outcome, difference.value, difference.stderr, limits)
 
 
+def as_far_as_it_follows(difference: Difference, a: ModelResult, b: ModelResult) -> Difference:
+    """Return what the difference of two rows' numbers says about the difference of their KLDs.
+
+    These are the same unless the number of a row is a bound.
+    """
+    relations = relations_that_follow(a.kld_kind, b.kld_kind)
+    if relations == ALL_RELATIONS or difference.value is None:
+        return difference
+    reason = difference.reason or why_bounded(a, b)
+    if difference.outcome == "same":
+        return Difference("same", reason=reason)
+    if difference.outcome not in relations or difference.limits is None:
+        return Difference("unknown", reason=reason)
+    low, high = difference.limits
+    if difference.outcome == "more":
+        limits = (low, math.inf)
+    else:
+        limits = (-math.inf, high)
+    return replace(difference, limits=limits, is_bound=True)
+
+
+def why_bounded(a: ModelResult, b: ModelResult) -> str:
+    """Return which of two rows have no more than a bound of their KLD."""
+    labels = [model.label for model in (a, b) if model.has_bound]
+    if len(labels) == 1:
+        return f"only a bound of the KLD of {labels[0]} is known"
+    return "only bounds of both KLDs are known"
+
+
 def too_short(models: Sequence[ModelResult]) -> str:
     """Return why no model can be called better on the scored part of the text; empty if one can."""
     blocks = [model.blocks for model in models if model.blocks]
@@ -150,7 +203,8 @@ class Ranking:
 
     ``same``: those with the same score at every token; ``unranked``: nearly lossless, as the best
     one is; ``equal``: without a significant difference from it; ``unknown``: not comparable with
-    it; ``reason``: why none can be compared with the best one.
+    it; ``undecided``: rows of which only a bound of the KLD is known, which may be better or worse;
+    ``reason``: why none can be compared with the best one.
     """
 
     best: ModelResult
@@ -159,6 +213,7 @@ class Ranking:
     equal: Sequence[ModelResult] = ()
     worse: Sequence[ModelResult] = ()
     unknown: Sequence[ModelResult] = ()
+    undecided: Sequence[ModelResult] = ()
     reason: str = ""
 
 
@@ -172,12 +227,17 @@ def ranking(
     In at least 95 % of texts, the truly best model is the measured best one, or equal to it.  It is
     missing only if one of the other k - 1 models is measured significantly better, at the level
     0.05 / (k - 1): Bonferroni's bound, for comparisons with the best (Hsu, Annals of Statistics 9,
-    1981).  For two models the level is 0.025, as for any pair.
+    1981).  For two models the level is 0.025, as for any pair.  Rows whose KLD is a bound are never
+    the best one, unless all are.
     """
-    best, *others = sorted(rows, key=lambda row: measured_loss(row, score))
+    ordered = sorted(rows, key=lambda row: measured_loss(row, score))
+    comparable = [row for row in ordered if not is_bounded(row, score)]
+    best = next(iter([*comparable, *ordered]))
     same = []
     different = []
-    for row in others:
+    for row in ordered:
+        if row is best:
+            continue
         if row.scores_equal(best):
             same.append(row)
         else:
@@ -188,6 +248,7 @@ def ranking(
         "equal": [],
         "worse": [],
         "unknown": [],
+        "undecided": [],
     }
     for row in different:
         outcome = compare(
@@ -196,6 +257,8 @@ def ranking(
         # KLD does not rank nearly lossless rows: they are not called equal either.
         if score == "kld" and row.label in lossless_labels and best.label in lossless_labels:
             rows_by_outcome["unranked"].append(row)
+        elif is_bounded(row, score) and (reason or outcome != "more"):
+            rows_by_outcome["undecided"].append(row)
         elif reason:
             rows_by_outcome["unknown"].append(row)
         elif outcome in ("less", "more"):
@@ -204,6 +267,11 @@ def ranking(
         else:
             rows_by_outcome[outcome].append(row)
     return Ranking(best, same, **rows_by_outcome, reason=reason)
+
+
+def is_bounded(row: ModelResult, score: str) -> bool:
+    """Return True if a row's mean of ``score`` is no more than a bound."""
+    return score == "kld" and row.has_bound
 
 
 def measured_loss(row: ModelResult, score: str) -> float:
@@ -249,17 +317,21 @@ def best_labels(models: Sequence[ModelResult], score: str) -> frozenset[str]:
     Those have the same scores, no significant difference, or are nearly lossless, as the best one
     is (``same``, ``equal`` and ``unranked`` of ``Ranking``).
 
-    The set is empty for a single candidate, for a short text, and if the model with the best mean
-    has non-finite scores: a mark on the next one would claim that no model is better.
+    The set is empty for a single candidate, for a short text, if the model with the best mean has
+    non-finite scores, and if a model with a bound may be better: a mark on the next one would claim
+    that no model is better.  Models with a bound have no mark in KLD.
     """
     candidates = candidates_for_best(models, score)
     if len(candidates) < 2:
         return frozenset()
     ranked = ranking(candidates, score, near_lossless(models))
-    if ranked.reason:
+    if ranked.reason or ranked.undecided:
         return frozenset()
-    marked = [ranked.best, *ranked.same, *ranked.unranked, *ranked.equal]
-    return frozenset(model.label for model in marked)
+    marked = set()
+    for model in (ranked.best, *ranked.same, *ranked.unranked, *ranked.equal):
+        if not is_bounded(model, score):
+            marked.add(model.label)
+    return frozenset(marked)
 
 
 def kld_limit(models: Sequence[ModelResult]) -> float | None:
@@ -290,13 +362,16 @@ def why_unranked(models: Sequence[ModelResult]) -> str:
 
 
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
-    """Return the labels of the rows up to the limit, except the reference and noise floors."""
+    """Return the labels of the rows up to the limit, except the reference and noise floors.
+
+    Rows whose KLD is a bound may lose more, and are not among them.
+    """
     limit = kld_limit(models)
     if limit is None:
         limit = ROUNDINGS
     labels = set()
     for model in models:
-        if model.reference or model.noise_floor:
+        if model.reference or model.noise_floor or model.has_bound:
             continue
         if model.kld is not None and model.kld <= limit:
             labels.add(model.label)

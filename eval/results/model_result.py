@@ -357,11 +357,14 @@ NOT_FLAT = frozenset(
 
 
 def noise_floor_of(models: Sequence[ModelResult]) -> ModelResult | None:
-    """Return the noise floor, as marked in its spec: of several, the one with the largest KLD."""
+    """Return the noise floor, as marked in its spec: of several, the one with the largest KLD.
+
+    A row whose KLD is a bound is none: roundings may cost more than it has.
+    """
     largest = None
     largest_kld = 0.0
     for model in models:
-        if not model.noise_floor or model.kld is None:
+        if not model.noise_floor or model.kld is None or model.has_bound:
             continue
         if largest is None or model.kld > largest_kld:
             largest = model

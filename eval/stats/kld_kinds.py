@@ -13,6 +13,7 @@ from typing import Literal
 from ...backends.base import KldKind
 
 Relation = Literal["less", "more", "equal"]
+ALL_RELATIONS = frozenset[Relation]({"less", "more", "equal"})
 
 
 def relations_that_follow(first: KldKind, second: KldKind) -> frozenset[Relation]:
@@ -21,7 +22,7 @@ def relations_that_follow(first: KldKind, second: KldKind) -> frozenset[Relation
     ``first``, ``second``: their kinds.  If the second number is a limit, it is exact.
     """
     if first != "bound" and second != "bound":
-        return frozenset({"less", "more", "equal"})
+        return ALL_RELATIONS
     if second != "bound":
         return frozenset({"more"})
     if first != "bound":

@@ -107,27 +107,56 @@ def kld_sentences(run: RunResult, rows: Sequence[ModelResult], reference: str) -
     if order.best.label in lossless_labels:
         first_clause += f", {why_unranked(run.models)}"
     smallest = order.best.kld or 0.0
-    klds = {model.label: model.kld or 0.0 for model in rows}
-    if ratios_are_clear(klds.values(), smallest):
-        ratios = {}
-        for label, kld in klds.items():
-            ratios[label] = f"{ratio_in_words(kld / smallest)} times"
+    compared = [model for model in rows if model not in order.undecided]
+    if ratios_are_clear([model.kld or 0.0 for model in compared], smallest):
+        ratios = {model.label: times_in_words(model, order.best) for model in compared}
         sentences = ranking_sentences(order, "kld", first_clause, ratios, "{} the KLD")
-        return sentences + size_sentences(order, lossless_labels)
+        return [
+            *sentences,
+            *size_sentences(order, lossless_labels),
+            *undecided_sentences(order.undecided),
+        ]
     sizes = {}
-    for label, kld in klds.items():
-        sizes[label] = kld_in_words(kld)
-        if not sizes[label]:
-            sizes[label] = kld_text(kld)
-    return ranking_sentences(order, "kld", first_clause, sizes, "a KLD of {}")
+    for model in compared:
+        kld = model.kld or 0.0
+        sizes[model.label] = kld_in_words(kld, model.kld_kind)
+        if not sizes[model.label]:
+            sizes[model.label] = kld_text(kld, model.kld_kind)
+    sentences = ranking_sentences(order, "kld", first_clause, sizes, "a KLD of {}")
+    return sentences + undecided_sentences(order.undecided)
+
+
+def times_in_words(model: ModelResult, best: ModelResult) -> str:
+    """Return how many times the KLD of the best row a worse row's is: "2.5 times".
+
+    "at least 2.5 times" for a bound.
+    """
+    times = f"{ratio_in_words((model.kld or 0.0) / (best.kld or 1.0))} times"
+    if model.has_bound:
+        return f"at least {times}"
+    return times
+
+
+def undecided_sentences(rows: Sequence[ModelResult]) -> list[str]:
+    """Return a sentence on the rows of which only a bound of the KLD is known, and which may lose
+    more or less than the best one; empty without any.
+    """
+    if not rows:
+        return []
+    klds = joined_words([kld_text(model.kld or 0.0, model.kld_kind) for model in rows])
+    verb = "loses"
+    if len(rows) > 1:
+        verb = "lose"
+    whether = f"Whether {labels_in_words(rows)} {verb} more or less is not known"
+    return [f"{whether}, because only a bound of the KLD is known: {klds}."]
 
 
 def best_row_clause(best: ModelResult, reference: str) -> str:
     """Return a clause on the row with the smallest KLD: the tokens that it keeps, and its KLD."""
     kld = best.kld or 0.0
-    number = kld_in_words(kld)
+    number = kld_in_words(kld, best.kld_kind)
     if not number:
-        number = number_with_error(kld, best.kld_stderr)
+        number = number_with_error(kld, best.kld_stderr, bound=best.has_bound)
     if best.same_top is None:
         return f"{best.marked_label} has a KLD {number} to {reference}"
     tokens = f"{share_in_words(best.same_top)} of the most probable tokens of {reference}"
@@ -163,7 +192,7 @@ def size_sentences(order: Ranking, lossless_labels: Collection[str]) -> list[str
     if saving < SMALLEST_SAVING:
         return []
     size = f"{ratio_in_words(saving)} times smaller than {best.marked_label}"
-    cost = f"{ratio_in_words((smallest.kld or 0.0) / best.kld)} times the KLD"
+    cost = f"{times_in_words(smallest, best)} the KLD"
     return [f"{smallest.marked_label} is {size}, for {cost}."]
 
 

@@ -64,7 +64,7 @@ def noise_floor_legend(run: RunResult) -> list[str]:
         return []
     meaning = f"{FLOOR_MARK}: a noise floor, the reference's weights with other roundings"
     if run.noise_floor is not None:
-        kld = kld_in_words(run.noise_floor.kld or 0.0)
+        kld = kld_in_words(run.noise_floor.kld or 0.0, run.noise_floor.kld_kind)
         if not kld:
             kld = number_text(run.noise_floor.kld, KLD_DIGITS)
         meaning += f"; a KLD near or below its {kld} says nothing about a quantization"

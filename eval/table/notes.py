@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ...backends.checkpoint.checkpoint_config import ROPE, rope_note
 from ...backends.common.message_text import amount
 from ...backends.layers import groups
-from ..ranking import candidates_for_best, near_lossless, too_short, why_unranked
+from ..ranking import candidates_for_best, near_lossless, ranking, too_short, why_unranked
 from ..results import MARK, ModelResult, RunResult, UsedText, deviations_of
 from ..stats.block_sums import short_text_cautions
 from . import memory_fit
 from .columns import column_of
 from .measured_rows import blocks_of, measured_rows
-from .numbers import PPL_DIGITS, number_text
+from .numbers import AT_LEAST, PPL_DIGITS, number_text
 from .row_marks import BEST, machine_letters
 from .wording import texts_of, with_text_name
 
@@ -253,6 +253,46 @@ def no_star_note(run: RunResult) -> list[str]:
     return [f"no {BEST}: {reason}"]
 
 
+def kinds_note(run: RunResult) -> list[str]:
+    """Return what KLDs that are bounds or estimates mean, and which stars they cost."""
+    bounds = []
+    estimates = []
+    for model in run.models:
+        if model.has_bound:
+            bounds.append(model)
+        elif model.kld is not None and model.kld_kind == "estimate":
+            estimates.append(model)
+    notes = []
+    if bounds:
+        note = f"{labels_of(bounds)}: {AT_LEAST}: only a bound of the KLD is known"
+        notes.append(f"{note}; the model loses at least this, and may lose more")
+        notes += bounds_without_star(run, bounds)
+    if estimates:
+        note = f"{labels_of(estimates)}: KLD is estimated from a part of the log-probabilities"
+        notes.append(f"{note}; its ± contains the error of this")
+    return notes
+
+
+def bounds_without_star(run: RunResult, bounds: Sequence[ModelResult]) -> list[str]:
+    """Return which stars of KLD the rows with bounds cost; empty if they cost none."""
+    candidates = candidates_for_best(run.models, "kld")
+    bounded = [model for model in candidates if model in bounds]
+    if not bounded or len(candidates) < 2 or too_short(candidates):
+        return []
+    ranked = ranking(candidates, "kld", near_lossless(run.models))
+    if ranked.best.has_bound:
+        return [f"no {BEST} in KLD: no more than bounds are known"]
+    if ranked.undecided:
+        rows = labels_of(ranked.undecided)
+        return [f"no {BEST} in KLD: whether {rows} would have it is not known"]
+    return [f"{labels_of(bounded)}: no {BEST} in KLD, because only a bound is known"]
+
+
+def labels_of(models: Sequence[ModelResult]) -> str:
+    """Return the labels of rows, with commas."""
+    return ", ".join(model.label for model in models)
+
+
 def near_lossless_note(run: RunResult) -> list[str]:
     """Return a note on several rows that KLD cannot rank, because they are nearly lossless."""
     lossless_labels = near_lossless(run.models)
@@ -373,6 +413,7 @@ NOTES_ON_RUN: tuple[Callable[[RunResult], list[str]], ...] = (
     quantized_reference_note,
     reference_rates_note,
     no_star_note,
+    kinds_note,
     near_lossless_note,
     cache_note,
     notes_of_rows,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_FLOOR, Decimal
+
+from ...backends.base import KldKind
 
 PPL_DIGITS = 4
 """Decimals of PPL."""
@@ -14,6 +17,8 @@ LARGEST_PLAIN = 1e7
 """Values of this size and above are written as 1.2346e+07."""
 SMALLEST_PLAIN = 1e-4
 """Errors below this are written as 4.5e-6: a column of errors of KLD has room for 0.00045."""
+AT_LEAST = ">="
+"""Before a bound in the table."""
 
 
 def number_text(value: float | None, digits: int) -> str:
@@ -27,20 +32,47 @@ def number_text(value: float | None, digits: int) -> str:
     return f"{value:.4e}"
 
 
-def kld_in_words(kld: float) -> str:
-    """Return the words for a mean KLD below 0, which only rounding causes; empty for other KLDs."""
-    if kld < 0:
+def rounded_down(value: float, digits: int) -> float:
+    """Return the largest number with so many decimals that is not above ``value``.
+
+    A bound that was rounded up would not be one.
+    """
+    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR))
+
+
+def bound_text(value: float, digits: int) -> str:
+    """Return a bound as the table has it: >=0.0431."""
+    if abs(value) < LARGEST_PLAIN:
+        value = rounded_down(value, digits)
+    return AT_LEAST + number_text(value, digits)
+
+
+def kld_in_words(kld: float, kind: KldKind = "exact") -> str:
+    """Return the words for an exact mean KLD below 0, which only rounding causes.
+
+    Empty for other KLDs.
+    """
+    if kld < 0 and kind == "exact":
         return "0 within rounding"
     return ""
 
 
-def kld_text(kld: float) -> str:
+def kld_text(kld: float, kind: KldKind = "exact") -> str:
     """Return a KLD with five decimals, or three significant digits if it is small: 0.03280,
-    4.52e-06.
+    4.52e-06, at least 0.03280.
     """
-    if kld >= SMALLEST_PLAIN or kld == 0:
-        return number_text(kld, KLD_DIGITS)
-    return f"{kld:.2e}"
+    decimals = KLD_DIGITS
+    is_small = abs(kld) < SMALLEST_PLAIN and kld != 0
+    if is_small:
+        decimals = 2 - math.floor(math.log10(abs(kld)))
+    if kind == "bound":
+        kld = rounded_down(kld, decimals)
+    text = number_text(kld, KLD_DIGITS)
+    if is_small:
+        text = f"{kld:.2e}"
+    if kind == "bound":
+        return f"at least {text}"
+    return text
 
 
 def error_text(stderr: float | None) -> str:
@@ -72,12 +104,18 @@ def two_digits(number: float) -> float:
 
 
 def number_with_error(
-    value: float, stderr: float | None, unit: str = "", *, sign: bool = False
+    value: float, stderr: float | None, unit: str = "", *, sign: bool = False, bound: bool = False
 ) -> str:
-    """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error."""
+    """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error.
+
+    ``bound``: ``at least 0.2940 ± 0.0042 nats``.
+    """
     digits = DIGITS_WITHOUT_ERROR
     if stderr:
         digits = decimals_of_error(stderr)
+    if bound:
+        lower = number_with_error(rounded_down(value, digits), stderr, unit, sign=sign)
+        return f"at least {lower}"
     if sign:
         number = f"{value:+,.{digits}f}"
     else:

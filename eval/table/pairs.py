@@ -81,7 +81,8 @@ def ppl_lines(difference: Difference, first: str, second: str) -> list[str]:
 def kld_lines(difference: Difference, first: str, second: str) -> list[str]:
     """Return the verdict by KLD on two models of these labels, and a line with its numbers."""
     if difference.value is None:
-        return [f"  KLD: n/a: {difference.reason}"]
+        outcome = OUTCOME_WORDS.get(difference.outcome, "n/a")
+        return [f"  KLD: {outcome}: {difference.reason}"]
     verdict = verdict_of(difference, difference.value, first, second)
     numbers = value_and_limits(difference, difference.value)
     return [f"  KLD: {verdict}", f"       difference {numbers}"]
@@ -103,19 +104,27 @@ def verdict_of(difference: Difference, value: float, first: str, second: str) ->
     # "is better" names the sign already.
     if difference.outcome in ("less", "more"):
         value = abs(value)
-    return f"{verdict}: {number_with_error(value, difference.stderr, 'nats')}"
+    number = number_with_error(value, difference.stderr, "nats", bound=difference.is_bound)
+    return f"{verdict}: {number}"
 
 
 def value_and_limits(difference: Difference, value: float) -> str:
-    """Return the ``value`` of a difference with its sign, and its 95 % interval, in nats."""
+    """Return the ``value`` of a difference with its sign, and its 95 % interval, in nats.
+
+    The interval of a bound has one end.
+    """
     digits = DIGITS_WITHOUT_ERROR
     if difference.stderr:
         digits = decimals_of_error(difference.stderr)
     text = f"{value:+.{digits}f}"
-    if difference.limits:
-        low, high = difference.limits
-        text += f", 95 %: {low:+.{digits}f} to {high:+.{digits}f}"
-    return text
+    if not difference.limits:
+        return text
+    low, high = difference.limits
+    if high == math.inf:
+        return f"{text} or more, 95 %: {low:+.{digits}f} or more"
+    if low == -math.inf:
+        return f"{text} or less, 95 %: {high:+.{digits}f} or less"
+    return f"{text}, 95 %: {low:+.{digits}f} to {high:+.{digits}f}"
 
 
 def ratio_text(log_ratio: float, stderr: float | None) -> str:

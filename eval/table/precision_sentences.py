@@ -38,6 +38,8 @@ def precision_of(model: ModelResult) -> Precision:
     if model.kld_non_finite:
         tokens = amount(model.kld_non_finite, "token")
         return Precision(label, None, f"{tokens} without a finite KLD")
+    if model.has_bound:
+        return Precision(label, None, "only a bound is known")
     if model.windows < LEAST_WINDOWS:
         return Precision(label, None, f"only {amount(model.windows, 'window')}")
     stderr = model.kld_stderr_of_text
@@ -46,6 +48,8 @@ def precision_of(model: ModelResult) -> Precision:
     if stderr == 0:
         return Precision(label, 0.0)
     if not model.kld or model.kld < 0:
+        if model.kld_kind == "estimate":
+            return Precision(label, None, "its KLD is 0 within its error")
         return Precision(label, None, "its KLD is 0 within rounding")
     return Precision(label, stderr / model.kld)
 

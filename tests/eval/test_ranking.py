@@ -258,3 +258,81 @@ def test_stars_and_verdicts_do_not_rank_them() -> None:
     line = kld_line(NEAR, ALSO, unranked)
     assert line.startswith("  KLD: not ranked: both are at most twice the noise floor's")
     assert kld_line(ALSO, FAR, unranked).startswith("  KLD: also is better: 0.0001")
+
+
+def bound(label: str, kld: float, **keys: Any) -> ModelResult:
+    """Return a row of which only this bound of the KLD is known."""
+    return row(label, kld, kld_kind="bound", **keys)
+
+
+CLEAR = row("exact", 0.03)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "outcome", "value", "limits"),
+    [
+        (bound("bound", 0.05), CLEAR, "more", 0.02, (0.02, np.inf)),
+        (CLEAR, bound("bound", 0.05), "less", -0.02, (-np.inf, -0.02)),
+        (bound("bound", 0.05), row("e", 0.03, kld_kind="estimate"), "more", 0.02, (0.02, np.inf)),
+        (bound("bound", 0.02), CLEAR, "unknown", None, None),
+        (CLEAR, bound("bound", 0.02), "unknown", None, None),
+        (CLEAR, bound("bound", 0.03), "unknown", None, None),
+        (bound("bound", 0.05), bound("other", 0.02), "unknown", None, None),
+        (row("e", 0.05, kld_kind="estimate"), CLEAR, "more", 0.02, (0.02, 0.02)),
+    ],
+)
+def test_a_bound_loses_at_least_and_never_less(
+    first: ModelResult, second: ModelResult, outcome: str, value: float, limits: Any
+) -> None:
+    """KLDs are equal in every block: a difference has no error, and its limits are its value."""
+    difference = compare(first, second, "kld")
+    assert difference.outcome == outcome
+    if value is None:
+        assert (difference.value, difference.stderr, difference.limits) == (None, None, None)
+        assert "bound" in difference.reason
+    else:
+        assert difference.value == pytest.approx(value)
+        assert difference.limits == pytest.approx(limits)
+        assert difference.is_bound == ("bound" in (first.kld_kind, second.kld_kind))
+    # The most probable tokens are known, whatever the KLD is.
+    assert compare(first, second, "same_top").outcome == "equal"
+
+
+def test_the_same_scores_are_the_same_without_a_difference_of_their_klds() -> None:
+    same = [replace(CLEAR, scores_digest="1"), bound("bound", 0.02, scores_digest="1")]
+    difference = compare(*same, "kld")
+    assert (difference.outcome, difference.value) == ("same", None)
+
+
+def test_bounds_have_no_star_and_cost_the_others_theirs_if_they_may_be_better() -> None:
+    """The better one of the exact rows has the star only if all bounds are above it."""
+    exact = [CLEAR, row("worse", 0.06)]
+    assert best_labels(exact, "kld") == {"exact"}
+    assert best_labels([*exact, bound("bound", 0.05)], "kld") == {"exact"}
+    assert best_labels([*exact, bound("bound", 0.02)], "kld") == set()
+    assert best_labels([bound("bound", 0.05), bound("other", 0.02)], "kld") == set()
+    # With the same scores as the best one it is as good, but has no star.
+    copies = [replace(CLEAR, scores_digest="1"), bound("copy", 0.02, scores_digest="1")]
+    assert best_labels([*copies, row("worse", 0.06)], "kld") == {"exact"}
+    assert best_labels([*exact, bound("bound", 0.02)], "same_top") == {"exact", "worse", "bound"}
+
+
+def test_a_ranking_puts_bounds_where_their_klds_must_be() -> None:
+    ranked = ranking([bound("low", 0.02), bound("high", 0.05), CLEAR, row("worse", 0.06)], "kld")
+    assert ranked.best.label == "exact"
+    assert [model.label for model in ranked.worse] == ["high", "worse"]
+    assert [model.label for model in ranked.undecided] == ["low"]
+    only = ranking([bound("low", 0.02), bound("high", 0.05)], "kld")
+    assert (only.best.label, [model.label for model in only.undecided]) == ("low", ["high"])
+    # On a short text nothing is worse for certain.
+    short = [with_sums(model, length=1999) for model in (CLEAR, bound("high", 0.05))]
+    assert [model.label for model in ranking(short, "kld").undecided] == ["high"]
+
+
+def test_a_bound_is_neither_nearly_lossless_nor_a_noise_floor() -> None:
+    small = [row("exact", 1e-4), row("estimate", 1e-4, kld_kind="estimate"), bound("b", 1e-4)]
+    assert near_lossless(small) == {"exact", "estimate"}
+    floor = {"spec": {"noise_floor": True}}
+    floors = [bound("high", 0.05, **floor), row("low", 0.02, **floor)]
+    assert kld_limit(floors[:1]) is None
+    assert kld_limit(floors) == kld_limit(floors[1:])

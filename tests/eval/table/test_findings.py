@@ -369,3 +369,42 @@ def test_loss_is_weighed_against_size(
     has_sentence = re.search(r"Q4_1 [^.]*(1\.6) times smaller than Q8_0[^.]* 12 times", text)
     assert (has_sentence is not None) == expected
     assert ("smaller" in text) == expected
+
+
+def bound(label: str, kld: float) -> ModelResult:
+    """A row of which only this bound of the KLD is known."""
+    return replace(row(label, kld), kld_kind="bound")
+
+
+def test_a_bound_is_worse_by_at_least_a_ratio() -> None:
+    """0.08 is 2.4 times 0.0328, and 0.05 is 1.5 times."""
+    sentences = verdict(run_of(REF, Q4, Q3, bound("served", 0.05)))
+    assert "2.4 times" in sentences
+    assert "at least 1.5 times" in sentences
+    assert "at least 2.4" not in sentences
+
+
+def test_a_bound_that_may_be_better_is_neither_the_best_nor_worse() -> None:
+    run = run_of(REF, Q4, Q3, bound("served", 0.02))
+    sentences = verdict(run).split(". ")
+    assert sentences[0].startswith("Q4_K_M keeps ")
+    assert "served" not in sentences[0]
+    (about_bound,) = [sentence for sentence in sentences if "Whether served" in sentence]
+    assert "at least 0.02000" in about_bound
+    assert "not known" in about_bound
+
+
+def test_bounds_alone_are_at_least_their_numbers() -> None:
+    sentences = verdict(run_of(REF, bound("a", 0.05), bound("b", 0.1)))
+    assert "at least 0.0500 ± 0.0010" in sentences
+    assert "at least 0.10000" in sentences
+    assert "loses more:" not in sentences
+    assert "times" not in sentences
+
+
+def test_an_estimate_below_0_is_not_0_within_rounding() -> None:
+    """Its error, and not rounding, makes it negative."""
+    estimate = replace(row("estimate", -0.002), kld_kind="estimate")
+    sentences = verdict(run_of(REF, estimate, Q3))
+    assert "-0.0020 ± 0.0010" in sentences
+    assert "0 within rounding" not in sentences

@@ -10,6 +10,7 @@ import pytest
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.results import ModelResult, RunResult, Timing
 from compare_q.eval.stats.uncertainty import Mean
+from compare_q.eval.table.row_marks import BEST
 from compare_q.eval.table.tables import table_of
 from tests.support.made import (
     BASE,
@@ -207,3 +208,27 @@ def test_notes_of_several_texts() -> None:
         for note in notes
     )
     assert sum(note.startswith("±: ") for note in notes) == 1
+
+
+def test_bounds_and_estimates_have_a_note_and_bounds_no_star() -> None:
+    """KLDs of 0.1 and 0.2 in every block, and bounds of 0.15 and of 0.05."""
+    rows = []
+    for label, kld, kind in (
+        ("exact", 1.0, "exact"),
+        ("guess", 2.0, "estimate"),
+        ("high", 1.5, "bound"),
+        ("low", 0.5, "bound"),
+    ):
+        model = with_sums(replace(QUANT, label=label, kld_kind=kind), kld=(kld,) * 4)
+        rows.append(with_against(model, kld=Mean(kld / 10, kld * 4, 40, 0, 0.001)))
+    notes = notes_of(run_of(REF, *rows))
+    assert any(note.startswith("high, low: ") and "loses at least" in note for note in notes)
+    assert any(note.startswith("guess: ") and "estimated" in note for note in notes)
+    assert any(note.startswith(f"no {BEST} in KLD: whether low ") for note in notes)
+    notes = notes_of(run_of(REF, *rows[:3]))
+    assert any(note.startswith(f"high: no {BEST} in KLD") for note in notes)
+    notes = notes_of(run_of(REF, *rows[:2]))
+    assert not any(BEST in note and " in KLD" in note for note in notes)
+    assert not any("bound" in note for note in notes)
+    notes = notes_of(run_of(REF, *rows[2:]))
+    assert any(note.startswith(f"no {BEST} in KLD: no more") for note in notes)

@@ -84,3 +84,16 @@ def test_a_short_text_has_a_caution() -> None:
     caution = pairs.pair_lines(pairs.neighbours(run), run)[len(pairs.HEADING)]
     assert "5,000" in caution
     assert "5,001" in caution
+
+
+def test_a_bound_differs_by_at_least_and_not_by_more() -> None:
+    """KLD: 1/40 * (1 + 1 + 1 + 2) = 0.125 +- 0.02887, if both numbers were exact."""
+    bound = replace(B, kld_kind="bound")
+    assert lines_of(A, bound)[2:] == [
+        "  KLD: a is better: at least 0.125 ± 0.029 nats",
+        "       difference -0.125 or less, 95 %: -0.033 or less",
+    ]
+    assert lines_of(bound, A)[3] == "       difference +0.125 or more, 95 %: +0.033 or more"
+    # The other way round nothing follows.
+    (line,) = lines_of(replace(A, kld_kind="bound"), B)[2:]
+    assert line.startswith("  KLD: n/a: ")
