@@ -87,7 +87,7 @@ class Comparison:
         if names is None:
             fields = [*types, "notes"]
         else:
-            fields = table_columns.fields_of(names)
+            fields = table_columns.fields_of(names, self.results.models)
         for name in fields:
             # ModelResult has no field for a column with a parameter, such as memory:N or
             # kld:SLICE; its values are floats.

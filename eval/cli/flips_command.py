@@ -16,9 +16,8 @@ from ..common.terminal import say
 from ..flips import flip_conditions, flips_report
 from ..flips.comparing import FlipReport, Selection, compare
 from ..flips.sample_files import RunFiles, run_files
-from ..results import RunResult
+from ..results import ModelResult, RunResult
 from ..specs.spec_files import numbered
-from ..stats.uncertainty import Value
 from ..table.markdown import markdown_text
 from ..table.tables import Table
 from . import output_checks
@@ -81,13 +80,13 @@ def runs_of(words: Sequence[str]) -> list[RunFiles]:
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
-def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
-    """Return label -> KLD of a results.json or report.html.
+def klds_of(file: Path, labels: Sequence[str]) -> dict[str, ModelResult]:
+    """Return label -> row of a results.json or report.html.
 
     InputError if it has no row of these labels.
     """
     results = RunResult.read(file)
-    klds = {row.label: Value(row.kld, row.kld_stderr) for row in results.models}
+    klds = {row.label: row for row in results.models}
     if not klds.keys() & set(labels):
         problem = (
             f"{file}: has no row called {', '.join(labels)}; it has {', '.join(klds)}; name one as "
@@ -98,7 +97,7 @@ def klds_of(file: Path, labels: Sequence[str]) -> dict[str, Value]:
 
 
 def write_files(
-    files: OutputFiles, flip_report: FlipReport, klds: dict[str, Value] | None, table: Table
+    files: OutputFiles, flip_report: FlipReport, klds: dict[str, ModelResult] | None, table: Table
 ) -> Outputs:
     """Write JSON, CSV and Markdown where flags name a file.
 

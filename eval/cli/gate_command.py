@@ -33,6 +33,7 @@ from ..run.workers import InterruptedRun, signals_interrupt
 from ..specs import spec_files
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..table import conditions
+from ..table.numbers import significant_text
 from ..text import slice_names
 from ..text.eval_data import EvalData
 from . import flag_checks, output_checks, run_inputs
@@ -466,4 +467,4 @@ def kld_in_words(row: ModelResult) -> str:
     """Return a row's label and its KLD."""
     if row.kld is None:
         return f"{row.label} n/a"
-    return f"{row.label} {row.kld:.4g}"
+    return f"{row.label} {significant_text(row.kld, 4, row.kld_kind)}"

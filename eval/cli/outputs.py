@@ -15,6 +15,7 @@ from ..plots import fonts, measures
 from ..results import ModelResult, RunResult
 from ..table import columns, conditions, markdown, pairs, terminal_table
 from ..table.csv_text import csv_of_run
+from ..table.numbers import KLD_DIGITS, bound_text, number_text
 from ..table.tables import table_of
 from .commands import OutputFiles, PictureFlags, TableFlags
 
@@ -45,7 +46,10 @@ def print_row(say: Callable[[str], object], row: ModelResult) -> None:
         return
     line = f"{row.label}: PPL {row.ppl:,.4f}"
     if row.kld is not None and not row.reference:
-        line += f", KLD {row.kld:z.5f}"
+        kld = number_text(row.kld, KLD_DIGITS)
+        if row.has_bound:
+            kld = bound_text(row.kld, KLD_DIGITS)
+        line += f", KLD {kld}"
     say(line)
 
 

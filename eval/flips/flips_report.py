@@ -10,11 +10,11 @@ from rich.console import Console
 
 from ...backends.common.message_text import amount
 from ..common.terminal import say
+from ..results import ModelResult
 from ..stats.flip_statistics import LEVEL, Accuracy
-from ..stats.uncertainty import Value
 from ..table import csv_text as csv_writer
 from ..table.columns import Column
-from ..table.numbers import KLD_DIGITS, error_text, number_text
+from ..table.numbers import KLD_DIGITS, bound_text, error_text, number_text
 from ..table.tables import Cell, FilledColumn, Table
 from ..table.terminal_table import least_width, leave_out, print_columns, size_column
 from .comparing import OUTCOMES, Comparison, FlipReport, values_of
@@ -35,8 +35,8 @@ LEGEND = (
     "lost: right in the reference and wrong in the new model; gained: the other way round; other "
     "wrong: both wrong, with different answers",
 )
-Klds = Mapping[str, Value]
-"""Label -> KLD of a results.json."""
+Klds = Mapping[str, ModelResult]
+"""Label -> row of a results.json, which has the KLD."""
 
 
 FLIPS_COLUMNS = (
@@ -105,11 +105,14 @@ def cells_of_row(row: Comparison, klds: Klds | None) -> dict[str, Cell]:
     }
 
 
-def kld_cell(kld: Value | None) -> Cell:
-    """Return the cell of a KLD; n/a for a label that the results.json does not have."""
-    if kld is None or kld.value is None:
+def kld_cell(row: ModelResult | None) -> Cell:
+    """Return the cell of a row's KLD; n/a for a label that the results.json does not have."""
+    if row is None or row.kld is None:
         return Cell("n/a")
-    return Cell(number_text(kld.value, KLD_DIGITS), error_text(kld.stderr))
+    text = number_text(row.kld, KLD_DIGITS)
+    if row.has_bound:
+        text = bound_text(row.kld, KLD_DIGITS)
+    return Cell(text, error_text(row.kld_stderr))
 
 
 def accuracy_cell(accuracy: Accuracy) -> Cell:
@@ -242,14 +245,20 @@ def print_flips(table: Table, console: Console) -> None:
 
 def rows_of(report: FlipReport, klds: Klds | None = None) -> list[dict[str, Any]]:
     """Return the numbers of every comparison, with the KLD of its label, as in CSV."""
-    unknown = Value(None)
     rows = []
     for comparison in report.comparisons:
-        kld = unknown
+        row = None
         if klds is not None:
-            kld = klds.get(comparison.label, unknown)
-        rows.append({**values_of(comparison), "kld": kld.value, "kld_stderr": kld.stderr})
+            row = klds.get(comparison.label)
+        rows.append({**values_of(comparison), **kld_values(row)})
     return rows
+
+
+def kld_values(row: ModelResult | None) -> dict[str, Any]:
+    """Return the numbers of a row's KLD, by their fields; None without a KLD."""
+    if row is None or row.kld is None:
+        return {"kld": None, "kld_stderr": None, "kld_kind": None}
+    return {"kld": row.kld, "kld_stderr": row.kld_stderr, "kld_kind": row.kld_kind}
 
 
 def csv_text(report: FlipReport, klds: Klds | None = None) -> str:

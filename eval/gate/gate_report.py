@@ -10,7 +10,7 @@ import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -21,6 +21,7 @@ from ...backends.common.message_text import printable
 from ..common.stored import JsonObject, Stored, Text
 from ..results import ModelResult
 from ..table.markdown import escaped
+from ..table.numbers import significant_text
 from .floor import Floor
 from .variants import SEPARATOR
 from .verdicts import Verdict
@@ -115,19 +116,25 @@ def floor_lines(floors: Mapping[str, Floor], first: Verdict) -> Iterator[str]:
         )
     self_klds = klds_of(first)
     if self_klds:
-        klds = ", ".join(f"{kld:.4g} ({shape})" for kld, shape in self_klds)
+        klds = ", ".join(f"{kld.text} ({kld.shape})" for kld in self_klds)
         yield f"KLD of {first.label} from itself: {klds}"
 
 
-def klds_of(verdict: Verdict) -> list[tuple[float, str]]:
-    """Return the KLDs of a variant, each with what distinguishes its row.
+class RowKld(NamedTuple):
+    """The KLD of a row, as a number and as text, and what distinguishes the row from others."""
 
-    Without the reference and failed rows.
-    """
+    kld: float
+    text: str
+    shape: str
+
+
+def klds_of(verdict: Verdict) -> list[RowKld]:
+    """Return the KLDs of a variant, without the reference and failed rows."""
     klds = []
     for row in verdict.rows:
         if row.kld is not None and not row.reference:
-            klds.append((row.kld, shape_of(row)))
+            text = significant_text(row.kld, 4, row.kld_kind)
+            klds.append(RowKld(row.kld, text, shape_of(row)))
     return klds
 
 
@@ -146,7 +153,7 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
             continue
         kld = "n/a"
         if row.kld is not None:
-            kld = f"{row.kld:.4g}"
+            kld = significant_text(row.kld, 4, row.kld_kind)
         line = f"{shape_of(row)}: KLD {kld}"
         if is_other:
             line += f"; {words}"
@@ -176,8 +183,8 @@ def terminal(result: GateResult) -> list[str]:
             report.append(f"    {line}")
         klds = klds_of(verdict)
         if klds:
-            kld, shape = max(klds)
-            report.append(f"    largest KLD {kld:.4g} ({shape})")
+            largest = max(klds)
+            report.append(f"    largest KLD {largest.text} ({largest.shape})")
     report += result.nearer
     for line in result.conditions:
         report.append(f"failed: {line}")

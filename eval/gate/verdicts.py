@@ -15,7 +15,9 @@ from pydantic import Field
 
 from ..common.stored import Stored, Text
 from ..results import ModelResult, WorstToken
-from ..table.numbers import error_text
+from ..stats.kld_kinds import range_of
+from ..stats.uncertainty import interval
+from ..table.numbers import error_text, significant_text
 from .floor import Floor, VariantTokens
 from .variants import BATCH_OF_ONE, FULL, PREFILL, PREFILL_AGAIN
 
@@ -122,6 +124,9 @@ def first_verdict(label: str, rows: Sequence[Row], floors: Mapping[str, Floor]) 
             reason = row.model.error or "tokens without a finite KLD"
             words = f"failed in {row.shape}: {reason}"
             return Verdict(label=label, outcome="failed", words=words, rows=published_rows)
+        if not floors and row.model.kld_kind != "exact":
+            words = f"failed in {row.shape}: a noise floor needs exact KLDs"
+            return Verdict(label=label, outcome="failed", words=words, rows=published_rows)
         if (
             floors
             and row.pass_name == PREFILL_AGAIN
@@ -171,12 +176,23 @@ def outcomes_that_hold(
     if is_equal and is_ignored:
         yield "not applied", "not applied: every score is the first variant's to the bit"
     differing = []
+    undecided = []
     for row in rows:
-        if row.model.kld_non_finite or row.kld > floors[row.text].limit:
+        lowest, highest = kld_range(row.model)
+        if row.model.kld_non_finite or lowest > floors[row.text].limit:
             differing.append(row)
+        elif highest > floors[row.text].limit:
+            undecided.append(row)
     if differing:
         parts = ", ".join(differences(rows, floors, differing))
         yield "differs", f"differs: {parts}"
+    for row in undecided:
+        kld = kld_with_error(row.model)
+        yield (
+            "failed",
+            f"undecided in {row.shape}: KLD {kld}; whether it is above the floor, "
+            f"{floors[row.text].limit:.4g}, is not known",
+        )
     change = logprob_change(tokens.get((PREFILL, FULL)), tokens.get((PREFILL, BATCH_OF_ONE)))
     if times_the_limit(change, floors[BATCH_OF_ONE]) > LARGEST_BATCH_CHANGE:
         yield (
@@ -188,6 +204,21 @@ def outcomes_that_hold(
         yield "as before", "as before (equal to the bit)"
     else:
         yield "as before", "as before"
+
+
+def kld_range(model: ModelResult) -> tuple[float, float]:
+    """Return the smallest and the largest KLD that a row may have, by the kind of its KLD."""
+    kld = model.kld or 0.0
+    limits = None
+    if model.kld_stderr is not None and model.blocks is not None:
+        limits = interval(kld, model.kld_stderr, model.blocks.waves)
+    return range_of(kld, model.kld_kind, limits)
+
+
+def kld_with_error(model: ModelResult) -> str:
+    """Return a row's KLD and its error."""
+    error = error_text(model.kld_stderr) or "n/a"
+    return f"{significant_text(model.kld or 0.0, 4, model.kld_kind)} ± {error}"
 
 
 def logprob_change(one: VariantTokens | None, other: VariantTokens | None) -> float:
@@ -218,15 +249,17 @@ def differences(
     """Yield the size of a variant's difference, where it starts, and the shapes that have it."""
     worst = max(differing, key=lambda row: row.kld / (floors[row.text].limit or 1.0))
     floor = floors[worst.text]
-    error = error_text(worst.model.kld_stderr) or "n/a"
-    yield f"KLD {worst.kld:.4g} ± {error}"
+    yield f"KLD {kld_with_error(worst.model)}"
     if floor.limit:
-        yield f"{worst.kld / floor.limit:.1f} times the floor"
+        at_least = ""
+        if worst.model.has_bound:
+            at_least = "at least "
+        yield f"{at_least}{worst.kld / floor.limit:.1f} times the floor"
     else:
         yield "where the floor is 0"
     if worst.model.kld_non_finite:
         yield f"{worst.model.kld_non_finite:,} tokens without a finite KLD"
-    elif worst.tokens is not None:
+    elif worst.tokens is not None and worst.model.kld_kind == "exact":
         place = where(worst.tokens.by_position(), floor.curve)
         if place:
             yield place

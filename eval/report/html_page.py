@@ -30,6 +30,7 @@ from ..plots.picture_style import DARK, LIGHT
 from ..plots.pictures import Picture
 from ..results import ModelResult, RunResult
 from ..table import tables
+from ..table.numbers import AT_LEAST
 from ..table.tables import Cell, FilledColumn
 
 FOLDER = Path(__file__).parent / "page"
@@ -161,7 +162,7 @@ def sort_key(filled: FilledColumn, cell: Cell) -> str:
     if cell.value == "ref":
         return str(column.times * (column.of_reference or 0) + column.plus)
     try:
-        return str(float(cell.value.replace(",", "")))
+        return str(float(cell.value.removeprefix(AT_LEAST).replace(",", "")))
     except ValueError:
         return ""
 

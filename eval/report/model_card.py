@@ -27,6 +27,12 @@ LOCAL_KEYS = ("python", "out_logits", "repeat", "replicas")
 """Keys of a model spec about the machine on which it ran."""
 FOLDERS = re.compile(r"(?<![\w.:/~-])~?/(?:[^\s/\"'`|,;:]+/)+(?=[^\s/])")
 """The folders of an absolute path."""
+METRICS_OF_KLD = {
+    "exact": ("kl_divergence", "KL divergence"),
+    "estimate": ("kl_divergence", "Estimated KL divergence"),
+    "bound": ("kl_divergence_lower_bound", "Lower bound of the KL divergence"),
+}
+"""Kind of a KLD -> type and name of its metric."""
 HOST = re.compile(r"(?<=://)[^\s/\"']+")
 """The host of an address."""
 
@@ -93,8 +99,9 @@ def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator
         return
     values = [("perplexity", "Perplexity", scores.ppl)]
     if run.reference and run.reference["label"]:
-        title = f"KL divergence from {run.reference['label']}, nats per token"
-        values.append(("kl_divergence", title, scores.kld))
+        kind, name = METRICS_OF_KLD[model.kld_kind]
+        title = f"{name} from {run.reference['label']}, nats per token"
+        values.append((kind, title, scores.kld))
     for kind, title, value in values:
         if value is not None:
             yield EvalResult(

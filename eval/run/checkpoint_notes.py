@@ -122,8 +122,11 @@ def eight_bit_note(row: ModelResult) -> str:
     caches = {cache.stored for cache in row.kv_caches} - PLAIN_CACHES
     if activations or caches:
         causes += ", or the loss of its activations or KV cache"
+    kld = f"{row.kld:.2g}"
+    if row.has_bound:
+        kld = f"at least {kld}"
     return (
-        f"a KLD of {row.kld:.2g} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can "
+        f"a KLD of {kld} at {row.bpw_layer:.3g} bits per weight is more than 8 bits can "
         f"cost: {causes}"
     )
 

@@ -7,6 +7,7 @@ is compared like an exact KLD.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Literal
 
@@ -28,6 +29,18 @@ def relations_that_follow(first: KldKind, second: KldKind) -> frozenset[Relation
     if first != "bound":
         return frozenset({"less"})
     return frozenset()
+
+
+def range_of(kld: float, kind: KldKind, limits: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the smallest and the largest KLD on the same tokens that a number of a kind allows.
+
+    ``limits``: the interval of an estimate; None if that is not known.
+    """
+    if kind == "bound":
+        return kld, math.inf
+    if kind == "exact":
+        return kld, kld
+    return limits or (-math.inf, math.inf)
 
 
 def kind_of_mean(kinds: Collection[KldKind]) -> KldKind | None:

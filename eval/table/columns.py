@@ -85,6 +85,11 @@ class Column:
         return (field,)
 
     @property
+    def shows_kld(self) -> bool:
+        """True if the values are KLDs: means or percentiles, of all tokens or of a slice."""
+        return self.name.startswith("kld")
+
+    @property
     def title(self) -> str:
         """The header on one line."""
         return self.header.replace("-\n", "-").replace("\n", " ")
@@ -495,11 +500,21 @@ def column_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def fields_of(names: Sequence[str]) -> list[str]:
-    """Return the fields of chosen columns, as CSV and pandas name them."""
+def fields_of(names: Sequence[str], models: Sequence[ModelResult]) -> list[str]:
+    """Return the fields of chosen columns, as CSV and pandas name them.
+
+    ``kld_kind`` follows the columns of KLDs if a KLD is not exact, which a number alone does not
+    show.
+    """
     fields: list[str] = []
+    has_kld = False
     for name in names:
-        fields += column_of(name).fields
+        column = column_of(name)
+        fields += column.fields
+        has_kld = has_kld or column.shows_kld
+    is_exact = all(model.kld_kind == "exact" for model in models)
+    if has_kld and not is_exact:
+        fields.append("kld_kind")
     return fields
 
 

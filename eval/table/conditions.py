@@ -1,8 +1,9 @@
 """``--fail-if 'kld > 0.05'``: a row fails if a column of the table has such a value.
 
 The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails
-too, since it may be wrong.  The reference has no value in columns that compare with the reference,
-and cannot fail there.
+too, since it may be wrong.  So does a row whose KLD is a bound, if its KLD may meet the condition:
+a bound above the limit of ``kld > 0.05`` decides, and below the limit nothing is known.  The
+reference has no value in columns that compare with the reference, and cannot fail there.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import NamedTuple
 from ...backends.common.errors import InputError
 from ...backends.common.message_text import printable
 from ..results import ModelResult, RunResult
+from ..stats.kld_kinds import Relation, relations_that_follow
 from .columns import Column, column_of
 from .memory_fit import memory_of
-from .numbers import number_text
+from .numbers import bound_text, number_text
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -45,7 +47,10 @@ class Condition(NamedTuple):
         return f"{self.column.name} {self.sign} {self.limit:g}"
 
     def fault(self, model: ModelResult) -> str:
-        """Return why a row fails; empty if it does not."""
+        """Return why a row fails; empty if it does not.
+
+        A bound from which the condition does not follow fails, too, as undecided.
+        """
         # By definition, the reference does not differ from itself.
         if model.reference and self.column.of_reference is not None:
             return ""
@@ -57,9 +62,26 @@ class Condition(NamedTuple):
                 return f"n/a: {memory_of(model).missing}"
             return "n/a"
         number = self.column.times * value + self.column.plus
-        if SIGNS[self.sign](number, self.limit):
-            return number_text(number, self.column.digits or 0)
+        digits = self.column.digits or 0
+        is_met = SIGNS[self.sign](number, self.limit)
+        if not (self.column.shows_kld and model.has_bound):
+            if is_met:
+                return number_text(number, digits)
+            return ""
+        if not self.follows(number, model):
+            return f"undecided: only {bound_text(number, digits)} is known"
+        if is_met:
+            return bound_text(number, digits)
         return ""
+
+    def follows(self, number: float, model: ModelResult) -> bool:
+        """Return True if a row's KLD meets the condition, or not, as its ``number`` does."""
+        relation: Relation = "less"
+        if number > self.limit:
+            relation = "more"
+        elif number == self.limit:
+            relation = "equal"
+        return relation in relations_that_follow(model.kld_kind, "exact")
 
 
 def parse(text: str) -> Condition:

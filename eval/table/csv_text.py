@@ -25,7 +25,7 @@ def csv_of_run(run: RunResult, names: Sequence[str] | None = None) -> str:
     if names is None:
         fields = list(rows[0])
     else:
-        fields = fields_of(names)
+        fields = fields_of(names, run.models)
     return csv_text(rows, fields)
 
 

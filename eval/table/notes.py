@@ -11,6 +11,7 @@ from ...backends.layers import groups
 from ..ranking import candidates_for_best, near_lossless, ranking, too_short, why_unranked
 from ..results import MARK, ModelResult, RunResult, UsedText, deviations_of
 from ..stats.block_sums import short_text_cautions
+from ..text.slice_names import SPECIAL
 from . import memory_fit
 from .columns import column_of
 from .measured_rows import blocks_of, measured_rows
@@ -375,6 +376,30 @@ def kv_size_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     return by_note(notes)
 
 
+def estimate_notes(run: RunResult, columns: Collection[str]) -> list[str]:
+    """Return why columns of the table have no value for a row whose KLD is an estimate."""
+    reasons = []
+    for name in columns:
+        column = column_of(name)
+        if not column.shows_kld:
+            continue
+        if column.slice == SPECIAL:
+            reasons.append(
+                f"{name} n/a: the KLD is an estimate, which needs tokens that are not chosen by "
+                "what they are"
+            )
+        elif not column.error:
+            reasons.append(
+                f"{column.title} n/a: the KLD is an estimate, whose values of single tokens are no "
+                "KLDs"
+            )
+    notes = []
+    for model in run.models:
+        if model.kld is not None and model.kld_kind == "estimate":
+            notes += [(model.label, reason) for reason in reasons]
+    return by_note(notes)
+
+
 def memory_notes(run: RunResult, columns: Collection[str]) -> list[str]:
     """Return notes on the memory of serving."""
     memory_columns = []
@@ -421,6 +446,7 @@ NOTES_ON_RUN: tuple[Callable[[RunResult], list[str]], ...] = (
 """The functions that make the notes on a run, in the order of the notes."""
 NOTES_ON_COLUMNS: tuple[Callable[[RunResult, Collection[str]], list[str]], ...] = (
     kv_size_notes,
+    estimate_notes,
     memory_notes,
 )
 """The functions that make the notes on columns, which follow."""

@@ -47,6 +47,15 @@ def bound_text(value: float, digits: int) -> str:
     return AT_LEAST + number_text(value, digits)
 
 
+def significant_text(kld: float, digits: int, kind: KldKind = "exact") -> str:
+    """Return a KLD with so many significant digits: 0.04317, >=0.04316."""
+    if kind != "bound":
+        return f"{kld:.{digits}g}"
+    if kld:
+        kld = rounded_down(kld, digits - 1 - math.floor(math.log10(abs(kld))))
+    return f"{AT_LEAST}{kld:.{digits}g}"
+
+
 def kld_in_words(kld: float, kind: KldKind = "exact") -> str:
     """Return the words for an exact mean KLD below 0, which only rounding causes.
 

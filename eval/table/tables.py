@@ -15,7 +15,7 @@ from .columns import COLUMNS, Column, column_of
 from .findings import verdict
 from .legend import column_footnotes, legend
 from .notes import footnotes
-from .numbers import decimals_of_error, error_text, number_text
+from .numbers import bound_text, decimals_of_error, error_text, number_text
 from .precision_sentences import advice
 from .row_marks import BEST, label_of, machine_letters
 
@@ -334,7 +334,9 @@ def cell_of(column: Column, model: ModelResult, *, is_best: bool = False) -> Cel
     if value is None:
         return Cell("n/a")
     number = column.times * value + column.plus
-    if column.signed:
+    if column.shows_kld and model.has_bound:
+        text = bound_text(number, column.digits)
+    elif column.signed:
         text = f"{number:+,.{column.digits}f}"
     else:
         text = number_text(number, column.digits)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from compare_q.eval.flips import flips_report
 from compare_q.eval.flips.comparing import Selection, compare
 from compare_q.eval.flips.sample_files import run_files
-from tests.support.made import QUANT, REF, run_of
+from tests.support.made import QUANT, REF, replace, run_of
 from tests.support.samples import NEW, REFERENCE, lines_of, write
 from tests.support.toy import Run, assert_refused
 
@@ -127,7 +128,7 @@ def test_several_new_models_with_klds(
     """A label that is also in the results.json has that row's KLD next to its flips; another one
     has n/a.
     """
-    run_of(REF, QUANT).write(tmp_path / "results.json")
+    run_of(REF, replace(QUANT, kld_kind="bound")).write(tmp_path / "results.json")
     write(tmp_path / "more" / "same", lines_of(REFERENCE))
     words = [
         both[0],
@@ -146,7 +147,10 @@ def test_several_new_models_with_klds(
         ("W4A16", 3, QUANT.kld),
         ("same", 0, None),
     ]
-    assert rows[0]["kld_stderr"] == QUANT.kld_stderr
+    assert (rows[0]["kld_stderr"], rows[0]["kld_kind"]) == (QUANT.kld_stderr, "bound")
+    assert rows[1]["kld_kind"] is None
+    # 0.01234567, rounded down.
+    assert flips_report.kld_cell(replace(QUANT, kld_kind="bound")).value == ">=0.01234"
 
 
 def test_a_folder_that_lm_eval_wrote_is_named_by_its_parent(compare_q: Run, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from compare_q.backends.base import KldKind
 from compare_q.eval.gate.floor import FLOOR_COPIES, Floor, VariantTokens
-from compare_q.eval.gate.verdicts import Row, Verdict, verdict_of, where
+from compare_q.eval.gate.verdicts import Row, Verdict, first_verdict, verdict_of, where
 from compare_q.eval.results import ModelResult
+from tests.support.made import BLOCKS
 from tests.support.toy import FAKE, Ran, Run, Specs, assert_refused
 
 WINDOWS = 4
@@ -143,6 +145,46 @@ def test_a_first_variant_that_is_wrong_at_batch_1_differs() -> None:
     elsewhere = alone._replace(position=alone.position + 1)
     rows = [rows[0], row_of("prefill", "batch 1", elsewhere)]
     assert verdict_of("old", rows, engine.floors(), []).outcome == "as before"
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "outcome"),
+    [
+        ("exact", 0.5, "as before"),
+        ("exact", 2.0, "differs"),
+        # The KLD is at least this: above the floor it differs, below it nothing is known.
+        ("bound", 0.5, "failed"),
+        ("bound", 2.0, "differs"),
+        # Its interval is +- 3.18 * 0.1 floors.
+        ("estimate", 0.5, "as before"),
+        ("estimate", 0.9, "failed"),
+        ("estimate", 1.1, "failed"),
+        ("estimate", 2.0, "differs"),
+    ],
+)
+def test_a_kld_that_may_be_above_the_floor_is_not_as_before(
+    kind: KldKind, times: float, outcome: str
+) -> None:
+    engine = Engine(0)
+    floors = engine.floors()
+    limit = floors["full batch"].limit
+    row = row_of("decode", "full batch", engine.scored())
+    model = row.model.updated(
+        kld=times * limit, kld_stderr=0.1 * limit, kld_kind=kind, blocks=BLOCKS
+    )
+    verdict = verdict_of("new", [row._replace(model=model)], floors, [])
+    assert verdict.outcome == outcome
+    assert ("undecided" in verdict.words) == (outcome == "failed")
+    assert (">=" in verdict.words) == (kind == "bound")
+
+
+def test_a_noise_floor_needs_exact_klds() -> None:
+    row = row_of("copy", "full batch", Engine(0).scored())
+    assert first_verdict("old", [row], {}) is None
+    bounded = row._replace(model=row.model.updated(kld_kind="bound"))
+    verdict = first_verdict("old", [bounded], {})
+    assert verdict is not None
+    assert verdict.outcome == "failed"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,24 @@ def test_the_hub_reads_the_numbers(compare_q: Run, tmp_path: Path) -> None:
     assert "0.01235 ± 0.00045" in card.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "metric", "name"),
+    [
+        ("bound", "kl_divergence_lower_bound", "Lower bound of the KL divergence from bf16"),
+        ("estimate", "kl_divergence", "Estimated KL divergence from bf16"),
+    ],
+)
+def test_a_bound_is_not_published_as_a_kld(
+    compare_q: Run, tmp_path: Path, kind: str, metric: str, name: str
+) -> None:
+    run = run_of(REF, replace(QUANT, kld_kind=kind), texts=[DATA])
+    card = ModelCard(card_of(compare_q, tmp_path, run))
+    _, result = card.data.eval_results
+    assert (result.metric_type, result.metric_value) == (metric, QUANT.kld)
+    assert result.metric_name.startswith(name)
+    assert (r"\>=0.01234" in card.text) == (kind == "bound")
+
+
 def test_each_of_several_texts_has_the_numbers_of_its_slice(compare_q: Run, tmp_path: Path) -> None:
     """KLDs of three texts, whose perplexities are 20 * (1 + KLD); the specs of all texts repeat the
     run.

@@ -25,6 +25,15 @@ def test_rows_and_fields() -> None:
     assert csv_of_run(run, ["label", "kld"]).splitlines()[2] == "bf16,0.0,"
 
 
+def test_a_kld_that_is_not_exact_has_its_kind() -> None:
+    run = run_of(REF, QUANT, replace(QUANT, label="served", kld_kind="bound"))
+    lines = csv_of_run(run, ["label", "kld_max"]).splitlines()
+    assert lines == ["label,kld_max,kld_kind", "bf16,,exact", "W4A16,2.0,exact", "served,2.0,bound"]
+    assert csv_of_run(run, ["label", "ppl"]).splitlines()[0] == "label,ppl,ppl_stderr"
+    *_, served = csv.DictReader(io.StringIO(csv_of_run(run), newline=""))
+    assert served["kld_kind"] == "bound"
+
+
 def test_chosen_slices_have_columns() -> None:
     """By default, there are no columns of slices."""
     assert ":" not in csv_of_run(three()).splitlines()[0]

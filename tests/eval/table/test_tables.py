@@ -250,6 +250,39 @@ def test_columns_of_slices_show_the_numbers_of_the_slice() -> None:
     assert values(three(), "bf16", names) == ["ref", "ref", "20.000", "ref"]
 
 
+def test_bounds_are_at_least_and_rounded_down() -> None:
+    """The KLD 0.01234567 has the error 0.000452, and its median, 0.5, and largest value none."""
+    bound = replace(QUANT, kld_kind="bound", slices={"few": Slice(7, 20.0, None, 0.12999, 0.01)})
+    names = ("kld", "kld_median", "kld_max", "kld:few", "same_top", "ppl")
+    row = cells(run_of(REF, bound), "W4A16", names)
+    shown = {name: row[name].value for name in names}
+    assert shown == {
+        "kld": ">=0.01234",
+        "kld_median": ">=0.50000",
+        "kld_max": ">=2.0000",
+        "kld:few": ">=0.129",
+        "same_top": "98.77",
+        "ppl": "7.5000",
+    }
+    assert row["kld"].error == "0.00045"
+    exact = cells(run_of(REF, QUANT), "W4A16", ("kld",))
+    assert exact["kld"].value == "0.01235"
+
+
+def test_an_estimate_has_no_percentiles_and_says_why() -> None:
+    none = dict.fromkeys(("kld_median", "kld_p99", "kld_p99_9", "kld_max"))
+    estimate = replace(QUANT, kld_kind="estimate", kld_percentiles={}, **none)
+    special = Slice(7, 20.0, None, None, None)
+    run = run_of(REF, replace(estimate, slices={"special": special}))
+    names = ("label", "kld", "kld_max", "kld:special")
+    assert values(run, "W4A16", names) == ["W4A16", "0.01235", "n/a", "n/a"]
+    notes = [note for note in table_of(run, names).notes if " n/a: the KLD is an estimate" in note]
+    assert [note.partition(" n/a")[0] for note in notes] == [
+        "W4A16: max KLD",
+        "W4A16: kld:special",
+    ]
+
+
 def test_unknown_numbers_of_a_slice() -> None:
     few = Slice(7, 20.0, None, 0.5, None, None, None)
     run = run_of(REF, replace(QUANT, slices={"few": few}))
