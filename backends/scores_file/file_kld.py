@@ -17,7 +17,7 @@ from ..reference.store import Reader
 from ..reference.stored_logprobs import Gathered, StoredLogprobs
 from ..scoring import partial_kld
 from ..window import KldKind, TokenScores, Window
-from .format import NO_ID, Entries, Logprobs, WindowScores
+from .format import LOGPROB_ERROR, NO_ID, Entries, Logprobs, WindowScores
 from .known_entries import all_entries, top_tokens
 
 Pairs = Sequence[tuple[Window, WindowScores]]
@@ -27,7 +27,7 @@ def kind_of(pairs: Pairs, store: Reader) -> KldKind | None:
     """Return the kind of KLD that the scores of all windows can have; None if they have none."""
     if any(scores.top is None and scores.asked is None for _, scores in pairs):
         return None
-    if all(n_known(window, scores) == store.head.vocab_size for window, scores in pairs):
+    if all(is_complete(window, scores, store.head.vocab_size) for window, scores in pairs):
         return "exact"
     # Ids that were drawn from another distribution would bias the estimate.
     for window, scores in pairs:
@@ -36,10 +36,15 @@ def kind_of(pairs: Pairs, store: Reader) -> KldKind | None:
     return "estimate"
 
 
-def n_known(window: Window, scores: WindowScores) -> int:
-    """Return the smallest number of different tokens whose log-probability is known."""
-    known = all_entries(window, scores).ids != NO_ID
-    return int(known.sum(axis=1).min(initial=0))
+def is_complete(window: Window, scores: WindowScores, vocab_size: int) -> bool:
+    """Return True if the log-probabilities of all tokens are known, and their sums are 1.
+
+    The sums are smaller if the model has more tokens than the reference.
+    """
+    entries = all_entries(window, scores)
+    n_known = (entries.ids != NO_ID).sum(axis=1)
+    sums = np.exp(entries.logprobs).sum(axis=1)
+    return bool((n_known == vocab_size).all() and (sums > 1.0 - LOGPROB_ERROR).all())
 
 
 def compared(

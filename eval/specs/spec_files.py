@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...backends.common import json_files
 from ...backends.common.engine_options import UNKNOWN_KEY, describe
 from ...backends.common.errors import InputError
-from ...backends.common.message_text import printable, shortened
+from ...backends.common.jsonl_kinds import first_line
+from ...backends.common.message_text import printable, shortened, unicode
 from ...backends.reference import pack_files
 from . import misplaced_keys
 from .spec_types import NOT_SWEPT, DataSpec, ModelSpec, Spec, SweptSpec, with_sweep_place
@@ -215,8 +216,10 @@ def load_model_specs(
 def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
     """Return the specs with different labels: the second model of one label is ``Label (2)``.
 
-    ``say`` is called with a line for each changed label.
+    A spec without a label has the label in the first line of its file, if there is one.  ``say`` is
+    called with a line for each changed label.
     """
+    specs = [labelled_by_file(spec) for spec in specs]
     labels = numbered([spec.name for spec in specs])
     labelled_specs = []
     for spec, label in zip(specs, labels, strict=True):
@@ -228,6 +231,16 @@ def with_own_labels(specs: Sequence[ModelSpec], say: Say) -> list[ModelSpec]:
         say(f"label: an earlier model is called {name} too; this one ({model}) is called {label}")
         labelled_specs.append(spec.model_copy(update={"label": label}))
     return labelled_specs
+
+
+def labelled_by_file(spec: ModelSpec) -> ModelSpec:
+    """Return a spec without a label with the label in the first line of its file, if any."""
+    if spec.label is not None:
+        return spec
+    label = first_line(Path(spec.located)).get("label")
+    if not isinstance(label, str) or not label:
+        return spec
+    return spec.model_copy(update={"label": unicode(label)})
 
 
 def numbered(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:

@@ -551,6 +551,16 @@ class ModelSpec(Spec):
         None, description="replaces the measured bits of layers and head"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _path_of_a_file(cls, raw: Any) -> Any:
+        """Take ``path`` as another name of ``model_dir``, for a model that is one file."""
+        if not isinstance(raw, dict) or "path" not in raw or "model_dir" in raw:
+            return raw
+        keys = dict(raw)
+        keys["model_dir"] = keys.pop("path")
+        return keys
+
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
         self._check_model_dir()

@@ -1,0 +1,241 @@
+"""KL divergence by a file, against the KLD of the same two distributions over all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compare_q.backends.base import ScoreRequest, TokenScores, Window
+from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.store import Reader
+from compare_q.backends.reference.stored_logprobs import StoredLogprobs
+from compare_q.backends.scores_file.asked_ids import asked_of, chosen
+from compare_q.backends.scores_file.format import Asked
+from compare_q.backends.scores_file.scores_file_engine import ScoresFileEngine
+from tests.support import scores_files
+from tests.support.scores_files import Array, exact_kld, line_of, random_logprobs
+from tests.support.toy import planned
+
+VOCAB = 60
+LENGTH = 41
+ROWS = LENGTH - 1
+Case = tuple[Window, Array, Array, Path]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A window, the reference's ln p, the model's ln q [40, 60], and the reference store."""
+    ids = np.random.default_rng(3).integers(0, VOCAB, LENGTH, dtype=np.int32)
+    window = Window.scored_from(0, ids)
+    reference = random_logprobs(ROWS, VOCAB, seed=1)
+    model = random_logprobs(ROWS, VOCAB, seed=2, spread=0.7, like=reference)
+    folder = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    return window, reference, model, folder
+
+
+def scored(file: Path, windows: list[Window], reference: Path | None = None) -> list[TokenScores]:
+    """Score windows by a file in the engine."""
+    engine = ScoresFileEngine(planned("m", "scores_file", str(file), LENGTH))
+    engine.check(engine.planned)
+    engine.load()
+    return list(engine.score(windows, ScoreRequest(reference=reference, vocab_size=VOCAB)))
+
+
+def scored_line(case: Case, tmp_path: Path, **keys: Any) -> TokenScores:
+    """Score the window of a case by a file that ``line_of`` makes with these keys."""
+    window, _, model, store = case
+    file = scores_files.write(tmp_path / "s.jsonl", [line_of(window, model, **keys)])
+    return scored(file, [window], store)[0]
+
+
+def test_log_probabilities_of_the_targets_are_exact(case: Case, tmp_path: Path) -> None:
+    window, _, model, _ = case
+    file = scores_files.write(tmp_path / "s.jsonl", [line_of(window, model)])
+    (scores,) = scored(file, [window])
+    expected = model[np.arange(ROWS), window.targets]
+    np.testing.assert_array_equal(scores.logprob, expected.astype(np.float32))
+    assert scores.kld is None
+    assert scores.top1 is None
+
+
+def test_targets_alone_give_no_divergence(case: Case, tmp_path: Path) -> None:
+    scores = scored_line(case, tmp_path)
+    assert scores.kld is None
+    assert scores.ref_logprob is None
+
+
+@pytest.mark.parametrize("top", [1, 5, 20, VOCAB - 1])
+@pytest.mark.parametrize("decimals", [None, 3, 1])
+def test_top_tokens_bound_the_divergence(
+    case: Case, tmp_path: Path, top: int, decimals: int | None
+) -> None:
+    _, reference, model, _ = case
+    scores = scored_line(case, tmp_path, top=top, decimals=decimals)
+    assert scores.kld_kind == "bound"
+    assert scores.kld is not None
+    exact = exact_kld(reference, model)
+    assert (scores.kld <= exact + 1e-6).all()
+    assert (scores.kld >= 0).all()
+    if top >= 20 and decimals is None:
+        # With the 20 most probable of 60 tokens, most of the divergence is known.
+        assert scores.kld.mean() > 0.9 * exact.mean()
+
+
+def test_the_bound_of_a_model_and_itself_is_zero(case: Case, tmp_path: Path) -> None:
+    window, reference, _, store = case
+    # As engines compute them.
+    in_float32 = reference.astype(np.float32).astype(np.float64)
+    line = line_of(window, in_float32, top=20)
+    (scores,) = scored(scores_files.write(tmp_path / "s.jsonl", [line]), [window], store)
+    assert scores.kld is not None
+    assert scores.kld.max() < 1e-5
+    assert scores.same_top is not None
+    assert scores.same_top.all()
+
+
+def test_no_bound_of_a_peaked_model_exceeds_its_divergence(tmp_path: Path) -> None:
+    """Almost all probability is known, so that 1 - Q is smaller than the rounding of Q."""
+    ids = np.random.default_rng(3).integers(0, VOCAB, LENGTH, dtype=np.int32)
+    window = Window.scored_from(0, ids)
+    peak = np.zeros((ROWS, VOCAB))
+    peak[:, 7] = 14.0
+    reference = random_logprobs(ROWS, VOCAB, seed=1, like=peak)
+    model = random_logprobs(ROWS, VOCAB, seed=2, spread=0.01, like=reference)
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    in_float32 = model.astype(np.float32).astype(np.float64)
+    # A rounding of float32 in each of the entries.
+    up = np.nextafter(in_float32.astype(np.float32), np.float32(np.inf)).astype(np.float64)
+    line = line_of(window, np.minimum(up, 0.0), top=3)
+    (scores,) = scored(scores_files.write(tmp_path / "s.jsonl", [line]), [window], store)
+    assert scores.kld is not None
+    assert (scores.kld <= exact_kld(reference, model) + 1e-9).all()
+
+
+def test_all_tokens_give_the_exact_divergence(case: Case, tmp_path: Path) -> None:
+    _, reference, model, _ = case
+    scores = scored_line(case, tmp_path, top=VOCAB)
+    assert scores.kld_kind == "exact"
+    assert scores.kld is not None
+    np.testing.assert_allclose(scores.kld, exact_kld(reference, model), atol=2e-6)
+
+
+def test_first_tokens_are_compared_and_are_those_of_the_whole_distribution(
+    case: Case, tmp_path: Path
+) -> None:
+    window, reference, model, _ = case
+    scores = scored_line(case, tmp_path, top=2)
+    first = model.argmax(axis=1)
+    assert scores.same_top is not None
+    assert scores.top1 is not None
+    np.testing.assert_array_equal(scores.same_top, first == reference.argmax(axis=1))
+    np.testing.assert_array_equal(scores.top1, first == window.targets)
+    assert scores.ref_logprob is not None
+    expected = reference[np.arange(ROWS), window.targets]
+    np.testing.assert_allclose(scores.ref_logprob, expected, atol=1e-6)
+    assert scores.ref_top1_logprob is not None
+    np.testing.assert_allclose(scores.ref_top1_logprob, reference.max(axis=1), atol=1e-6)
+
+
+def test_asked_tokens_estimate_the_divergence_without_bias(case: Case, tmp_path: Path) -> None:
+    """The mean over 200 draws is the KLD within four of its standard errors."""
+    window, reference, model, store = case
+    recording = Reader(store).recording(window.digest)
+    means = []
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        ids = chosen(reference, 5, 4, generator)
+        asked = Asked.of(window.digest, ids, 4, recording)
+        scores = scored_line(case, tmp_path, asked=asked)
+        assert scores.kld_kind == "estimate"
+        assert scores.kld is not None
+        means.append(scores.kld.astype(np.float64).mean())
+    exact = exact_kld(reference, model).mean()
+    error = np.std(means, ddof=1) / np.sqrt(len(means))
+    assert error < 0.01 * exact
+    assert abs(np.mean(means) - exact) < 4 * error
+
+
+def test_asked_tokens_of_another_recording_give_a_bound(case: Case, tmp_path: Path) -> None:
+    """The drawn tokens were drawn from other numbers, which would bias the estimate."""
+    window, reference, model, _ = case
+    asked = Asked.of(window.digest, chosen(reference, 5, 4, np.random.default_rng(0)), 4, "0" * 16)
+    scores = scored_line(case, tmp_path, asked=asked)
+    assert scores.kld_kind == "bound"
+    assert scores.kld is not None
+    assert (scores.kld <= exact_kld(reference, model) + 1e-6).all()
+
+
+def test_asked_tokens_alone_do_not_tell_the_first_token(case: Case, tmp_path: Path) -> None:
+    window, _, _, store = case
+    asked = asked_of(window, StoredLogprobs(Reader(store)))
+    scores = scored_line(case, tmp_path, asked=asked)
+    assert scores.kld_kind == "estimate"
+    assert scores.same_top is None
+
+
+def shift_top(line: dict[str, Any]) -> None:
+    line["top_ids"] = line["top_ids"][1:] + line["top_ids"][:1]
+    line["top_logprobs"] = line["top_logprobs"][1:] + line["top_logprobs"][:1]
+
+
+def shift_logprob(line: dict[str, Any]) -> None:
+    line["logprob"] = line["logprob"][1:] + line["logprob"][:1]
+
+
+def drop_position(line: dict[str, Any]) -> None:
+    for key in ("logprob", "top_ids", "top_logprobs"):
+        line[key] = line[key][1:]
+
+
+def beyond_vocabulary(line: dict[str, Any]) -> None:
+    line["top_ids"][3][4] = VOCAB
+
+
+@pytest.mark.parametrize("fault", [shift_top, shift_logprob, drop_position, beyond_vocabulary])
+def test_scores_of_other_positions_or_tokens_are_refused(
+    case: Case, tmp_path: Path, fault: Callable[[dict[str, Any]], None]
+) -> None:
+    window, _, model, store = case
+    line = line_of(window, model, top=5)
+    fault(line)
+    file = scores_files.write(tmp_path / "s.jsonl", [line])
+    engine = ScoresFileEngine(planned("m", "scores_file", str(file), LENGTH))
+    engine.load()
+    with pytest.raises(ModelError) as caught:
+        list(engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB)))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_missing_windows_are_named_before_any_is_scored(case: Case, tmp_path: Path) -> None:
+    window, _, model, _ = case
+    others = [Window.scored_from(n, np.arange(n, n + 9, dtype=np.int32)) for n in (1, 2)]
+    file = scores_files.write(tmp_path / "half.jsonl", [line_of(window, model)])
+    with pytest.raises(ModelError, match=r"half\.jsonl: lacks 2 of 3 windows, window 1 "):
+        scored(file, [window, *others])
+    with pytest.raises(ModelError, match=r"half\.jsonl: has other windows"):
+        scored(file, others)
+
+
+def test_chosen_tokens_are_the_most_probable_and_draws_from_the_others() -> None:
+    """Frequencies of 40,000 draws against p without the 2 most probable of 6 tokens."""
+    p = np.array([0.4, 0.05, 0.3, 0.15, 0.0, 0.1])
+    with np.errstate(divide="ignore"):
+        logprobs = np.log(np.tile(p, (10_000, 1)))
+    ids = chosen(logprobs, 2, 4, np.random.default_rng(0))
+    assert (ids[:, :2] == [0, 2]).all()
+    counts = np.bincount(ids[:, 2:].ravel(), minlength=6)
+    # sqrt(0.25 / 40,000) = 0.0025.
+    np.testing.assert_allclose(counts / 40_000, [0, 1 / 6, 0, 1 / 2, 0, 1 / 3], atol=0.01)
+    assert counts[4] == 0
+
+
+def test_the_same_tokens_are_asked_for_again(case: Case) -> None:
+    window, _, _, store = case
+    first = asked_of(window, StoredLogprobs(Reader(store)))
+    assert first is not None
+    assert first == asked_of(window, StoredLogprobs(Reader(store)))
+    assert len(first.ids[0]) == 24
