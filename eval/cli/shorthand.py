@@ -61,6 +61,10 @@ NO_MODEL = (
     "server's address; specs are given with -m, texts with -d, and finished runs are shown by "
     "compare-q show"
 )
+NO_SCORES = (
+    "holds what an engine is to score, and no scores: name the file that a script made of it "
+    "(docs/other_engines.md)"
+)
 LABEL_AND_MODEL = re.compile(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)")
 """A label may have an @, unless the word reads as MODEL@ENGINE:OPTION=VALUE."""
 MODEL_ENGINE_OPTIONS = re.compile(r"(.+?)@([\w.-]+):(\w+=.+)")
@@ -149,6 +153,8 @@ def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: 
         config = None
     # A spec, a text or a results.json: its place is after another flag or command.
     if is_file(expanded(name)) and not backends.reader_of(name):
+        if jsonl_kinds.kind_of(expanded(name)):
+            raise InputError(NO_SCORES)
         raise InputError(NO_MODEL)
     if parts.engine:
         load_fn = parts.engine

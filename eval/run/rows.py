@@ -103,11 +103,12 @@ class RowList:
         return row.updated(notes=(*row.notes, *self.scale_notes(scores), *file_notes))
 
     def scale_notes(self, scores: StoredScores) -> list[str]:
-        """Return a note if a server's scores look like the reference's at another temperature.
+        """Return a note if scores from elsewhere look like the reference's at another temperature.
 
-        They have no KLD, which would show it.
+        Engines that run here give an exact KLD, and compute at temperature 1.
         """
-        if self.reference_scores is None or "kld" in scores.columns:
+        is_exact = "kld" in scores.columns and scores.kld_kind == "exact"
+        if self.reference_scores is None or is_exact:
             return []
         note = scale_note(self.reference_scores.columns, scores.columns["logprob"])
         if not note:

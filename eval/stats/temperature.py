@@ -83,7 +83,7 @@ def scale_note(reference: Columns, logprob: Array) -> str:
     return (
         "its log-probabilities look like the reference's at a temperature of about "
         f"{best_fit.temperature:.2g}, which explains {best_fit.explained:.0%} of the squared "
-        "differences: its PPL is then not the model's"
+        "differences: its numbers are then not the model's"
     )
 
 

@@ -99,6 +99,30 @@ def test_transformers(rows: Rows, quantized: Callable[..., Path]) -> None:
     assert result["top"]["kld"] > 0.3 * result["here"]["kld"]
 
 
+@pytest.mark.engine
+def test_another_temperature_has_a_note(
+    compare_q: Run, toy_model: Path, toy_text: Path, tmp_path: Path
+) -> None:
+    """Logits of the reference itself that were divided by 0.7."""
+    text = ("-d", toy_text, *WINDOWS)
+    windows = tmp_path / "windows.jsonl"
+    assert compare_q("windows", toy_model, *text, "-o", windows).status == 0
+    notes = []
+    for name, in_float32 in (("own", ".float()"), ("cold", ".float().div(0.7)")):
+        script = script_of("Transformers").replace(".float()", in_float32)
+        file = tmp_path / f"{name}.jsonl"
+        words = [sys.executable, "-c", script, str(toy_model), str(windows), str(file)]
+        subprocess.run(words, check=True)
+        results = tmp_path / "r.json"
+        ran = compare_q(f"{toy_model}@transformers_auto", file, *text, "-o", results)
+        assert ran.status == 0, ran.err
+        notes.append(" ".join(json.loads(results.read_text())["models"][1]["notes"]))
+    assert "temperature" not in notes[0]
+    found = re.search(r"temperature of about ([\d.]+\d)", notes[1])
+    assert found is not None, notes[1]
+    assert float(found[1]) == pytest.approx(0.7, abs=0.03)
+
+
 @runs_llama_cpp
 def test_llama_cpp(rows: Rows, toy_model: Path, tmp_path: Path) -> None:
     gguf = write_gguf(toy_model, tmp_path / "toy.gguf")
