@@ -40,6 +40,7 @@ from .model_types import (
     Storage,
     TensorBytes,
 )
+from .sampling import SampledToken
 from .window import KldKind, ScoreRequest, Spans, TokenScores, Window
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "ModelFacts",
     "ModelFiles",
     "PlannedModel",
+    "SampledToken",
     "ScoreRequest",
     "ServingFacts",
     "Spans",
@@ -84,6 +86,7 @@ class Capabilities:
     batches: bool = False
     decodes: int = 0  # maximum number of windows at a time in decode
     noise: bool = False  # it has the option ``noise``
+    samples: bool = False  # it has the method ``sample``
 
     # ---- Rarely needed.
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
@@ -242,6 +245,19 @@ class Engine(ABC):
         if cls.capabilities.here:
             # An engine that runs on this machine computes the statistics of scores with torch.
             import torch  # noqa: F401
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], n_tokens: int, seed: int
+    ) -> Iterator[SampledToken]:
+        """Yield ``n_tokens`` sampled tokens of each prompt, all of the same length.
+
+        Tokens of different prompts may come in any order.  They are drawn at temperature 1 from the
+        model's distribution over all tokens: nothing is masked, no default of the model applies,
+        and tokens that end a text are like any other.  The same seed gives the same tokens if
+        machine, version and prompts are the same; random numbers are those of ``seed_of``.
+        An engine with this method has ``samples`` in its capabilities.
+        """
+        raise ModelError(f"{self.planned.load_fn} does not sample text")
 
     def reason_of(self, error: Exception) -> str:
         """Return one line on an error of the engine that is not a CompareQError."""

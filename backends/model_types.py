@@ -40,6 +40,7 @@ class PlannedModel(BaseModel):
     decode: Decode | None = None  # how windows are fed in decode steps; None: prefill
     # Refuse decode that differs from prefill; False: the run compares them itself.
     check_decode: bool = True
+    samples: bool = False  # it is loaded to sample text, not to score
     stamp: str = ""  # ``ModelFiles.stamp`` when the scores' key was made; empty before that
     log_file: Path | None = None  # file for the engine's output; None: the terminal
 

@@ -47,12 +47,16 @@ class Window:
         token_ids: [L].
         spans: the scored positions, within 1 to L - 1; each is predicted from all tokens before it.
         is_single: no other window is computed with it, so that its roundings are those of batch 1.
+        sampler_logprobs: [T], log-probability of each scored token in the model that sampled it, in
+            nats; None if the tokens are not sampled.  Not part of the digest: the model's scores do
+            not depend on it.
     """
 
     index: int
     token_ids: NDArray[np.int32]
     spans: Spans
     is_single: bool = False
+    sampler_logprobs: NDArray[np.float32] | None = None
 
     @classmethod
     def scored_from(cls, index: int, token_ids: NDArray[np.int32], first: int = 1) -> Window:

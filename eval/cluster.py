@@ -38,7 +38,7 @@ from ..backends.common.errors import (
 from ..backends.common.message_text import bytes_in_words, one_line, shortened
 from ..backends.reference.store import STORE_MANIFEST, read_manifest
 from ..backends.worker import worker
-from ..backends.worker.protocol import LoadCommand, Log, Message, ScoreCommand
+from ..backends.worker.protocol import LoadCommand, Log, Message, SampleCommand, ScoreCommand
 from .common.cache import Cache, default_root
 from .common.processes import WorkerProcess, result_of
 from .common.progress import Show
@@ -69,7 +69,7 @@ HEAD_ONLY = "it was started with neither CPUs nor GPUs for models"
 RESERVED_RESOURCES = {"CPU", "GPU", "memory", "object_store_memory"}
 """Resources that Ray takes through separate options, not by name."""
 
-Job = LoadCommand | ScoreCommand
+Job = LoadCommand | ScoreCommand | SampleCommand
 Resources = Mapping[str, Mapping[str, float]]
 """Node -> the resources that Ray reports for it."""
 Names = tuple[str, ...] | None
@@ -219,7 +219,7 @@ class NodeWorker:
         """
         if isinstance(job, ScoreCommand):
             job = self.local_score_command(job, windows, sends=sends)
-        else:
+        elif isinstance(job, LoadCommand):
             job = self.local_load_command(job)
         try:
             for message in self.worker.messages(job, silence_s):

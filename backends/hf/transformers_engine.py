@@ -37,7 +37,8 @@ from ..layers.groups import WITHOUT_CACHE, group_layers
 from ..layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
 from ..logits_engine import PIECE_ELEMENTS, LogitsEngine
 from ..reference.head import Head
-from . import long_windows, rotary
+from ..sampling import SampledToken
+from . import long_windows, rotary, sampling
 from .layer_offload import Streamer, decoder_layers
 from .verify import check_weights
 
@@ -128,6 +129,7 @@ class TransformersEngine(LogitsEngine):
         install="pip install 'transformers>=5.5' accelerate 'compressed-tensors>=0.15' greenlet",
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         noise=True,
+        samples=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
             "transformers": {"dtype": "auto"},
@@ -163,6 +165,11 @@ class TransformersEngine(LogitsEngine):
         check_dtype(dtype, stored)
         if options.streaming:
             check_streaming(options, stored)
+            if model.samples:
+                raise InputError(
+                    "engine.streaming: cannot sample text, because it would read every layer for "
+                    "each token; leave it out"
+                )
         elif options.streaming_windows:
             raise InputError('engine.streaming_windows: needs "streaming": true')
 
@@ -294,6 +301,15 @@ class TransformersEngine(LogitsEngine):
             missed = self.noise.missed()
             if missed:
                 raise ModelError(missed)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], n_tokens: int, seed: int
+    ) -> Iterator[SampledToken]:
+        import torch
+
+        sample = torch.inference_mode()(sampling.sampled_tokens)
+        tokens: Iterator[SampledToken] = sample(self.model, prompts, n_tokens, seed)
+        return tokens
 
     def _tokens(self, window: Window) -> torch.Tensor:
         """Return the tokens [1, L] on the device."""

@@ -23,6 +23,7 @@ from ..layers import noise
 from ..layers.schemes import ROUTED, declared, number_format
 from . import decode, installed_vllm
 from .kv_cache import BATCHED_TOKENS_GPU, cache_arguments
+from .sampling import EXACT_NOISE
 
 SET_BY_COMPARE_Q = (
     "model",
@@ -94,6 +95,11 @@ def check_options(model: PlannedModel) -> None:
             raise InputError(f"engine.{name}: {reason}; leave it out")
     if noise.seed_of(options) is not None and not options.get("enforce_eager", True):
         raise InputError("engine.enforce_eager: engine.noise needs it true; leave it out")
+    if model.samples and options.get("logits_processors"):
+        raise InputError(
+            "engine.logits_processors: may change the distribution that text is sampled from; "
+            "leave it out"
+        )
     parse_options(CheckedOptions, options)
     if model.decode is not None:
         decode.check_options(model.decode, options)
@@ -252,6 +258,8 @@ def engine_arguments(model: PlannedModel, config: dict[str, Any], *, cpu: bool) 
     }
     if TRIMS in installed_vllm.arguments():
         arguments[TRIMS] = False
+    if model.samples and EXACT_NOISE in installed_vllm.arguments():
+        arguments[EXACT_NOISE] = True
     if model.decode is not None:
         arguments |= decode.llm_arguments(model.decode, model.options, cpu=cpu)
     elif loses_chunks(model):

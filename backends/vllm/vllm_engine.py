@@ -41,6 +41,7 @@ from ..base import (
     Layer,
     ModelFacts,
     PlannedModel,
+    SampledToken,
     ScoreRequest,
     Storage,
     TokenScores,
@@ -71,6 +72,7 @@ from .llm_arguments import (
 )
 from .private_names import WORKER_NAMES, check_names
 from .probe import Probe, ProbeResult, plan_of
+from .sampling import sampled_tokens
 from .vllm_scores import n_checked_tokens, token_scores
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
@@ -154,6 +156,7 @@ class VllmEngine(Engine):
         decodes=512,
         refuses=True,
         noise=True,
+        samples=True,
         eager={"enforce_eager": True},
         arithmetic={"kv_cache_dtype": "auto", "quantization": ""}
         | dict.fromkeys(("dtype", "attention_backend", "linear_backend", "moe_backend")),
@@ -329,6 +332,12 @@ class VllmEngine(Engine):
         parallel = self.llm.llm_engine.vllm_config.parallel_config
         plan = plan_of(request, self.route, parallel.tensor_parallel_size)
         return token_scores(self.driver, windows, plan, noise.seed_of(self.planned.options))
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], n_tokens: int, seed: int
+    ) -> Iterator[SampledToken]:
+        self.phase_start = self._log_bytes()
+        return sampled_tokens(self.driver, prompts, n_tokens, seed)
 
     def reason_of(self, error: Exception) -> str:
         """Return the most informative line of an exception.

@@ -65,6 +65,19 @@ class ScoreCommand:
 
 
 @dataclass(frozen=True)
+class SampleCommand:
+    """Return ``token_ids`` and ``logprobs`` of ``n_tokens`` that the loaded model samples.
+
+    Both are lists, one for each prompt.
+    """
+
+    prompts: list[list[int]]
+    n_tokens: int
+    seed: int
+    type: Literal["sample"] = "sample"
+
+
+@dataclass(frozen=True)
 class CallCommand:
     """Return the value of ``function`` (``module:name``).
 
@@ -113,7 +126,9 @@ class Failed:
     type: Literal["failed"] = "failed"
 
 
-Command = InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | CallCommand
+Command = (
+    InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | SampleCommand | CallCommand
+)
 Message = Progress | Log | Done | Failed
 COMMAND_ADAPTER: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
 MESSAGE_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
@@ -145,11 +160,23 @@ def write_windows(file: Path, windows: Sequence[Window]) -> None:
     """Write windows as arrays into one file, without pickle."""
     # Without windows, the empty array has the type of the ids.
     ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+    logprobs: list[NDArray[np.float32]] = [np.zeros(0, np.float32)]
     shapes = []
     for window in windows:
         ids.append(window.token_ids)
-        shapes.append((window.index, len(window.token_ids), window.spans, window.is_single))
-    storage.write_arrays(file, ids=np.concatenate(ids), shapes=json.dumps(shapes))
+        n_sampled = 0
+        if window.sampler_logprobs is not None:
+            logprobs.append(window.sampler_logprobs)
+            n_sampled = len(window.sampler_logprobs)
+        shapes.append(
+            (window.index, len(window.token_ids), window.spans, window.is_single, n_sampled)
+        )
+    storage.write_arrays(
+        file,
+        ids=np.concatenate(ids),
+        sampler_logprobs=np.concatenate(logprobs),
+        shapes=json.dumps(shapes),
+    )
 
 
 def read_windows(file: Path) -> list[Window]:
@@ -157,8 +184,13 @@ def read_windows(file: Path) -> list[Window]:
     arrays = storage.read_arrays(file)
     windows = []
     start = 0
-    for index, length, spans, is_single in json.loads(str(arrays["shapes"])):
+    logprob_start = 0
+    for index, length, spans, is_single, n_sampled in json.loads(str(arrays["shapes"])):
         ids = arrays["ids"][start : start + length]
-        windows.append(Window(index, ids, tuple(map(tuple, spans)), is_single))
+        logprobs = None
+        if n_sampled:
+            logprobs = arrays["sampler_logprobs"][logprob_start : logprob_start + n_sampled]
+        windows.append(Window(index, ids, tuple(map(tuple, spans)), is_single, logprobs))
         start += length
+        logprob_start += n_sampled
     return windows

@@ -31,6 +31,7 @@ from ..common.message_text import bytes_in_words, one_line, printable, with_clas
 from ..common.process import ending, in_worker
 from ..layers.groups import groups_to_json
 from ..reference.store import open_reference
+from ..sampling import Continuations
 from ..scoring import segments
 from . import protocol
 from .protocol import (
@@ -40,12 +41,15 @@ from .protocol import (
     LoadCommand,
     Message,
     PrepareCommand,
+    SampleCommand,
     ScoreCommand,
 )
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
 POLL_S = 0.5
+SAMPLED_S = 1.0
+"""Seconds of sampling between two messages of progress."""
 OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|cannot allocate memory|failed to allocate|"
     r"No available memory for the cache blocks|less than desired GPU memory utilization|"
@@ -170,6 +174,8 @@ class Worker:
                 self.score(command, send)
             elif isinstance(command, InspectEngine):
                 value = inspect(command.model).model_dump()
+            elif isinstance(command, SampleCommand):
+                value = self.sample(command, send)
             else:
                 value = call(command, send)
         except Exception as error:
@@ -276,6 +282,25 @@ class Worker:
         segments.write_record(command.scores, command.session, record)
         committer.commit()
         self.last = command, record
+
+    def sample(self, command: SampleCommand, send: Send) -> dict[str, Any]:
+        """Return the tokens that the loaded model samples, and their log-probabilities."""
+        assert self.engine is not None, "no model is loaded"
+        continuations = Continuations(len(command.prompts), command.n_tokens)
+        n_new = 0
+        last_message = time.perf_counter()
+        with watched_children(send):
+            for token in self.engine.sample(command.prompts, command.n_tokens, command.seed):
+                continuations.add(token)
+                n_new += 1
+                if time.perf_counter() - last_message >= SAMPLED_S:
+                    send(protocol.Progress(n_new))
+                    n_new = 0
+                    last_message = time.perf_counter()
+        send(protocol.Progress(n_new))
+        continuations.check()
+        self.engine.check_unchanged()
+        return {"token_ids": continuations.token_ids, "logprobs": continuations.logprobs}
 
     def other_gpu_users(self) -> str:
         """Return the processes that use this worker's GPUs, or used them before it loaded.

@@ -35,7 +35,15 @@ from ...backends.common.message_text import one_line
 from ...backends.common.process import ending, root_cause, step_without_end
 from ...backends.worker import protocol
 from ...backends.worker.engine_process import LEAVE, end_group
-from ...backends.worker.protocol import CallCommand, Command, Done, Failed, Message, ScoreCommand
+from ...backends.worker.protocol import (
+    CallCommand,
+    Command,
+    Done,
+    Failed,
+    Message,
+    SampleCommand,
+    ScoreCommand,
+)
 from .progress import Progress, Show, message_display
 
 IN_PROCESS_VARIABLE = "COMPARE_Q_IN_PROCESS"
@@ -254,6 +262,8 @@ class WorkerProcess:
                 failure = "did not load"
                 if isinstance(command, ScoreCommand):
                     failure = "finished no window"
+                elif isinstance(command, SampleCommand):
+                    failure = "sampled no token"
                 hint = self.log_hint()
                 raise ModelError(
                     f"{failure} for {silence_s:.0f} s, and was ended (--deadline){hint}"

@@ -55,6 +55,7 @@ SCORE = protocol.ScoreCommand(
             protocol.parse_command,
             protocol.CallCommand("module:function", {"words": ["\u2028", "\ud800"]}),
         ),
+        (protocol.parse_command, protocol.SampleCommand([[1, 2], [3, 4]], 5, 2**40)),
         (protocol.parse_message, protocol.Progress(3)),
         (protocol.parse_message, protocol.Progress(total=16, phase="tokenizing", unit="bytes")),
         (protocol.parse_message, protocol.Log("a\nb \u2028")),
@@ -70,11 +71,18 @@ def test_commands_and_messages_come_back(parse: Any, sent: Any) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_windows_come_back(tmp_path: Path, count: int) -> None:
-    """Windows keep their order, numbers and scored positions, and whether they are single."""
+    """Windows keep their order, numbers and scored positions, and whether they are single.
+
+    Every second one has the sampler's log-probabilities.
+    """
     windows = []
     for window in random_windows(count):
         is_single = window.index % 3 == 0
-        windows.append(replace(window, index=3 * window.index, is_single=is_single))
+        logprobs = None
+        if window.index % 2 == 0:
+            logprobs = -np.arange(1, window.n_scored + 1, dtype=np.float32) - window.index
+        changes = {"index": 3 * window.index, "is_single": is_single}
+        windows.append(replace(window, **changes, sampler_logprobs=logprobs))
     windows.reverse()
     file = tmp_path / "windows.npz"
     protocol.write_windows(file, windows)
@@ -85,6 +93,12 @@ def test_windows_come_back(tmp_path: Path, count: int) -> None:
         assert copy.is_single == window.is_single
         np.testing.assert_array_equal(copy.token_ids, window.token_ids, strict=True)
         assert copy.digest == window.digest
+        if window.sampler_logprobs is None:
+            assert copy.sampler_logprobs is None
+        else:
+            np.testing.assert_array_equal(
+                copy.sampler_logprobs, window.sampler_logprobs, strict=True
+            )
 
 
 def test_windows_hold_no_pickle(tmp_path: Path) -> None:
