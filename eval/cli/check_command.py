@@ -24,11 +24,11 @@ from ...backends.common.json_files import exists
 from ...backends.common.message_text import bytes_in_words
 from ..common.cache import Cache
 from ..common.terminal import say
-from ..run import model_hardware, plan, reference, window_checks
+from ..run import model_hardware, plan, reference, sampled_text, window_checks
 from ..run.run_config import RunConfig
 from ..run.run_model import RunModel
 from ..specs.spec_types import DataSpec, ModelSpec
-from ..text import corpus, text_windows, tokens_cache, windows_in_words
+from ..text import corpus, sampled, text_windows, tokens_cache, windows_in_words
 from ..text.eval_data import EvalData
 from ..text.text_windows import TextWindows
 from .doctor_command import contents_of, engine_tokens_of
@@ -57,7 +57,7 @@ def run(
         report.add_problems(error)
     for model in models:
         config.workers.import_for_refusal(model)
-    built_texts = check_texts(config, rows, texts, report)
+    built_texts = check_texts(config, rows, texts, models, report)
     check_models(config, models, report)
     if built_texts and not report.problems:
         try:
@@ -92,7 +92,11 @@ class CheckReport:
 
 
 def check_texts(
-    config: RunConfig, rows: int | None, texts: Mapping[str, DataSpec], report: CheckReport
+    config: RunConfig,
+    rows: int | None,
+    texts: Mapping[str, DataSpec],
+    models: Sequence[RunModel],
+    report: CheckReport,
 ) -> list[TextWindows]:
     """Report on the texts, and return those that were tokenized.
 
@@ -109,14 +113,8 @@ def check_texts(
             missing_parts = downloads(spec, config.cache)
             text = None
             if tokenize and not missing_parts:
-                text = text_windows.build(
-                    spec,
-                    rows,
-                    config.cache,
-                    config.progress,
-                    name=name,
-                    render_s=config.window_timeout_s,
-                )
+                text = built_text(config, models, rows, name, spec)
+            if text is not None:
                 built_texts.append(text)
             if tokenize or missing_parts:
                 report.lines.append(f"{title}: {windows_in_words.describe_windows(spec, text)}")
@@ -131,6 +129,21 @@ def check_texts(
                 problem = spec.blamed(error)
             report.problems.append(problem)
     return built_texts
+
+
+def built_text(
+    config: RunConfig,
+    models: Sequence[RunModel],
+    rows: int | None,
+    name: str,
+    spec: DataSpec,
+) -> TextWindows | None:
+    """Return the windows of a text; None for sampled text that no run has sampled yet."""
+    if spec.is_sampled and spec.pack is None:
+        return sampled_text.cached(config, models, spec, rows, name)
+    return text_windows.build(
+        spec, rows, config.cache, config.progress, name=name, render_s=config.window_timeout_s
+    )
 
 
 def check_reference(
@@ -272,6 +285,8 @@ def downloads(spec: DataSpec, cache: Cache) -> list[str]:
     """
     if spec.pack is not None:
         return []
+    if spec.is_sampled:
+        spec = sampled.spec_of_prompts(spec)
     # InputError for a missing file.
     corpus.text_identity(spec)
     tokenizer = spec.locate(spec.tokenizer_dir)

@@ -156,13 +156,14 @@ class GateCommand:
 
 @dataclass(frozen=True)
 class PackCommand:
-    """``pack``; ``output``: the folder of the pack."""
+    """``pack``; ``output``: the folder of the pack; ``sampled``: the model samples the text."""
 
     inputs: Inputs
     resources: Resources
     output: Path | None = None
     no_floor: bool = False
     logits: bool = False
+    sampled: bool = False
 
 
 @dataclass(frozen=True)

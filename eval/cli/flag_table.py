@@ -250,6 +250,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "tokenizer for MODELs without one, as GGUF files",
             flag_values.text,
         ),
+        switch(
+            "--sampled", "pack", "record text that the model samples after prompts from the text"
+        ),
         switch("--no-floor", "pack", "do not score the model once more for the noise floor"),
         switch(
             "--logits",

@@ -93,6 +93,8 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
     if len(specs) > 1:
         raise InputError("-d: a gate needs exactly one text")
     spec = specs[0]
+    if spec.is_sampled:
+        raise InputError(spec.blamed('dataset: a gate does not take "sampled"; give a text'))
     keys = spec.model_dump(mode="json", exclude_unset=True)
     # Conversations have no key ``sample``.
     if not spec.is_chat:

@@ -37,6 +37,7 @@ from ..specs import spec_files
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import corpus, stored_tokens, tokens_cache
 from ..text.eval_data import EvalData
+from ..text.sampled import spec_of_sampled
 from . import run_inputs
 from .commands import PackCommand
 from .outputs import print_errors, print_note
@@ -65,6 +66,9 @@ def run(command: PackCommand) -> int:
     if len(data) != 1 or len(models) != 1:
         raise InputError("pack: takes one model and one text")
     model = models[0]
+    text = data[0]
+    if command.sampled:
+        text = spec_of_sampled(text)
     _, engine_class = backends.resolve(model.load_fn, model.fwd_fn)
     if engine_class.files.is_store:
         raise InputError(
@@ -75,7 +79,7 @@ def run(command: PackCommand) -> int:
     config = run_inputs.run_config(command.resources)
     with signals_interrupt(config.workers), reserved(target) as folder:
         try:
-            return record_as_pack(command, config, model, data[0], target, folder)
+            return record_as_pack(command, config, model, text, target, folder)
         except BaseException:
             # Once the workers are stopped, no further signal interrupts the deletion of files.
             config.workers.stop()
@@ -220,14 +224,15 @@ def write_pack(folder: Path, cache: Cache, recording: Recording) -> Manifest:
     folder.mkdir()
     copy_store(recording.reader, folder / pack_files.STATES, data.digests)
     copy_tokenizer(data.tokenizer, folder / pack_files.TOKENIZER)
-    stored_tokens.write_pack(folder, tokens_cache.load_again(recording.text, cache))
+    tokens = tokens_cache.load_again(recording.text, cache, data.texts[0].tokens_key)
+    stored_tokens.write_pack(folder, tokens)
     write_scores(folder, cache, recording.row, data)
     reference = results.reference or {}
     facts: dict[str, Any] = {
         **identity_of(reference.get("content"), data),
         "text": text_keys(recording.text, data),
         **facts_of(recording),
-        "text_license": LICENSES.get(recording.text.dataset.lower()),
+        "text_license": license_of_text(recording.text),
     }
     manifest = Manifest.model_validate({**facts, "files": {}})
     (folder / pack_files.CARD_FILE).write_text(
@@ -338,6 +343,17 @@ def origin(spec: ModelSpec) -> tuple[str, str | None, Path]:
     if folder.parent.name == "snapshots":
         revision = folder.name
     return name, revision, folder
+
+
+def license_of_text(spec: DataSpec) -> str | None:
+    """Return the license of a known data set; None if it is not known.
+
+    Sampled text holds tokens of the text that its prompts are from.
+    """
+    name = spec.dataset
+    if spec.is_sampled:
+        name = spec.dataset_path or ""
+    return LICENSES.get(name.lower())
 
 
 def license_of(folder: Path) -> str | None:

@@ -88,7 +88,7 @@ def eval_results(run: RunResult, text: UsedText, model: ModelResult) -> Iterator
     """Yield the known results of a row on a text, unrounded, for the ``model-index``."""
     spec = spec_of(text)
     data = str(spec.get("dataset_path") or spec.get("dataset"))
-    if data in ("text", "chat") or ("/" in data and not hub.is_hub_id(data)):
+    if data in ("text", "chat", "sampled") or ("/" in data and not hub.is_hub_id(data)):
         data = public(text.name)
     row = model.marked_label
     scores: ModelResult | Slice | None = model

@@ -13,6 +13,7 @@ from ...backends.common.errors import CompareQError, InputError, ModelError, Sto
 from ...backends.common.message_text import with_class
 from ..results import ModelResult, RunResult
 from ..stats.row_statistics import RowStatistics, statistics_of
+from ..stats.sampled_check import sampling_notes
 from ..stats.spread_windows import SamplingErrors, sampling_errors, sampling_errors_of_texts
 from ..stats.temperature import scale_note
 from ..text.eval_data import EvalData
@@ -100,7 +101,10 @@ class RowList:
         slices = slices_of(scores, self.data, is_reference=model.is_reference)
         row = row.updated(slices=slices)
         file_notes = checkpoint_notes.notes(row, model, self.reference_model, self.data.tokenizer)
-        return row.updated(notes=(*row.notes, *self.scale_notes(scores), *file_notes))
+        notes = [*row.notes, *self.scale_notes(scores), *file_notes]
+        if model.is_reference:
+            notes += sampling_notes(scores.columns, self.data.sampler_logprobs)
+        return row.updated(notes=tuple(notes))
 
     def scale_notes(self, scores: StoredScores) -> list[str]:
         """Return a note if scores from elsewhere look like the reference's at another temperature.

@@ -19,7 +19,7 @@ from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import text_windows, tokens_cache
 from ..text.eval_data import EvalData
 from ..text.text_windows import TextWindows
-from . import model_checks, model_hardware, plan, window_checks
+from . import model_checks, model_hardware, plan, sampled_text, window_checks
 from .rows import RowList, ScoredModel
 from .run_config import RunConfig
 from .run_model import RunModel
@@ -103,7 +103,7 @@ def prepare(
     with suppress(CompareQError):
         if needs_tokenizing(config, data_specs):
             import_first_engine(config, models)
-    data = EvalData.joined(build_texts(config, data_specs, n_windows))
+    data = EvalData.joined(build_texts(config, data_specs, n_windows, models))
     models = window_checks.fitted(config, specs, models, data)
     for note in (config.cache.note_on_older(), model_hardware.emulated_dtypes(config, models)):
         if note:
@@ -115,7 +115,12 @@ def needs_tokenizing(config: RunConfig, data_specs: Mapping[str, DataSpec]) -> b
     """Return True if the tokens of a text are not in the cache, or will be deleted."""
     if config.clear:
         return True
-    return not all(tokens_cache.are_stored(spec, config.cache) for spec in data_specs.values())
+    for spec in data_specs.values():
+        # The sampler's worker imports its engine itself.
+        is_sampled_here = spec.is_sampled and spec.pack is None
+        if not is_sampled_here and not tokens_cache.are_stored(spec, config.cache):
+            return True
+    return False
 
 
 def import_first_engine(config: RunConfig, models: Sequence[RunModel]) -> None:
@@ -130,22 +135,20 @@ def import_first_engine(config: RunConfig, models: Sequence[RunModel]) -> None:
 
 
 def build_texts(
-    config: RunConfig, data_specs: Mapping[str, DataSpec], n_windows: int | None
+    config: RunConfig,
+    data_specs: Mapping[str, DataSpec],
+    n_windows: int | None,
+    models: Sequence[RunModel] = (),
 ) -> list[TextWindows]:
-    """Return the windows of each text; InputError with one line per problem."""
+    """Return the windows of each text; InputError with one line per problem.
+
+    ``models``: of the run; the reference samples the texts that must be sampled.
+    """
     texts = []
     problems = []
     for name, spec in data_specs.items():
         try:
-            text = text_windows.build(
-                spec,
-                n_windows,
-                config.cache,
-                config.progress,
-                name=name,
-                clear=config.clear,
-                render_s=config.window_timeout_s,
-            )
+            text = built_text(config, models, spec, n_windows, name)
         except (CompareQError, OSError) as error:
             problems.append(spec.blamed(error))
             continue
@@ -155,3 +158,24 @@ def build_texts(
         texts.append(text)
     model_checks.raise_all(problems)
     return texts
+
+
+def built_text(
+    config: RunConfig,
+    models: Sequence[RunModel],
+    spec: DataSpec,
+    n_windows: int | None,
+    name: str,
+) -> TextWindows:
+    """Return the windows of one text, which the reference may have to sample first."""
+    if spec.is_sampled and spec.pack is None:
+        return sampled_text.build(config, models, spec, n_windows, name)
+    return text_windows.build(
+        spec,
+        n_windows,
+        config.cache,
+        config.progress,
+        name=name,
+        clear=config.clear,
+        render_s=config.window_timeout_s,
+    )

@@ -28,6 +28,8 @@ Long = Literal["truncate", "split", "skip"]
 """How a conversation of more than ``eval_len`` tokens is shortened."""
 CHAT_PREFIX = 'with dataset "chat":'
 """Begins the description of keys of conversations."""
+PROMPT_TOKENS = 64
+"""Tokens of a window of sampled text that are from a text, and not scored."""
 Phase = Literal["prefill", "decode"]
 Sample = Literal["first", "spread"]
 """Which windows of a text ``max_rows`` takes."""
@@ -60,6 +62,7 @@ LATER_KEYS = {
     "score_every",
     "repeat",
     "pack",
+    "seed",
 }
 """Keys that were added after the first results.
 
@@ -67,7 +70,7 @@ A default is left out of a spec's digest, so that digests of older specs stay va
 """
 ONLY_WITH_CHAT = {"score_roles", "score_turns", "long", "chat_template_kwargs"}
 """Keys that are valid with dataset "chat" alone."""
-NOT_WITH_CHAT = {
+OF_CUT_TEXTS = {
     "method",
     "sample",
     "eval_stride",
@@ -79,6 +82,7 @@ NOT_WITH_CHAT = {
     "score_last",
     "score_every",
 }
+"""Keys of texts that are cut into windows: not of conversations, and not of sampled text."""
 NOT_SWEPT = ": this key cannot have several values"
 """Follows an axis that cannot be swept; ``spec_files.fault_of`` looks for it to add a hint."""
 LM_EVAL_RUNS_TASKS = (
@@ -269,10 +273,11 @@ class DataSpec(Spec):
     trust_remote_code: bool = Field(False, description="let the tokenizer run its own code")
     dataset: str = Field(
         min_length=1,
-        description='a known name ("wiki2"), a hub or local data set, "text" with path, or "chat"',
+        description='a known name ("wiki2"), a hub or local data set, "text" with path, "chat", '
+        'or "sampled"',
     )
     path: str | None = Field(
-        None, description='.txt, .jsonl or .parquet file, with dataset "text" or "chat"'
+        None, description='.txt, .jsonl or .parquet file, with dataset "text", "chat" or "sampled"'
     )
     revision: str | None = Field(None, description="hub revision of the data set")
     dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
@@ -331,6 +336,9 @@ class DataSpec(Spec):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description=f"{CHAT_PREFIX} variables for the chat template"
     )
+    seed: Count | None = Field(
+        None, description='with dataset "sampled": of the random numbers. Default: 0'
+    )
     pack: str | None = Field(
         None,
         min_length=1,
@@ -353,8 +361,12 @@ class DataSpec(Spec):
         if self.dataset == "lm_eval":
             raise ValueError(f"dataset: {LM_EVAL_RUNS_TASKS}")
         # The order of the checks decides which of several faults is reported.
+        if self.seed is not None and not self.is_sampled:
+            raise ValueError('seed: only with dataset "sampled"')
         if self.is_chat:
             self._check_conversations()
+        elif self.is_sampled:
+            self._check_sampled()
         else:
             self._check_keys_without_chat()
             self._check_windows()
@@ -364,10 +376,10 @@ class DataSpec(Spec):
 
     def _check_conversations(self) -> None:
         """ValueError for a fault of a spec of conversations."""
-        not_with_chat = self.model_fields_set & NOT_WITH_CHAT
-        if not_with_chat:
+        of_cut_texts = self.model_fields_set & OF_CUT_TEXTS
+        if of_cut_texts:
             raise ValueError(
-                f'{first_key(not_with_chat)}: cannot go with dataset "chat"; leave it out'
+                f'{first_key(of_cut_texts)}: cannot go with dataset "chat"; leave it out'
             )
         if (self.path is None) == (self.dataset_path is None):
             raise ValueError(
@@ -380,11 +392,34 @@ class DataSpec(Spec):
                 f"chat_template_kwargs: {first_key(reserved)} is not yours to set; leave it out"
             )
 
-    def _check_keys_without_chat(self) -> None:
-        """ValueError for a key of conversations, and for a warm-up of whole windows."""
+    def _check_sampled(self) -> None:
+        """ValueError for a fault of a spec of sampled text."""
+        self._check_no_chat_keys()
+        of_cut_texts = self.model_fields_set & OF_CUT_TEXTS
+        if of_cut_texts:
+            raise ValueError(
+                f'{first_key(of_cut_texts)}: cannot go with dataset "sampled"; leave it out'
+            )
+        if (self.path is None) == (self.dataset_path is None):
+            raise ValueError(
+                'path: dataset "sampled" needs the text of its prompts: either path, a .txt, '
+                ".jsonl or .parquet file, or dataset_path, a known name or one of the hub"
+            )
+        if self.eval_len <= PROMPT_TOKENS:
+            raise ValueError(
+                f'eval_len: must be above {PROMPT_TOKENS} with dataset "sampled", whose windows '
+                f"begin with a prompt of {PROMPT_TOKENS} tokens"
+            )
+
+    def _check_no_chat_keys(self) -> None:
+        """ValueError for a key of conversations."""
         only_with_chat = self.model_fields_set & ONLY_WITH_CHAT
         if only_with_chat:
             raise ValueError(f'{first_key(only_with_chat)}: only with dataset "chat"')
+
+    def _check_keys_without_chat(self) -> None:
+        """ValueError for a key of conversations, and for a warm-up of whole windows."""
+        self._check_no_chat_keys()
         # A window's first token is never scored, and one more must be left.
         if self.warmup_tokens > self.eval_len - 2:
             raise ValueError(
@@ -452,7 +487,7 @@ class DataSpec(Spec):
                 'path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file'
             )
         if self.dataset != "text" and self.path is not None:
-            raise ValueError('path: only with dataset "text" or "chat"')
+            raise ValueError('path: only with dataset "text", "chat" or "sampled"')
 
     @property
     def _has_fixed_stride(self) -> bool:
@@ -465,10 +500,15 @@ class DataSpec(Spec):
         return self.dataset == "chat"
 
     @property
+    def is_sampled(self) -> bool:
+        """True if the reference model of the run samples the text."""
+        return self.dataset == "sampled"
+
+    @property
     def windows(self) -> str:
-        """The kind of the windows: the method, or ``chat``."""
-        if self.is_chat:
-            return "chat"
+        """The kind of the windows: the method, or ``chat`` or ``sampled``."""
+        if self.is_chat or self.is_sampled:
+            return self.dataset
         return self.method
 
     @property

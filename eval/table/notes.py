@@ -78,6 +78,8 @@ def method_in_words(text: UsedText) -> str:
     """Return the method that cut a text into windows; empty for the usual one."""
     if text.method == "chat":
         return "conversations: "
+    if text.method == "sampled":
+        return "sampled text: "
     if text.method:
         return f"method {text.method}: "
     return ""

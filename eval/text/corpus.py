@@ -50,6 +50,8 @@ def name_in_spec(spec: DataSpec) -> str:
     """Return the name of the data, which may be a URL with a password or have odd characters."""
     if spec.dataset_display_name:
         return spec.dataset_display_name
+    if spec.is_sampled:
+        return f"sampled {name_of_prompts(spec)}"
     source = SOURCES.get(spec.dataset.lower())
     if source is not None:
         return source.display
@@ -58,6 +60,17 @@ def name_in_spec(spec: DataSpec) -> str:
     if spec.is_chat and spec.dataset_path:
         return spec.dataset_path
     return spec.dataset
+
+
+def name_of_prompts(spec: DataSpec) -> str:
+    """Return the name of the text whose tokens are the prompts of sampled text."""
+    if spec.path:
+        return Path(spec.path).stem
+    name = spec.dataset_path or spec.dataset
+    source = SOURCES.get(name.lower())
+    if source is not None:
+        return source.display
+    return name
 
 
 def names_of(specs: Sequence[DataSpec]) -> list[str]:

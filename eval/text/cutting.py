@@ -26,6 +26,7 @@ Four are named after the tool whose windows they repeat.
   tokens before it.  The last window is full and ends at the last token.
 
 Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
+Sampled texts (``sampled``) are windows already.
 
 Chat prefixes and ``max_rows`` are applied in ``eval/text/text_windows.py``.
 """
@@ -165,6 +166,25 @@ def chat(
             n_unscored += 1
         begin = end
     return cuts, n_long, n_unscored
+
+
+def sampled(
+    ids: Ids, is_sampled: NDArray[np.bool_], ends: NDArray[np.int64], eval_len: int
+) -> list[Cut]:
+    """Return each document of sampled text as a window of its first ``eval_len`` tokens.
+
+    Documents end before the text indices ``ends`` int64 [D]; ``is_sampled`` bool [n]: True for the
+    scored tokens.  A document without a sampled token in its window is left out.
+    """
+    cuts = []
+    begin = 0
+    for end in ends.tolist():
+        piece = slice(begin, min(begin + eval_len, end))
+        spans = ranges(is_sampled[piece])
+        if spans:
+            cuts.append(Cut(begin, ids[piece], spans))
+        begin = end
+    return cuts
 
 
 def ranges(scored: NDArray[np.bool_]) -> Spans:

@@ -110,6 +110,22 @@ class EvalData:
             first_window = end_window
         return begins
 
+    @cached_property
+    def sampler_logprobs(self) -> NDArray[np.float32] | None:
+        """Log-probability of each scored token [N] in the model that sampled it, in nats.
+
+        NaN for tokens that are not sampled; None if no text is.
+        """
+        if all(window.sampler_logprobs is None for window in self.windows):
+            return None
+        logprobs = []
+        for window in self.windows:
+            of_window = window.sampler_logprobs
+            if of_window is None:
+                of_window = np.full(window.n_scored, np.nan, np.float32)
+            logprobs.append(of_window)
+        return np.concatenate(logprobs)
+
     @property
     def n_scored(self) -> int:
         """Number of scored tokens in all windows.

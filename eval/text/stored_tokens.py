@@ -84,6 +84,8 @@ def check_arrays(arrays: Mapping[str, Any]) -> None:
         names.append("roles")
     for name in names:
         pack_files.check_array(arrays, name, "i", 1)
+    if "sampler_logprobs" in arrays:
+        check_sampler_logprobs(arrays)
     if "top_id" not in arrays or arrays["top_id"].dtype.kind != "i" or arrays["top_id"].size != 1:
         raise ValueError("top_id is not an integer")
     ids = arrays["ids"]
@@ -94,6 +96,17 @@ def check_arrays(arrays: Mapping[str, Any]) -> None:
     ends = arrays["ends"]
     if (np.diff(ends) < 0).any() or ends.min(initial=0) < 0 or ends.max(initial=0) > len(ids):
         raise ValueError("the documents do not fit the tokens")
+
+
+def check_sampler_logprobs(arrays: Mapping[str, Any]) -> None:
+    """ValueError unless each token has a log-probability, or NaN if it was not sampled."""
+    pack_files.check_array(arrays, "sampler_logprobs", "f", 1)
+    logprobs = arrays["sampler_logprobs"]
+    if len(logprobs) != len(arrays["ids"]):
+        raise ValueError("the log-probabilities of sampled tokens do not fit the tokens")
+    # Comparisons with NaN are False.
+    if np.isinf(logprobs).any() or (logprobs > 0.0).any():
+        raise ValueError("a sampled token has no finite log-probability")
 
 
 def check_facts(tokens: Tokens) -> None:
@@ -127,6 +140,8 @@ def arrays_of(tokens: Tokens, key: str) -> dict[str, Any]:
         "special": tokens.special,
         "facts": json.dumps([key, tokens.notes, tokens.source, tokens.read]),
     }
+    if tokens.sampler_logprobs is not None:
+        arrays["sampler_logprobs"] = tokens.sampler_logprobs
     chat = tokens.chat
     if chat is not None:
         facts = [chat.turn_method, chat.tokens_beyond_turns, chat.template, chat.role_names]
@@ -153,6 +168,7 @@ def tokens_from_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
     if not sizes.size:
         sizes = None
     chat = chat_from_arrays(arrays)
+    source, read = [*origin, "", ""][:2]
     return Tokens(
         arrays["ids"],
         arrays["prefix"],
@@ -166,7 +182,9 @@ def tokens_from_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
         chat,
         arrays["special"],
         tuple(notes),
-        *origin,
+        source,
+        read,
+        arrays.get("sampler_logprobs"),
     )
 
 

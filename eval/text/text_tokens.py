@@ -97,6 +97,8 @@ class Tokens:
         source: the version of a remote text (``hub_datasets.version``); empty for a local text, or
             if unknown.
         read: the date and time at which the text was read.
+        sampler_logprobs: [n], log-probability of each sampled token in the model that sampled it,
+            in nats; NaN for tokens of prompts.  None for a text that is not sampled.
     """
 
     ids: Ids
@@ -113,6 +115,7 @@ class Tokens:
     notes: tuple[str, ...] = ()
     source: str = ""
     read: str = ""
+    sampler_logprobs: NDArray[np.float32] | None = None
 
 
 def tokens_of_documents(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class TextWindows:
         roles: [n_tokens], of each scored token: its place in ``role_names``; -1: none.
         special: ids of special tokens.
         notes: footnotes: the tokenizer, file or rows of the tokens.
+        tokens_key: key of its tokens in the cache if they are sampled here; else empty.
     """
 
     name: str
@@ -91,6 +92,7 @@ class TextWindows:
     role_names: tuple[str, ...] = ()
     special: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     notes: tuple[str, ...] = ()
+    tokens_key: str = ""
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N].
@@ -158,6 +160,7 @@ def build(
         pack = pack_files.resolve(spec.pack)
         tokens = stored_tokens.tokens_of_pack(pack)
         return cut(tokens, spec, n_windows, pack / pack_files.TOKENIZER, name)
+    assert not spec.is_sampled, "eval/run/sampled_text.py builds it"
     tokenizer = tokens_cache.fetch_tokenizer(spec, progress)
     tokens = tokens_cache.make_or_load(
         spec, tokenizer, cache, progress, clear=clear, render_s=render_s
@@ -184,7 +187,7 @@ def cut(
             f"eval_len: the text has {len(text.ids)} tokens, one window takes {least}; "
             "shorten eval_len"
         )
-    windows = windows_of(selected_cuts, text.prefix)
+    windows = windows_of(selected_cuts, text)
     starts = tuple(window.start - len(text.prefix) for window in selected_cuts)
     top_id_of_windows = max(int(window.token_ids.max()) for window in windows)
     text_size, text_note = scored_size(text, selected_cuts)
@@ -214,6 +217,10 @@ def cuts_of(
     text: Tokens, spec: DataSpec, n_windows: int | None
 ) -> tuple[list[cutting.Cut], list[cutting.Cut], Documents | None]:
     """Return (all windows of a text, the first ``n_windows``, facts about its conversations)."""
+    if text.sampler_logprobs is not None:
+        is_sampled = ~np.isnan(text.sampler_logprobs)
+        cuts = cutting.sampled(text.ids, is_sampled, text.ends, spec.eval_len)
+        return cuts, cuts[:n_windows], None
     if text.chat is None:
         cuts = cutting.by_method(text, spec)
         return cuts, cuts[:n_windows], None
@@ -225,12 +232,16 @@ def cuts_of(
     return cuts, selected_cuts, documents
 
 
-def windows_of(cuts: Sequence[cutting.Cut], prefix: NDArray[np.int32]) -> tuple[Window, ...]:
+def windows_of(cuts: Sequence[cutting.Cut], text: Tokens) -> tuple[Window, ...]:
     """Return windows with the chat prefix before the tokens of each cut."""
     windows = []
-    for index, (_, ids, spans) in enumerate(cuts):
-        token_ids = np.concatenate((prefix, ids))
-        windows.append(Window(index, token_ids, shifted(spans, len(prefix))))
+    for index, (start, ids, spans) in enumerate(cuts):
+        token_ids = np.concatenate((text.prefix, ids))
+        window = Window(index, token_ids, shifted(spans, len(text.prefix)))
+        if text.sampler_logprobs is not None:
+            logprobs = text.sampler_logprobs[start + window.positions]
+            window = replace(window, sampler_logprobs=logprobs)
+        windows.append(window)
     return tuple(windows)
 
 
@@ -343,6 +354,8 @@ def scored_size(text: Tokens, cuts: Sequence[cutting.Cut]) -> tuple[tuple[int, f
     are counted by the bytes' share of the text; for a whole text they are lm-eval's.  Both count
     the original text; a "detokenized" text was changed before it became tokens.
     """
+    if text.sampler_logprobs is not None:
+        return None, "bytes and words are not known: the tokens are sampled, not read from a text"
     if text.sizes is None:
         return (
             None,

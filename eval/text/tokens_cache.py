@@ -159,15 +159,16 @@ def write_tokens(
     stored_tokens.save(Path(file), replace(tokens, source=source, read=read), key)
 
 
-def load_again(spec: DataSpec, cache: Cache) -> Tokens:
+def load_again(spec: DataSpec, cache: Cache, key: str = "") -> Tokens:
     """Return the tokens of a data spec whose windows were built before.
 
-    InputError if they have vanished from the cache.
+    ``key``: of sampled tokens.  InputError if they have vanished from the cache.
     """
     if spec.pack is not None:
         return stored_tokens.tokens_of_pack(Path(spec.pack))
-    folder = fetched_tokenizer(spec)
-    tokens = stored_tokens.load(cache, cache.key("tokens", tokens_identity(spec, folder)))
+    if not key:
+        key = cache.key("tokens", tokens_identity(spec, fetched_tokenizer(spec)))
+    tokens = stored_tokens.load(cache, key)
     if tokens is None:
         raise InputError(
             f"{corpus.display_name(spec)}: its tokens vanished from the cache; run again"

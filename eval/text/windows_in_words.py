@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ...backends.common.message_text import amount
-from ..specs.spec_types import DataSpec
+from ..specs.spec_types import PROMPT_TOKENS, DataSpec
 from . import corpus
 from .text_windows import TextWindows
 
@@ -37,6 +37,8 @@ def differences_from_usual(data: TextWindows) -> list[str]:
     """Return what is scored differently than by default, in words."""
     spec = data.spec
     words = []
+    if spec.is_sampled:
+        words.append(f"{PROMPT_TOKENS} of them a prompt")
     if spec.warmup_tokens:
         words.append(f"{spec.warmup_tokens} tokens warm-up")
     if spec.score_every:
@@ -60,7 +62,11 @@ def describe_windows(spec: DataSpec, data: TextWindows | None) -> str:
     if spec.is_chat:
         how = f"conversations, windows of up to {spec.eval_len} tokens"
         source = "conversations"
+    if spec.is_sampled:
+        how = f"windows of {spec.eval_len} tokens after prompts of {PROMPT_TOKENS} of them"
     title = f"{corpus.display_name(spec)}, {how}"
+    if data is None and spec.is_sampled:
+        return f"{title}; the reference samples them when the run begins"
     if data is None:
         return f"{title}; their number is known after {source} and tokenizer are downloaded"
     if data.documents is not None:

@@ -22,6 +22,7 @@ from tests.support.toy import refusal
 
 DATA = {"tokenizer_dir": "t", "dataset": "wiki2", "eval_stride": 512, "eval_len": 2048}
 CHAT = {"tokenizer_dir": "t", "dataset": "chat", "path": "a.jsonl", "eval_len": 2048}
+SAMPLED = {"tokenizer_dir": "t", "dataset": "sampled", "path": "a.txt", "eval_len": 512}
 MODEL = {"load_fn": "transformers", "model_dir": "m"}
 VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
     (
@@ -61,6 +62,10 @@ VALUES: tuple[tuple[dict[str, Any], dict[str, list[Any]]], ...] = (
     (
         {**DATA, "eval_stride": None, "method": "once"},
         {"method": ["llamacpp", "lm_eval", "gptq", "once"]},
+    ),
+    (
+        SAMPLED,
+        {"seed": [0, 5], "max_rows": [3], "path": ["b.jsonl"], "text_column": ["body"]},
     ),
     (
         CHAT,
@@ -339,7 +344,7 @@ def test_schemas_refuse_what_the_parser_refuses() -> None:
 
 LATER = {
     DataSpec: "method sample detokenize label score_last score_every score_roles score_turns long "
-    "chat_template_kwargs pack",
+    "chat_template_kwargs pack seed",
     ModelSpec: "noise_floor group python gpus replicas resources phase step batch repeat",
 }
 
