@@ -12,7 +12,14 @@ from ...backends.common.message_text import nearest
 from ..results import ModelResult, RunResult
 from ..stats.block_sums import BlockSums, paired_difference
 from ..table import columns
-from ..table.numbers import KLD_DIGITS, PPL_DIGITS, decimals_of_error, number_text
+from ..table.numbers import (
+    KLD_DIGITS,
+    PPL_DIGITS,
+    bound_text,
+    decimals_of_error,
+    number_text,
+    significant_text,
+)
 
 
 class Size(NamedTuple):
@@ -101,6 +108,8 @@ BPW = SIZES["bpw"]
 VRAM = SIZES["vram"]
 FILE_SIZE = SIZES["size"]
 KLD = KLD_VALUES["mean"]
+BOUND_NOTE = "only a bound of the KLD is known, which is at least this"
+"""The meaning of the arrow at a bound."""
 TITLE_CHARACTERS = 70
 """Maximum characters of an axis title that names the reference."""
 SUFFIXES: dict[str, dict[str, Any]] = {
@@ -181,22 +190,37 @@ def blocks_of_reference(run: RunResult) -> BlockSums | None:
     return None
 
 
-def value_text(value: float, error: float | None, measure: Measure) -> str:
+def value_text(
+    value: float, error: float | None, measure: Measure, *, is_bound: bool = False
+) -> str:
     """Return a value rounded at the first digit of its error: 0.44419 +- 0.0052 is 0.444.
 
-    Without an error: with the measure's significant digits, or as in the table.
+    Without an error: with the measure's significant digits, or as in the table.  A bound is rounded
+    down: >=0.444.
     """
+    if error and 0 < abs(value) < 1e-5:
+        if is_bound:
+            return significant_text(value, 2, "bound")
+        return f"{value:.1e}"
+    if is_bound and not error and measure.digits:
+        return significant_text(value, measure.digits, "bound")
+    decimals = decimals_of_value(value, error, measure)
+    if is_bound:
+        return bound_text(value, decimals)
+    return number_text(value, decimals)
+
+
+def decimals_of_value(value: float, error: float | None, measure: Measure) -> int:
+    """Return how many decimals ``value_text`` shows."""
     if error:
-        if 0 < abs(value) < 1e-5:
-            return f"{value:.1e}"
-        return number_text(value, max(decimals_of_error(error) - 1, 0))
+        return max(decimals_of_error(error) - 1, 0)
     if measure.digits:
         # The exponent is that of the rounded value: with two digits, 0.999 is 1.0.
         _, _, exponent = f"{value:.{measure.digits - 1}e}".partition("e")
-        return number_text(value, max(measure.digits - 1 - int(exponent), 0))
+        return max(measure.digits - 1 - int(exponent), 0)
     if measure.kld:
-        return number_text(value, KLD_DIGITS)
-    return number_text(value, PPL_DIGITS - 1)
+        return KLD_DIGITS
+    return PPL_DIGITS - 1
 
 
 def kld_axis(run: RunResult, measure: Measure = KLD) -> str:

@@ -14,12 +14,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..results import ModelResult, RunResult
+from ..table.numbers import rounded_down
 from . import picture_style
+from .measures import BOUND_NOTE
 from .picture_style import Look, Theme
 from .points import subtitle_of
 
 PERCENTILES_TITLE = "KL divergence of single tokens"
 EXPLANATION = "box: median and quartiles; whiskers: 1 to 99 %; marker: mean; tick: maximum"
+BOUND = "\N{GREATER-THAN OR EQUAL TO}"
+"""Before a bound, where the two signs of the table would not fit."""
+ARROW = f"arrow, {BOUND}: {BOUND_NOTE}"
 ROW_HEIGHT = 0.3
 """Height of a row (inches)."""
 HEIGHT_WITHOUT_ROWS = 3.0
@@ -64,6 +69,8 @@ def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = Fa
     smallest = min(on_axis) / 1.5
     largest = max(on_axis) * 1.5
     subtitle = f"{subtitle_of(run, labels)}\n{EXPLANATION}"
+    if any(row.model.has_bound for row in rows):
+        subtitle += f"\n{ARROW}"
     with picture_style.canvas(height, title, subtitle, dark=dark, characters=LINE_CHARACTERS) as (
         figure,
         axes,
@@ -154,6 +161,8 @@ def _draw_row(axes: Axes, place: int, row: Row, theme: Theme) -> None:
     ends = [place - 0.28, place + 0.28]
     axes.plot(median, ends, color=theme.ink, lw=1.8, zorder=4, gid=f"median{gid}")
     axes.plot(at["max"], place, "|", color=theme.muted, alpha=0.8, ms=6, gid=f"max{gid}")
+    if row.model.has_bound:
+        axes.plot(at["max"], place, ">", color=colour, ms=7, zorder=3, gid=f"bound{gid}")
     axes.plot(
         max(row.mean, left_edge),
         place,
@@ -167,7 +176,10 @@ def _draw_row(axes: Axes, place: int, row: Row, theme: Theme) -> None:
         gid=f"mean{gid}",
     )
     values = (percentiles["50"], row.mean, percentiles["99"], percentiles["max"])
-    numbers = [short_number(value) for value in values]
+    text_of = short_number
+    if row.model.has_bound:
+        text_of = short_bound
+    numbers = [text_of(value) for value in values]
     _write(axes, place, numbers, theme.ink, f"number{gid}")
 
 
@@ -222,3 +234,17 @@ def short_number(value: float) -> str:
         return f"{value:.1e}".replace("e-0", "e-")
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
+
+
+def short_bound(value: float) -> str:
+    """Return a bound >= 0 with two significant digits, rounded down, as 0.0015.
+
+    A third one would not fit the column.
+    """
+    if value < SMALLEST_KLD:
+        return f"{BOUND}0"
+    decimals = max(0, 1 - math.floor(math.log10(value)))
+    lower = rounded_down(value, decimals)
+    if value < 1e-4:
+        return BOUND + short_number(lower)
+    return f"{BOUND}{lower:.{decimals}f}"

@@ -461,3 +461,21 @@ def _settings(theme: Theme) -> dict[str, Any]:
         # Labels may have dollars, which would begin a formula: "$x$".
         "text.parse_math": False,
     }
+
+
+def draw_arrow(
+    axes: Axes, start: tuple[float, float], way: tuple[float, float], colour: str, gid: str
+) -> None:
+    """Draw an arrow from a bound to larger values.
+
+    ``start``: in data coordinates; ``way``: from there to the tip, in points.
+    """
+    arrow = axes.annotate(
+        "",
+        start,
+        way,
+        textcoords="offset points",
+        arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.6, "shrinkA": 0, "shrinkB": 0},
+        zorder=3.5,
+    )
+    arrow.set(gid=gid, in_layout=False)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import NamedTuple
 
+from ...backends.base import KldKind
 from ...backends.common.message_text import unicode
 from ..results import MARK, RunResult
+from ..stats.kld_kinds import range_of
 from . import measures, picture_style
 from .measures import KLD, PPL, Measure, Size
 from .picture_style import Look
@@ -35,6 +37,7 @@ class Point:
         error: half the length of the error bar; None for no bar
         number: index of the model in its run, for the ids of artists
         paired: the error is that of the difference from the reference
+        kind: what ``y`` is, if it is a KLD
     """
 
     label: str
@@ -46,6 +49,18 @@ class Point:
     unquantized: bool = False
     number: int = 0
     paired: bool = True
+    kind: KldKind = "exact"
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the KLD is at least ``y``."""
+        return self.kind == "bound"
+
+    @property
+    def largest(self) -> float:
+        """The largest perplexity or KLD that ``y`` may stand for, apart from its error."""
+        _, largest = range_of(self.y, self.kind, (self.y, self.y))
+        return largest
 
 
 class Level(NamedTuple):
@@ -71,7 +86,10 @@ def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point]
             left_out.append(f"{model.label}: not in the plot: {size.name} unknown")
             continue
         error, is_paired = measures.error_of(run, model, measure)
-        y_text = measures.value_text(y, error, measure)
+        kind: KldKind = "exact"
+        if measure.kld:
+            kind = model.kld_kind
+        y_text = measures.value_text(y, error, measure, is_bound=kind == "bound")
         if measure.kld and model.reference:
             y_text = "reference: 0"
         point = Point(
@@ -84,6 +102,7 @@ def points_of(run: RunResult, size: Size, measure: Measure) -> tuple[list[Point]
             unquantized=not model.is_quantized,
             number=number,
             paired=is_paired,
+            kind=kind,
         )
         points.append(point)
     return points, left_out
@@ -168,10 +187,12 @@ def lines_of_schemes(points: Sequence[Point]) -> list[list[Point]]:
     Each has the points of a scheme in order of size, which differs within it.  A scheme is a family
     and the form of its labels.  Numbers in labels count as equal, and so do llama.cpp's sizes of
     one mixture: "2.0 bpw" and "4.0 bpw" are one scheme, "Q3_K_M" and "Q6_K" too, but "Q4_0" is
-    another one.
+    another one.  No line goes through a bound, which may be far below its KLD.
     """
     members_of_scheme: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in sorted(quantized_points(points), key=lambda point: point.x):
+        if point.is_bound:
+            continue
         members_of_scheme[point.look.family, form_of(point.label)].append(point)
     lines = []
     for members in members_of_scheme.values():
@@ -193,8 +214,17 @@ def quantized_points(points: Sequence[Point]) -> list[Point]:
 
 
 def dominates(other: Point, one: Point) -> bool:
-    """Return True if another point is as small and better, or as good and smaller."""
-    gain = one.y - other.y
+    """Return True if another point is certainly as small and better, or as good and smaller."""
+    return dominates_by(one.y - other.largest, other, one)
+
+
+def may_dominate(other: Point, one: Point) -> bool:
+    """Return True if another point may be as small and better, or as good and smaller."""
+    return dominates_by(one.largest - other.y, other, one)
+
+
+def dominates_by(gain: float, other: Point, one: Point) -> bool:
+    """Return True if another point that is better by ``gain`` dominates one by their sizes."""
     if gain > 0:
         return other.x <= SAME_SIZE * one.x
     return gain == 0 and SAME_SIZE * other.x < one.x
@@ -203,12 +233,14 @@ def dominates(other: Point, one: Point) -> bool:
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Return the quantized points that no other one dominates, by size.
 
-    Equal points are all on the front.
+    Equal points are all on the front.  Neither a bound nor a point above a bound is on it unless no
+    KLD that the bound allows could change this.
     """
     quantized = sorted(quantized_points(points), key=lambda point: point.x)
     front = []
     for point in quantized:
-        if not any(dominates(other, point) for other in quantized):
+        others = [other for other in quantized if other is not point]
+        if not any(may_dominate(other, point) for other in others):
             front.append(point)
     return front
 

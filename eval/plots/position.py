@@ -34,6 +34,8 @@ LEADER_BEND = 1.005
 """End of the level part of a leader, in the same unit: just outside of the axes."""
 LEADER_END = 1.035
 """Right end of a leader, in the same unit: just before the name."""
+AT_LEAST_THIS = " (at least)"
+"""After the name of a row of which only a bound of the KLD is known."""
 X_LABEL = "Position in the window (tokens before it)"
 GREY_NOTE = (
     "\nin colour: the reference, the noise floor, and rows that no other row beats; "
@@ -94,6 +96,8 @@ def by_position(
         axes.margins(x=0.02, y=0.05)
         texts = []
         for line, name in zip(lines, picture_style.names_of(labels), strict=True):
+            if kld and line.model.has_bound:
+                name += AT_LEAST_THIS
             texts.append(_draw_line(axes, line, name, theme))
         for line in with_band:
             _draw_band(axes, line, log_y=log_y)

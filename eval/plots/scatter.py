@@ -23,6 +23,11 @@ from .points import Level, Point
 
 EXCESS_AXIS = "Perplexity above the reference's"
 BOLD = "bold: no other model is as small and better"
+ARROW = f"arrow: {measures.BOUND_NOTE}"
+CARD_ARROW = "arrow: at least"
+"""The meaning of arrows, on a card."""
+ARROW_LENGTH = 24.0
+"""Length of the arrow above a bound, from the middle of the marker (points)."""
 HEIGHT_OF_FEW_POINTS = 8.4
 """Height of a picture of at most ``labels.FEW_LABELS`` points (inches)."""
 HEIGHT_OF_POINT = 0.12
@@ -159,7 +164,9 @@ def _title_of(run: RunResult, measure: Measure, *, card: bool) -> str:
 def _subtitle(run: RunResult, points: Sequence[Point], measure: Measure) -> str:
     """Return the lines below the title of a plot, except those of a card."""
     labels_shown = [point.label for point in points]
-    notes = (data.subtitle_of(run, labels_shown), data.error_note(points, measure), BOLD)
+    notes = [data.subtitle_of(run, labels_shown), data.error_note(points, measure), BOLD]
+    if any(point.is_bound for point in points):
+        notes.append(ARROW)
     return "\n".join(note for note in notes if note)
 
 
@@ -172,6 +179,8 @@ def _card_subtitle(run: RunResult, points: Sequence[Point], origin: str) -> str:
     # With more points, a card labels only a few, and perhaps none that has the mark.
     if has_mark and len(points) <= NAMES_ON_CARD:
         notes.append(data.NOT_AS_REQUESTED)
+    if any(point.is_bound for point in points):
+        notes.append(CARD_ARROW)
     lines = (run.subtitle, "; ".join(notes))
     return "\n".join(line for line in lines if line)
 
@@ -366,14 +375,22 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
             clip_on=False,
             gid=f"point-{point.number}",
         )
+        if point.is_bound:
+            picture_style.draw_arrow(
+                axes, (point.x, point.y), (0, ARROW_LENGTH), colour, f"bound-{point.number}"
+            )
         if point.error:
             low = point.y - point.error
             if axes.get_yscale() == "log":
                 # Such an axis has no place for 0 and below.
                 low = max(low, lowest / 2)
+            high = point.y + point.error
+            if point.is_bound:
+                # The arrow is there.
+                high = point.y
             axes.plot(
                 [point.x, point.x],
-                [low, point.y + point.error],
+                [low, high],
                 color=colour,
                 lw=1.1,
                 marker="_",

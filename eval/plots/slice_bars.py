@@ -56,6 +56,9 @@ LONGEST_LINE = 86
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oooo", "++++")
 """Patterns of the bars of one family, which share a colour."""
 ERROR_BARS = "error bars: ± one standard error"
+ARROW = f"arrow: {measures.BOUND_NOTE}"
+ARROW_LENGTH = 20.0
+"""Length of the arrow at the end of a bound's bar (points)."""
 LEFT_MARGIN = 1.6
 """A logarithmic axis begins at the smallest value divided by this."""
 RIGHT_MARGIN = 1.15
@@ -98,6 +101,8 @@ def slice_bars(run: RunResult, *, title: str | None = None, dark: bool = False) 
     notes.append("; ".join(meanings(names)))
     if any(bar.stderr for bar in bars):
         notes.append(ERROR_BARS)
+    if any(row.model.has_bound for row in rows):
+        notes.append(ARROW)
     subtitle = "\n".join(note for note in notes if note)
     if title is None:
         title = SLICES_TITLE
@@ -285,8 +290,14 @@ def draw_bar(
         zorder=2,
         gid=f"bar{gid}",
     )
+    if row.model.has_bound:
+        colour = theme.families[row.look.colour]
+        picture_style.draw_arrow(axes, (kld, y), (ARROW_LENGTH, 0), colour, f"bound{gid}")
     if statistics.kld_stderr:
         ends = [max(kld - statistics.kld_stderr, left_edge), kld + statistics.kld_stderr]
+        if row.model.has_bound:
+            # The arrow is there.
+            ends[1] = kld
         axes.plot(
             ends,
             [y, y],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from compare_q.eval.plots.percentiles import percentile_plot
+from compare_q.eval.plots.percentiles import percentile_plot, short_bound
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.figures import artists_of_kind, real_run, texts_of
@@ -93,3 +93,19 @@ def test_without_klds_there_is_no_picture() -> None:
         percentile_plot(run_of())
     with pytest.raises(ValueError, match="no token has a KLD above 0"):
         percentile_plot(run_of(model_of("a", 0.0, dict.fromkeys(PERCENTS, 0.0))))
+
+
+def test_bounds_have_an_arrow_and_numbers_that_are_rounded_down() -> None:
+    bound = replace(LARGE, kld_kind="bound")
+    figure = percentile_plot(run_of(bound, SMALL))
+    (arrow,) = artists_of_kind(figure, "bound")
+    assert list(arrow.get_xdata()) == [4.0]
+    numbers = texts_of(figure, "number")
+    assert numbers[4:] == ["≥0.020", "≥0.070", "≥0.80", "≥4.0"]
+    assert [short_bound(value) for value in (0.0199, 12.99, 4.59e-5, 1e-9)] == [
+        "≥0.019",
+        "≥12",
+        "≥4.5e-5",
+        "≥0",
+    ]
+    assert not artists_of_kind(percentile_plot(run_of(LARGE, SMALL)), "bound")

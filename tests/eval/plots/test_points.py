@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from compare_q.backends.base import Storage
+from compare_q.backends.base import KldKind, Storage
 from compare_q.backends.layers.groups import KVCache
 from compare_q.eval.plots.measures import (
     BPW,
@@ -18,7 +18,14 @@ from compare_q.eval.plots.measures import (
     VRAM,
     error_of,
 )
-from compare_q.eval.plots.points import Level, Point, levels_of, pareto_front, points_of
+from compare_q.eval.plots.points import (
+    Level,
+    Point,
+    levels_of,
+    lines_of_schemes,
+    pareto_front,
+    points_of,
+)
 from compare_q.eval.stats.uncertainty import Mean, Perplexity
 from tests.support.made import (
     BASE,
@@ -56,6 +63,28 @@ def facts_of(points: list[Point]) -> list[tuple[object, ...]]:
 )
 def test_the_front_by_hand(rows: list[tuple[str, float, float]], gold: str) -> None:
     points = [Point(label, x, y, unquantized=x >= 16) for label, x, y in rows]
+    assert "".join(point.label for point in pareto_front(points)) == gold
+
+
+@pytest.mark.parametrize(
+    ("rows", "gold"),
+    [
+        # A bound may be below b, whose KLD is then not the best of its size.
+        ([("a", 4, 1, "bound"), ("b", 4, 2, "exact")], ""),
+        # Whatever the bounded KLD is, it is not below b.
+        ([("a", 4, 2, "bound"), ("b", 4, 1, "exact")], "b"),
+        # Nothing is as small as the bound.
+        ([("a", 3, 5, "bound"), ("b", 4, 1, "exact")], "ab"),
+        ([("a", 3, 0.5, "bound"), ("b", 4, 1, "exact")], "a"),
+        # The bounded KLD may be above that of the smaller one.
+        ([("a", 3, 5, "exact"), ("b", 4, 1, "bound")], "a"),
+        ([("a", 4, 1, "estimate"), ("b", 4, 2, "exact")], "a"),
+    ],
+)
+def test_the_front_holds_for_every_kld_that_bounds_allow(
+    rows: list[tuple[str, float, float, KldKind]], gold: str
+) -> None:
+    points = [Point(label, x, y, kind=kind) for label, x, y, kind in rows]
     assert "".join(point.label for point in pareto_front(points)) == gold
 
 
@@ -158,3 +187,23 @@ def test_lines_are_the_reference_and_the_noise_floor() -> None:
     floor_of_zero = with_against(floor, kld=Mean(0.0, 0.0, 40, 0))
     assert levels_of(run_of(REF, floor_of_zero), KLD) == []
     assert levels_of(run_of(BASE, reference=None), PPL) == []
+
+
+def test_a_bound_is_at_least_its_value_and_is_rounded_down() -> None:
+    """0.01234567 ± 0.000452, and a 99.9 % KLD of 0.999, of which two digits are shown."""
+    bound = replace(QUANT, kld_kind="bound")
+    for measure, text in ((KLD, ">=0.0123"), (KLD_VALUES["p99.9"], ">=0.99"), (PPL, "7.50")):
+        drawn, _ = points_of(run_of(REF, bound), BPW, measure)
+        point = drawn[1]
+        assert (point.label, point.y_text) == ("W4A16", text)
+        assert point.is_bound == measure.kld
+    drawn, _ = points_of(run_of(REF, replace(QUANT, kld_kind="estimate")), BPW, KLD)
+    assert (drawn[1].y_text, drawn[1].is_bound) == ("0.0123", False)
+
+
+def test_no_line_of_a_scheme_goes_through_a_bound() -> None:
+    sizes = [Point(f"EXL3 {bits}", bits, 1 / bits) for bits in (2, 3, 4)]
+    assert [len(line) for line in lines_of_schemes(sizes)] == [3]
+    sizes[1] = replace(sizes[1], kind="bound")
+    (line,) = lines_of_schemes(sizes)
+    assert [point.x for point in line] == [2, 4]

@@ -10,7 +10,7 @@ import pytest
 from compare_q.eval.plots import picture_style, position
 from compare_q.eval.results import RunResult
 from compare_q.eval.stats.curve import Curve
-from tests.support.figures import artists_of_kind
+from tests.support.figures import artists_of_kind, texts_of
 from tests.support.made import QUANT, REF, replace, run_of
 
 pytestmark = pytest.mark.slow
@@ -79,3 +79,12 @@ def test_standard_errors_are_bands() -> None:
 def test_results_without_errors_have_no_bands() -> None:
     figure = position.by_position(run_with(EDGES, a=VALUES, bf16=VALUES))
     assert artists_of_kind(figure, "band") == []
+
+
+def test_the_name_of_a_bound_says_so_in_klds() -> None:
+    run = run_with((1, 2, 4, 10), EXL3_4=(3.0, 2.0, 1.0), EXL3_5=(2.0, 1.0, 0.5))
+    run = run.updated(models=(replace(run.models[0], kld_kind="bound"), run.models[1]))
+    names = texts_of(position.by_position(run, kld=True), "label")
+    assert [name.partition(" (")[2] != "" for name in names] == [True, False]
+    names = texts_of(position.by_position(run), "label")
+    assert [name.partition(" (")[2] for name in names] == ["", ""]

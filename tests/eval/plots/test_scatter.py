@@ -145,3 +145,28 @@ def test_error_bars_are_one_error_long(scale: str) -> None:
     low, high = figure.axes[0].get_ylim()
     assert low < 20
     assert 35 < high < 60
+
+
+@pytest.mark.parametrize("card", [False, True])
+def test_a_bound_has_an_arrow_and_no_bar_above_it(card: bool) -> None:
+    run = of_rows("bf16 vLLM", "W8A8 int8", "EXL3 2.5 bpw")
+    models = []
+    for model in run.models:
+        if model.label == "W8A8 int8":
+            model = replace(model, kld_kind="bound")
+        models.append(model)
+    bounded = run.updated(models=tuple(models))
+    figure = scatter.scatter_figure(bounded, measure=KLD, card=card)
+    number = bounded.labels.index("W8A8 int8")
+    (arrow,) = artists_of_kind(figure, "bound")
+    assert arrow.get_gid() == f"bound-{number}"
+    for bar in artists_of_kind(figure, "bar"):
+        top = max(bar.get_ydata())
+        model = bounded.models[int(bar.get_gid().partition("-")[2])]
+        assert (top == pytest.approx(model.kld)) == (model.kld_kind == "bound")
+    # No arrow in another plot, or without a bound.
+    for other in (
+        scatter.scatter_figure(bounded, measure=PPL, card=card),
+        scatter.scatter_figure(run, measure=KLD, card=card),
+    ):
+        assert not artists_of_kind(other, "bound")

@@ -175,3 +175,17 @@ def test_the_colours_are_those_of_the_theme(dark: bool) -> None:
     (bar, *_) = artists_of_kind(figure, "bar")
     look = picture_style.looks_of(three().models)[3]
     assert picture_style.to_hex(bar.get_facecolor()) == theme.families[look.colour]
+
+
+def test_bars_of_a_bound_end_in_an_arrow() -> None:
+    """KLDs 0.04, 0.04 and 0.01 of the slices, of which the first model has bounds."""
+    run = three()
+    models = []
+    for model in run.models:
+        if model.label == "GGUF Q4_K":
+            model = replace(model, kld_kind="bound")
+        models.append(model)
+    figure = slice_bars.slice_bars(run.updated(models=tuple(models)))
+    ends = [float(arrow.xy[0]) for arrow in artists_of_kind(figure, "bound")]
+    assert ends == pytest.approx([0.04, 0.04, 0.01])
+    assert not artists_of_kind(slice_bars.slice_bars(run), "bound")
