@@ -267,12 +267,12 @@ def kinds_note(run: RunResult) -> list[str]:
             estimates.append(model)
     notes = []
     if bounds:
-        note = f"{labels_of(bounds)}: {AT_LEAST}: only a bound of the KLD is known"
-        notes.append(f"{note}; the model loses at least this, and may lose more")
+        note = f"{labels_of(bounds)}: {AT_LEAST} marks a KLD of which only a bound is known"
+        notes.append(f"{note}: the model loses at least this, and may lose more")
         notes += bounds_without_star(run, bounds)
     if estimates:
         note = f"{labels_of(estimates)}: KLD is estimated from a part of the log-probabilities"
-        notes.append(f"{note}; its ± contains the error of this")
+        notes.append(f"{note}; its ± contains the error of this estimate")
     return notes
 
 

@@ -70,3 +70,26 @@ def test_bounds_and_estimates_have_no_mean(measured: Compare) -> None:
     assert row["ppl_ratio"] == run.models["exact"]["ppl_ratio"]
     assert row["same_top"] == run.models["exact"]["same_top"]
     assert "bound" in " ".join(row["notes"])
+
+
+@pytest.mark.usefixtures("kinds")
+def test_a_row_of_each_kind_in_table_pairs_and_conditions(measured: Compare) -> None:
+    """The bounds are half of the KLD, 0.0393, and a tenth of another one, below 0.01."""
+    models = [
+        REF,
+        fake("exact", boost=2.0),
+        partial("estimate", "estimate", boost=0.5),
+        partial("half", "bound"),
+        partial("tenth", "bound", share=0.1, boost=0.1),
+    ]
+    pairs = ("--pair", "half", "exact", "--pair", "tenth", "half")
+    conditions = ("--fail-if", "kld > 0.02", "--fail-if", "kld:begin < 0.001")
+    run = measured(models, *pairs, *conditions)
+    assert run.status == 4
+    assert ">=0.0393" in run.out
+    # The first pair on a text that is too short, the second one on any text.
+    assert run.out.count("KLD: n/a: ") == 2
+    failed = [line for line in run.err.splitlines() if line.startswith("failed: ")]
+    labels = [line.split(":")[1].strip() for line in failed]
+    assert labels == ["estimate", "half", "tenth"]
+    assert ["undecided" in line for line in failed] == [False, False, True]
