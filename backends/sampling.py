@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from .common.errors import ModelError
@@ -61,8 +60,3 @@ def seed_of(seed: int, prompt: int) -> int:
     """
     digest = hashlib.sha256(f"{seed} {prompt}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-def length_of(prompts: Sequence[Sequence[int]]) -> int:
-    """Return the number of tokens of the longest prompt."""
-    return max(len(prompt) for prompt in prompts)

@@ -378,10 +378,13 @@ def write_manifest(folder: Path, **facts: Any) -> Manifest:
 
 def title_of_text(manifest: Manifest) -> str:
     """Return the name of a pack's text."""
-    for key in ("dataset_display_name", "path"):
-        if manifest.text.get(key):
-            return str(manifest.text[key])
-    return str(manifest.text.get("dataset"))
+    text = manifest.text
+    if text.get("dataset_display_name"):
+        return str(text["dataset_display_name"])
+    if text.get("dataset") == "sampled":
+        prompts = text.get("path") or text.get("dataset_path")
+        return f"sampled after prompts of {prompts}"
+    return str(text.get("path") or text.get("dataset"))
 
 
 def facts_in_words(manifest: Manifest, opened: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..common.errors import ModelError
-from ..sampling import SampledToken, length_of, seed_of
+from ..sampling import SampledToken, seed_of
 from .decode import LARGEST_KV_BLOCK
 from .driver import VllmDriver, paused
 
@@ -46,10 +46,10 @@ def sampled_tokens(
 ) -> Iterator[SampledToken]:
     """Yield ``n_tokens`` sampled tokens of each prompt, as vLLM returns them.
 
-    As many prompts are continued together as fit the KV cache: otherwise vLLM would drop the cache
-    of some and compute it again.
+    All prompts have the same length.  As many are continued together as fit the KV cache: otherwise
+    vLLM would drop the cache of some, and compute it again.
     """
-    batch = batch_size(driver, length_of(prompts) + n_tokens)
+    batch = batch_size(driver, len(prompts[0]) + n_tokens)
     for begin in range(0, len(prompts), batch):
         numbers = range(begin, min(begin + batch, len(prompts)))
         yield from tokens_of_batch(driver, prompts, numbers, n_tokens, seed)
@@ -84,8 +84,10 @@ def tokens_of_batch(
                 engine.add_request(name, {"prompt_token_ids": list(prompts[number])}, params)
         while unfinished and engine.has_unfinished_requests():
             for output in engine.step():
-                number = unfinished[output.request_id]
-                yield from new_tokens(number, output)
+                # Another request may have been queued before, and aborted.
+                if output.request_id not in unfinished:
+                    continue
+                yield from new_tokens(unfinished[output.request_id], output)
                 if output.finished:
                     del unfinished[output.request_id]
     except BaseException:  # also if the caller stops iterating

@@ -92,7 +92,8 @@ def sampler_of(config: RunConfig, models: Sequence[RunModel], spec: DataSpec) ->
     if reference is None:
         raise InputError(
             'dataset: "sampled" is text that the reference model samples, and no model is the '
-            'reference; mark one with "reference": true'
+            'reference; mark one with "reference": true, or give a pack of such text '
+            "(compare-q pack MODEL --sampled)"
         )
     if not reference.capabilities.samples:
         raise InputError(f'dataset: "sampled": {reference.label}: {why_not(reference)}')

@@ -20,6 +20,8 @@ from . import cutting, text_windows
 from .text_tokens import Tokens
 from .text_windows import TextWindows
 
+SAMPLED_VERSION = 1
+"""Version of sampled tokens.  Raise it when prompts, batches or draws change."""
 WINDOW_KEYS = {"label", "seed", "max_rows", "eval_len", "dataset_display_name"}
 """Keys of a data spec of sampled text that are not about the text of its prompts."""
 
@@ -127,7 +129,7 @@ def identity_of(
     ``text``: of the prompts; ``model``: identity of the model's scores.
     """
     return {
-        "sampled": 1,
+        "sampled": SAMPLED_VERSION,
         "prompts": [list(prompt) for prompt in prompts],
         "text": [text.vocabulary, text.top_id, text.special.tolist(), list(text.notes)],
         "length": spec.eval_len,

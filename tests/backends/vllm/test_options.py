@@ -458,3 +458,24 @@ def test_an_error_while_scoring_is_not_one_that_loading_caught(
     with log.open("a") as stream:
         stream.write("ERROR torch.OutOfMemoryError: full\n")
     assert backend.reason_of(error) == gold.format(log=log)
+
+
+def test_text_is_sampled_by_exact_noise(toy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where this vLLM has the option, and not for scoring."""
+    config = CheckpointConfig.read(toy_model).raw
+    scorer = request_for(toy_model)
+    sampler = scorer.updated(samples=True)
+    assert "use_fp64_gumbel" not in engine_arguments(sampler, config, cpu=True)
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"use_fp64_gumbel"})
+    assert "use_fp64_gumbel" not in engine_arguments(scorer, config, cpu=True)
+    assert engine_arguments(sampler, config, cpu=True)["use_fp64_gumbel"] is True
+
+
+def test_what_changes_the_distribution_cannot_sample(
+    toy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed_vllm, "arguments", lambda: ARGUMENTS | {"logits_processors"})
+    scorer = request_for(toy_model, logits_processors=["a.b:C"])
+    VllmEngine.check(scorer)
+    message = refusal(VllmEngine.check, scorer.updated(samples=True))
+    assert message.startswith("engine.logits_processors: ")

@@ -9,13 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from compare_q.backends.base import SampledToken
+from compare_q.backends.hf import sampling
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import pack_files
 from compare_q.eval.specs import spec_files
 from compare_q.eval.text import stored_tokens, text_windows
-from tests.support.toy import FAKE, Run, Specs, assert_refused, in_transformers
+from tests.support.toy import (
+    FAKE,
+    Run,
+    Specs,
+    assert_refused,
+    in_transformers,
+    save_toy_tokenizer,
+    swap_letters,
+)
 
 SAMPLED = {"dataset": "sampled", "eval_stride": ..., "eval_len": 100, "max_rows": 4}
 
@@ -50,7 +60,7 @@ def result_of(file: Path) -> dict[str, Any]:
 def test_a_text_is_sampled_once(
     compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path, samplings: list[int]
 ) -> None:
-    """A second run reads it; another seed or number of windows is another text."""
+    """A second run reads it; another seed, number of windows or model has another text."""
     data, models = write_specs(models_of(toy_model), **SAMPLED)
     words = ("-d", data, "-m", models, "-o", tmp_path / "r.json")
     ran = compare_q(*words)
@@ -71,6 +81,44 @@ def test_a_text_is_sampled_once(
     assert samplings == [4, 3, 4]
     other = result_of(tmp_path / "r.json")
     assert other["data"]["windows_sha256"] != first["data"]["windows_sha256"]
+    in_other_dtype = [{**models_of(toy_model)[0], "engine": {"dtype": "bfloat16"}}]
+    write_specs(in_other_dtype, **SAMPLED)
+    assert compare_q(*words).status == 0
+    assert samplings == [4, 3, 4, 4]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_draws_from_another_distribution_are_noted(
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+) -> None:
+    """At another temperature, with the log-probabilities that the tokens have at 1.
+
+    Another text comes first, whose tokens are not checked.
+    """
+    original = sampling.drawn
+
+    def drawn(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        token_ids, _ = original(logits / temperature, uniforms)
+        return token_ids, logits.log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
+
+    monkeypatch.setattr(sampling, "drawn", drawn)
+    plain, models = write_specs(models_of(toy_model), max_rows=2, label="plain")
+    first_text = tmp_path / "plain.json"
+    plain.rename(first_text)
+    data, _ = write_specs(models_of(toy_model), **SAMPLED, label="sampled")
+    out = tmp_path / "r.json"
+    ran = compare_q("-d", first_text, data, "-m", models, "-o", out, "-r", 12)
+    assert ran.status == 0, ran.err
+    reference, other = result_of(out)["models"]
+    is_noted = any("distribution" in note for note in reference["notes"])
+    assert is_noted == (temperature != 1.0)
+    assert not any("distribution" in note for note in other["notes"])
 
 
 @pytest.mark.engine
@@ -144,6 +192,24 @@ def test_refusals(compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path:
     assert_refused(compare_q("gate", "-d", data, "-m", specs, *variant), "sampled")
     windows = ("windows", "-d", data, "-o", tmp_path / "w.jsonl")
     assert_refused(compare_q(*windows), "no model is the reference")
+
+
+@pytest.mark.engine
+def test_a_wrong_tokenizer_is_noticed_before_sampling(
+    compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path, samplings: list[int]
+) -> None:
+    other = tmp_path / "other"
+    save_toy_tokenizer_in(other)
+    data, models = write_specs(models_of(toy_model), **SAMPLED, tokenizer_dir=str(other))
+    assert_refused(compare_q("-d", data, "-m", models), "tokenizer_dir")
+    assert samplings == []
+
+
+def save_toy_tokenizer_in(folder: Path) -> None:
+    """Save the toy's tokenizer, in which two letters have changed their ids."""
+    folder.mkdir()
+    save_toy_tokenizer(folder)
+    swap_letters(folder)
 
 
 @pytest.mark.engine

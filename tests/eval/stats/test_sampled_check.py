@@ -73,6 +73,22 @@ def test_rare_tokens_that_are_never_drawn_are_noticed() -> None:
     assert len(sampling_notes(columns, columns["logprob"])) == 1
 
 
+def test_the_share_of_the_top_token_is_checked_too() -> None:
+    """Draws whose mean of ln p is right: only the share of the most probable token is wrong."""
+    p = np.array([0.5, 0.3, 0.2])
+    # The change has the sum 0, and the product 0 with ln p.
+    second = np.log(p[0] / p[2]) / np.log(p[2] / p[1])
+    change = np.array([1.0, second, -1.0 - second])
+    assert change @ np.log(p) == pytest.approx(0)
+    sampler = np.tile(np.log(p - 0.05 * change), (N, 1))
+    columns, _ = drawn(np.tile(np.log(p), (N, 1)), sampler)
+    scores = standard_scores(columns, columns["logprob"])
+    assert scores is not None
+    assert abs(scores.surprise) < 4
+    assert scores.top < -10
+    assert len(sampling_notes(columns, columns["logprob"])) == 1
+
+
 def test_only_sampled_tokens_count() -> None:
     """Tokens of another text, with NaN, are left out; few tokens are not checked."""
     columns, sampler_logprobs = drawn(MODEL, MODEL)

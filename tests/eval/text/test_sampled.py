@@ -143,6 +143,18 @@ def test_only_sampled_tokens_are_scored() -> None:
     assert data.sampler_logprobs.tolist() == (-0.5 - np.arange(18)).tolist()
 
 
+def test_tokens_of_other_texts_have_no_log_probability() -> None:
+    """In a run of several texts, in the order of the windows."""
+    cut = text_windows.cut(sampled_tokens(1, 2), spec(eval_len=66), None, Path("model"))
+    keys = {"dataset": "wiki2", "tokenizer_dir": "model", "eval_len": 4, "eval_stride": 4}
+    book = parse_data_spec(keys, Path("data.json"))
+    plain = text_windows.cut(source(9), book, 1, Path("model"))
+    logprobs = EvalData.joined([plain, cut]).sampler_logprobs
+    assert logprobs is not None
+    np.testing.assert_array_equal(logprobs, [np.nan, np.nan, np.nan, -0.5, -1.5])
+    assert EvalData.joined([plain]).sampler_logprobs is None
+
+
 def test_a_shorter_window_is_the_begin_of_a_sample() -> None:
     windows = text_windows.cut(sampled_tokens(), spec(eval_len=66), 2, Path("model"))
     assert [window.spans for window in windows.windows] == [((64, 66),)] * 2
