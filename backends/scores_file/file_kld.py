@@ -1,15 +1,18 @@
 """KL divergence of the scores in a file from a reference store.
 
-Its kind follows from what the file has (``scoring/partial_kld.py`` has the formulas):
+Its kind follows from what the file and the windows have (``scoring/partial_kld.py`` has the
+formulas):
 
 - exact: the log-probabilities of all tokens of the vocabulary;
-- estimate: those of the ids that were asked for, some of which were drawn from the reference;
+- estimate: those of the ids that were asked for, some of which were drawn from the reference; or,
+  in windows whose tokens a model has sampled, those of the most probable tokens;
 - bound: those of any other tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,23 +20,61 @@ from ..reference.store import Reader
 from ..reference.stored_logprobs import Gathered, StoredLogprobs
 from ..scoring import partial_kld
 from ..window import KldKind, TokenScores, Window
-from .format import LOGPROB_ERROR, NO_ID, Entries, Logprobs, WindowScores
-from .known_entries import all_entries, top_tokens
+from .format import LOGPROB_ERROR, NO_ID, Entries, Ids, Logprobs, WindowScores
+from .known_entries import all_entries, most_probable, top_tokens
 
 Pairs = Sequence[tuple[Window, WindowScores]]
+KINDS: dict[str, KldKind] = {
+    "all tokens": "exact",
+    "drawn tokens": "estimate",
+    "sampled text": "estimate",
+    "bound": "bound",
+}
+"""Source of a KLD -> its kind."""
 
 
-def kind_of(pairs: Pairs, store: Reader) -> KldKind | None:
-    """Return the kind of KLD that the scores of all windows can have; None if they have none."""
+class Divergence(NamedTuple):
+    """How the KLD of a file is computed.
+
+    ``n_ranked``: on sampled text, the number of most probable tokens at each position.
+    """
+
+    source: Literal["all tokens", "drawn tokens", "sampled text", "bound"]
+    n_ranked: int = 0
+
+    @property
+    def kind(self) -> KldKind:
+        """The kind of the KLD."""
+        return KINDS[self.source]
+
+
+def divergence_of(pairs: Pairs, store: Reader) -> Divergence | None:
+    """Return how the KLD of all windows is computed; None if the file has only their tokens."""
     if any(scores.top is None and scores.asked is None for _, scores in pairs):
         return None
     if all(is_complete(window, scores, store.head.vocab_size) for window, scores in pairs):
-        return "exact"
+        return Divergence("all tokens")
     # Ids that were drawn from another distribution would bias the estimate.
-    for window, scores in pairs:
-        if scores.asked is None or scores.recording != store.recording(window.digest):
-            return "bound"
-    return "estimate"
+    if all(is_drawn_from(store, window, scores) for window, scores in pairs):
+        return Divergence("drawn tokens")
+    # Without the least probable entry, which may be there because it is the sampled token: the
+    # estimate needs entries that do not depend on it.
+    n_ranked = min(n_entries(scores.top) for _, scores in pairs) - 1
+    if n_ranked > 0 and all(window.sampler_logprobs is not None for window, _ in pairs):
+        return Divergence("sampled text", n_ranked)
+    return Divergence("bound")
+
+
+def is_drawn_from(store: Reader, window: Window, scores: WindowScores) -> bool:
+    """Return True if a window has ids that were drawn from the numbers of this store."""
+    return scores.asked is not None and scores.recording == store.recording(window.digest)
+
+
+def n_entries(top: Entries | None) -> int:
+    """Return the smallest number of entries at a position."""
+    if top is None:
+        return 0
+    return int((top.ids != NO_ID).sum(axis=1).min())
 
 
 def is_complete(window: Window, scores: WindowScores, vocab_size: int) -> bool:
@@ -48,26 +89,35 @@ def is_complete(window: Window, scores: WindowScores, vocab_size: int) -> bool:
 
 
 def compared(
-    window: Window, scores: WindowScores, reference: StoredLogprobs, kind: KldKind
+    window: Window, scores: WindowScores, reference: StoredLogprobs, divergence: Divergence
 ) -> TokenScores:
-    """Return the scores of a window with its KLD of this kind."""
-    if kind == "estimate" and scores.asked is not None:
-        entries = scores.asked
-        gathered = reference.gathered(window, with_targets(window, entries))
-        kld = estimate(gathered.logprobs[:, 1:], entries.logprobs, scores.drawn)
+    """Return the scores of a window with its KLD."""
+    entries = entries_for(divergence, window, scores)
+    ids: Ids = np.concatenate([window.targets[:, None], entries.ids], axis=1)
+    gathered = reference.gathered(window, ids)
+    ref_logprobs = gathered.logprobs[:, 1:]
+    if divergence.source == "all tokens":
+        kld = partial_kld.terms(ref_logprobs, entries.logprobs).sum(axis=1)
+    elif divergence.source == "drawn tokens":
+        kld = by_draws(ref_logprobs, entries.logprobs, scores.drawn)
+    elif divergence.source == "sampled text":
+        kld = on_samples(window, scores, gathered, entries)
     else:
-        entries = all_entries(window, scores)
-        gathered = reference.gathered(window, with_targets(window, entries))
-        kld = divergence(gathered.logprobs[:, 1:], entries.logprobs, scores, kind)
-    return with_reference(alone(window, scores), scores, gathered, kld, kind)
+        errors = scores.rounding.errors(entries.logprobs)
+        kld = partial_kld.bound(ref_logprobs, entries.logprobs, errors)
+    return with_reference(alone(window, scores), scores, gathered, kld, divergence.kind)
 
 
-def with_targets(window: Window, entries: Entries) -> np.ndarray:
-    """Return ids [T, 1 + k]: the target, and the entries."""
-    return np.concatenate([window.targets[:, None], entries.ids], axis=1)
+def entries_for(divergence: Divergence, window: Window, scores: WindowScores) -> Entries:
+    """Return the entries that a KLD is computed from."""
+    if divergence.source == "drawn tokens" and scores.asked is not None:
+        return scores.asked
+    if divergence.source == "sampled text" and scores.top is not None:
+        return most_probable(scores.top, divergence.n_ranked)
+    return all_entries(window, scores)
 
 
-def estimate(ref_logprobs: Logprobs, logprobs: Logprobs, n_drawn: int) -> Logprobs:
+def by_draws(ref_logprobs: Logprobs, logprobs: Logprobs, n_drawn: int) -> Logprobs:
     """Return the estimates [T] from asked ids [T, m], the last ``n_drawn`` of which were drawn."""
     n_top = ref_logprobs.shape[1] - n_drawn
     return partial_kld.estimate_by_draws(
@@ -75,13 +125,21 @@ def estimate(ref_logprobs: Logprobs, logprobs: Logprobs, n_drawn: int) -> Logpro
     )
 
 
-def divergence(
-    ref_logprobs: Logprobs, logprobs: Logprobs, scores: WindowScores, kind: KldKind
+def on_samples(
+    window: Window, scores: WindowScores, gathered: Gathered, entries: Entries
 ) -> Logprobs:
-    """Return the bound [T] from entries [T, k], or the KLD if they are the whole vocabulary."""
-    if kind == "exact":
-        return np.asarray(partial_kld.terms(ref_logprobs, logprobs).sum(axis=1), np.float64)
-    return partial_kld.bound(ref_logprobs, logprobs, scores.rounding.errors(logprobs))
+    """Return the estimates [T] from the most probable tokens, if the targets are sampled."""
+    ref_target = gathered.logprobs[:, 0]
+    # The store and the sampler differ by roundings.
+    weights = np.exp(ref_target - np.asarray(window.sampler_logprobs, np.float64))
+    return partial_kld.estimate_on_samples(
+        gathered.logprobs[:, 1:],
+        entries.logprobs,
+        ref_target,
+        scores.logprob,
+        (entries.ids == window.targets[:, None]).any(axis=1),
+        weights,
+    )
 
 
 def with_reference(

@@ -73,6 +73,14 @@ def each_once(entries: Entries) -> Entries:
     return Entries(ids, np.where(ids == NO_ID, -np.inf, logprobs))
 
 
+def most_probable(top: Entries, count: int) -> Entries:
+    """Return the ``count`` most probable entries at each position, in their order."""
+    order = np.argsort(-top.logprobs, axis=1, kind="stable")[:, :count]
+    return Entries(
+        np.take_along_axis(top.ids, order, axis=1), np.take_along_axis(top.logprobs, order, axis=1)
+    )
+
+
 def top_tokens(top: Entries) -> tuple[Ids, Logprobs]:
     """Return (the most probable token, its log-probability) of each position, [T] each.
 

@@ -12,11 +12,11 @@ MOST_DECIMALS = 6
 """Numbers with more decimals are more precise than float32."""
 DECIMAL_ERROR = 1e-6
 """Largest distance from a whole number, in units of the last decimal, of a rounded number."""
-COMPUTED = 2.0**-17
+COMPUTED = 2.0**-14
 """Smallest absolute error, in nats, of a log-probability that was computed in float32.
 
-A logit and the logarithm of the sum are rounded before they are subtracted: between 32 and 64 the
-spacing of float32 is 2 ** -18.
+torch's log_softmax in float32 on a CPU is off by up to 4.4e-5 (262,144 normal logits with a standard
+deviation of 4), with the same sign at most positions.
 """
 HALF_SPACINGS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Format -> largest rounding error of a number, relative to it."""

@@ -104,17 +104,17 @@ class ScoresFileEngine(Engine):
         pairs = self.pairs(windows)
         for window, scores in pairs:
             known_entries.check_targets(window, scores, str(self.file))
-        kind = None
+        divergence = None
         if request.reference is not None:
             store = open_reference(request.reference)
-            kind = file_kld.kind_of(pairs, store)
-        if request.reference is None or kind is None:
+            divergence = file_kld.divergence_of(pairs, store)
+        if request.reference is None or divergence is None:
             for window, scores in pairs:
                 yield file_kld.alone(window, scores)
             return
         reference = StoredLogprobs(store)
         for window, scores in pairs:
-            yield file_kld.compared(window, scores, reference, kind)
+            yield file_kld.compared(window, scores, reference, divergence)
 
     def pairs(self, windows: Sequence[Window]) -> list[tuple[Window, WindowScores]]:
         """Return each window with its scores; ModelError if the file lacks some."""

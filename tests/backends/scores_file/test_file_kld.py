@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,42 @@ def test_asked_tokens_estimate_the_divergence_without_bias(case: Case, tmp_path:
     assert abs(np.mean(means) - exact) < 4 * error
 
 
+@pytest.mark.parametrize("appends_target", [False, True])
+@pytest.mark.parametrize("sampler_spread", [0.0, 0.05])
+def test_top_tokens_of_sampled_text_estimate_the_divergence_without_bias(
+    tmp_path: Path, appends_target: bool, sampler_spread: float
+) -> None:
+    """20,000 tokens that were drawn from p, or from a distribution that differs by roundings."""
+    n_tokens = 20_000
+    # One distribution at all positions, so that the mean is that of many draws from it.
+    reference = np.repeat(random_logprobs(1, VOCAB, seed=1, spread=1.5), n_tokens, axis=0)
+    model = np.repeat(
+        random_logprobs(1, VOCAB, seed=2, spread=0.7, like=reference[:1]), n_tokens, axis=0
+    )
+    sampler = random_logprobs(1, VOCAB, seed=4, spread=sampler_spread, like=reference[:1])[0]
+    generator = np.random.default_rng(5)
+    ids = generator.choice(VOCAB, n_tokens + 1, p=np.exp(sampler)).astype(np.int32)
+    window = Window.scored_from(0, ids)
+    window = replace(window, sampler_logprobs=sampler[window.targets].astype(np.float32))
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    line = line_of(window, model, top=6)
+    if appends_target:
+        for position, token in enumerate(window.targets.tolist()):
+            if token not in line["top_ids"][position]:
+                line["top_ids"][position].append(token)
+                line["top_logprobs"][position].append(line["logprob"][position])
+    file = scores_files.write(tmp_path / "s.jsonl", [line])
+    engine = ScoresFileEngine(planned("m", "scores_file", str(file), n_tokens + 1))
+    engine.load()
+    (scores,) = engine.score([window], ScoreRequest(reference=store, vocab_size=VOCAB))
+    assert scores.kld_kind == "estimate"
+    assert scores.kld is not None
+    exact = exact_kld(reference[:1], model[:1])[0]
+    error = scores.kld.std(ddof=1) / np.sqrt(n_tokens)
+    assert error < 0.03 * exact
+    assert abs(scores.kld.astype(np.float64).mean() - exact) < 4 * error
+
+
 def test_asked_tokens_of_another_recording_give_a_bound(case: Case, tmp_path: Path) -> None:
     """The drawn tokens were drawn from other numbers, which would bias the estimate."""
     window, reference, model, _ = case
@@ -195,7 +232,39 @@ def beyond_vocabulary(line: dict[str, Any]) -> None:
     line["top_ids"][3][4] = VOCAB
 
 
-@pytest.mark.parametrize("fault", [shift_top, shift_logprob, drop_position, beyond_vocabulary])
+def other_value_of_target(line: dict[str, Any]) -> None:
+    """Lower the entry of a position's own token, without changing the order much."""
+    position, place = place_of_target(line)
+    line["top_logprobs"][position][place] -= 0.1
+
+
+def without_target(line: dict[str, Any]) -> None:
+    """Give the entry of a position's own token to another token."""
+    position, place = place_of_target(line)
+    ids = line["top_ids"][position]
+    ids[place] = next(token for token in range(VOCAB) if token not in ids)
+
+
+def place_of_target(line: dict[str, Any]) -> tuple[int, int]:
+    """Return a position whose own token is the second to fourth entry, and its place there."""
+    for position, values in enumerate(line["top_logprobs"]):
+        for place in (1, 2):
+            if values[place] == line["logprob"][position]:
+                return position, place
+    raise AssertionError("no such position")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        shift_top,
+        shift_logprob,
+        drop_position,
+        beyond_vocabulary,
+        other_value_of_target,
+        without_target,
+    ],
+)
 def test_scores_of_other_positions_or_tokens_are_refused(
     case: Case, tmp_path: Path, fault: Callable[[dict[str, Any]], None]
 ) -> None:

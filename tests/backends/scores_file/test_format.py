@@ -81,6 +81,12 @@ def without(key: str) -> Change:
     return change
 
 
+def improbable(line: dict[str, Any]) -> None:
+    """At position 1, entries to which no other token can be added so that the sum is 1."""
+    line["logprob"] = [-0.5, -25.0]
+    line["top_logprobs"] = [[-0.5, -1.25], [-17.0, -18.0, -19.0]]
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -100,7 +106,7 @@ def without(key: str) -> Change:
         (setting("top_ids", [[3, -7], [7, 8, 4]]), "top_ids"),
         (setting("top_ids", [[3], [7, 8, 4]]), "top_"),
         (setting("top_logprobs", [[-0.5, -0.5], [-0.25, -2.0, -2.5]]), "top_logprobs"),
-        (setting("top_logprobs", [[-0.5, -1.25], [-17.0, -18.0, -19.0]]), "top_logprobs"),
+        (improbable, "top_logprobs: position 1"),
         (setting("top_logprobs", [[-0.75, -1.25], [-0.25, -2.0, -2.5]]), "top_logprobs"),
         (setting("asked", {**ASKED.model_dump(), "ids": [[3, 8], [4, 8]]}), "asked"),
         (setting("asked", {**ASKED.model_dump(), "recording": "e" * 16}), "asked"),
@@ -116,8 +122,7 @@ def test_a_mistake_is_one_line_that_names_file_line_and_key(
         list(format.read_scores(file))
     text = str(caught.value)
     assert len(text.splitlines()) == 1
-    assert text.startswith(f"{file}: line 2: ")
-    assert part in text
+    assert text.startswith(f"{file}: line 2: {part}")
 
 
 @pytest.mark.parametrize(
