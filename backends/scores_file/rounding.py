@@ -15,8 +15,8 @@ DECIMAL_ERROR = 1e-6
 COMPUTED = 2.0**-14
 """Smallest absolute error, in nats, of a log-probability that was computed in float32.
 
-torch's log_softmax in float32 on a CPU is off by up to 4.4e-5 (262,144 normal logits with a standard
-deviation of 4), with the same sign at most positions.
+torch's log_softmax in float32 on a CPU is off by up to 4.4e-5 (262,144 normal logits with a
+standard deviation of 4), with the same sign at most positions.
 """
 HALF_SPACINGS = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Format -> largest rounding error of a number, relative to it."""
