@@ -46,21 +46,31 @@ def sampled_tokens(
 ) -> Iterator[SampledToken]:
     """Yield ``n_tokens`` sampled tokens of each prompt, as vLLM returns them.
 
-    All prompts have the same length.  As many are continued together as fit the KV cache: otherwise
-    vLLM would drop the cache of some, and compute it again.
+    All prompts have the same length.
     """
-    batch = batch_size(driver, len(prompts[0]) + n_tokens)
+    batch = batch_size(driver, len(prompts[0]), n_tokens)
     for begin in range(0, len(prompts), batch):
         numbers = range(begin, min(begin + batch, len(prompts)))
         yield from tokens_of_batch(driver, prompts, numbers, n_tokens, seed)
 
 
-def batch_size(driver: VllmDriver, length: int) -> int:
-    """Return how many windows of ``length`` tokens fit the KV cache, at least 1."""
-    cache = driver.llm.llm_engine.vllm_config.cache_config
-    n_blocks: int = cache.num_gpu_blocks or 0
-    n_tokens: int = n_blocks * cache.block_size
-    return max(n_tokens // (length + LARGEST_KV_BLOCK), 1)
+def batch_size(driver: VllmDriver, prompt_length: int, n_tokens: int) -> int:
+    """Return how many prompts are continued together, at least 1.
+
+    Their windows fit the KV cache: otherwise vLLM would drop the cache of some, and compute it
+    again.  All prompts fit the first step: vLLM cannot split a prompt of a request with a seed on a
+    CPU (its random numbers cannot be set back).
+    """
+    config = driver.llm.llm_engine.vllm_config
+    n_blocks: int = config.cache_config.num_gpu_blocks or 0
+    cached_tokens: int = n_blocks * config.cache_config.block_size
+    scheduler = config.scheduler_config
+    most = (
+        cached_tokens // (prompt_length + n_tokens + LARGEST_KV_BLOCK),
+        scheduler.max_num_batched_tokens // prompt_length,
+        scheduler.max_num_seqs,
+    )
+    return max(min(most), 1)
 
 
 def tokens_of_batch(

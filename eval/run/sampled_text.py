@@ -97,8 +97,9 @@ def sampler_of(config: RunConfig, models: Sequence[RunModel], spec: DataSpec) ->
         )
     if not reference.capabilities.samples:
         raise InputError(f'dataset: "sampled": {reference.label}: {why_not(reference)}')
-    # The longest window of the run may be of another text: it must not change these tokens.
-    model = reference.with_planned(max_tokens=spec.eval_len, samples=True)
+    # The longest window of the run may be of another text: it must not change these tokens.  A
+    # reference that is scored in decode samples in the engine's usual steps.
+    model = reference.with_planned(max_tokens=spec.eval_len, samples=True, decode=None)
     return check_model(config, model)
 
 

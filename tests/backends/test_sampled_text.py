@@ -12,6 +12,7 @@ import torch
 
 from compare_q.backends.base import Engine
 from compare_q.backends.sampling import Continuations
+from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.sampled import (
     CELLS,
     chi_square_limit,
@@ -109,3 +110,10 @@ def test_equal_prompts_have_independent_samples(sampler: Engine) -> None:
     prompts = [PROMPTS[0]] * N_PROMPTS
     continuations = collected(sampler.sample(prompts, 12, 3), N_PROMPTS, 12)
     assert len({tuple(token_ids) for token_ids in continuations.token_ids}) == N_PROMPTS
+
+
+def test_prompts_are_never_split(toy_engine: VllmEngine) -> None:
+    """A step of this engine has 64 tokens, and so two of these prompts."""
+    prompts = np.random.default_rng(4).integers(0, 256, (5, 30)).tolist()
+    continuations = collected(toy_engine.sample(prompts, 7, 1), 5, 7)
+    assert {len(token_ids) for token_ids in continuations.token_ids} == {7}

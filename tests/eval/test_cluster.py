@@ -18,7 +18,13 @@ from compare_q.backends.common.errors import InputError, LostWorkerError, ModelE
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import segments
-from compare_q.backends.worker.protocol import LoadCommand, Message, ScoreCommand, write_windows
+from compare_q.backends.worker.protocol import (
+    LoadCommand,
+    Message,
+    SampleCommand,
+    ScoreCommand,
+    write_windows,
+)
 from compare_q.eval import cluster
 from compare_q.eval.cluster import Cluster, HardwareClass, Node, RayWorker, check_node
 from compare_q.eval.common.cache import CACHE_VARIABLE
@@ -137,6 +143,16 @@ def test_scores_of_every_text_come_back_to_their_own_folder(node: Node, tmp_path
     for worker_to_close in (worker, second):
         worker_to_close.close()
     assert list((tmp_path / "node" / "nodes").iterdir()) == []
+
+
+@pytest.mark.engine
+def test_a_command_to_sample_reaches_the_engine_on_a_node(node: Node, tmp_path: Path) -> None:
+    """This engine refuses it."""
+    worker = started(node, tmp_path / "log")
+    worker.perform(LoadCommand(request()), 60.0, shown)
+    with pytest.raises(ModelError, match="fake does not sample text"):
+        worker.perform(SampleCommand([[1, 2]], 1, 0), 60.0, shown)
+    worker.close()
 
 
 @pytest.mark.engine
