@@ -65,12 +65,10 @@ def batch_size(driver: VllmDriver, prompt_length: int, n_tokens: int) -> int:
     n_blocks: int = config.cache_config.num_gpu_blocks or 0
     cached_tokens: int = n_blocks * config.cache_config.block_size
     scheduler = config.scheduler_config
-    most = (
-        cached_tokens // (prompt_length + n_tokens + LARGEST_KV_BLOCK),
-        scheduler.max_num_batched_tokens // prompt_length,
-        scheduler.max_num_seqs,
-    )
-    return max(min(most), 1)
+    in_cache = cached_tokens // (prompt_length + n_tokens + LARGEST_KV_BLOCK)
+    in_step: int = scheduler.max_num_batched_tokens // prompt_length
+    most_requests: int = scheduler.max_num_seqs
+    return max(min(in_cache, in_step, most_requests), 1)
 
 
 def tokens_of_batch(
