@@ -158,9 +158,14 @@ def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
         if is_other:
             line += f"; {words}"
         yield line
+    # The tokens are of this row.
+    kind = max(verdict.rows, key=lambda row: row.kld or 0.0).kld_kind
     for token in verdict.worst_tokens:
+        kld = "n/a"
+        if token.kld is not None:
+            kld = significant_text(token.kld, 4, kind)
         text = f"{token.before[-40:]}[{token.token}]".replace("\n", " ")
-        yield f"KLD {token.kld} at position {token.position} of window {token.window}: {text}"
+        yield f"KLD {kld} at position {token.position} of window {token.window}: {text}"
 
 
 def used_in_words(row: ModelResult) -> str:

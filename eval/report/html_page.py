@@ -30,7 +30,7 @@ from ..plots.picture_style import DARK, LIGHT
 from ..plots.pictures import Picture
 from ..results import ModelResult, RunResult
 from ..table import tables
-from ..table.numbers import AT_LEAST
+from ..table.numbers import AT_LEAST, significant_text
 from ..table.tables import Cell, FilledColumn
 
 FOLDER = Path(__file__).parent / "page"
@@ -72,7 +72,11 @@ def page_of(
         lstrip_blocks=True,
         finalize=on_one_line,
     )
-    environment.filters |= {"percent": percent, "signs": lambda text: text.translate(SPACES)}
+    environment.filters |= {
+        "percent": percent,
+        "significant": significant_text,
+        "signs": lambda text: text.translate(SPACES),
+    }
     if stored is None:
         stored = results
     # Without any "<", so that no HTML parser mistakes a part of it for the end of the script

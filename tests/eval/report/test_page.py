@@ -288,3 +288,17 @@ def test_names_of_strangers_are_text() -> None:
     assert (text.count("<script"), text.count("<img")) == (2, 0)
     assert "&lt;/script&gt;&lt;img" in text.partition("<table")[0]
     assert "&lt;img src=x" in text.partition("<table")[2].partition('id="results"')[0]
+
+
+def test_bounds_are_bounds_in_table_and_worst_tokens_and_sorted_as_numbers() -> None:
+    """The worst token has a KLD of 4.25, and the model one of 0.3."""
+    models = []
+    for model in MODELS[:3]:
+        if model.worst_tokens:
+            model = model.updated(kld_kind="bound")
+        models.append(model)
+    page = html_of(results_of(*models))
+    assert ">&gt;=4.25<" in page
+    (key,) = re.findall(r'data-key="([^"]*)"[^>]*>&gt;=0[.]', page)
+    assert float(key) == pytest.approx(models[2].kld, abs=1e-5)
+    assert "&gt;=4.25" not in html_of(results_of(*MODELS[:3]))
