@@ -161,11 +161,11 @@ def test_asked_tokens_estimate_the_divergence_without_bias(case: Case, tmp_path:
 
 
 @pytest.mark.parametrize("appends_target", [False, True])
-@pytest.mark.parametrize("sampler_spread", [0.0, 0.05])
+@pytest.mark.parametrize("sampler_spread", [0.0, 0.5])
 def test_top_tokens_of_sampled_text_estimate_the_divergence_without_bias(
     tmp_path: Path, appends_target: bool, sampler_spread: float
 ) -> None:
-    """20,000 tokens that were drawn from p, or from a distribution that differs by roundings."""
+    """20,000 tokens that were drawn from p, or from another distribution that is known."""
     n_tokens = 20_000
     # One distribution at all positions, so that the mean is that of many draws from it.
     reference = np.repeat(random_logprobs(1, VOCAB, seed=1, spread=1.5), n_tokens, axis=0)
@@ -192,7 +192,7 @@ def test_top_tokens_of_sampled_text_estimate_the_divergence_without_bias(
     assert scores.kld is not None
     exact = exact_kld(reference[:1], model[:1])[0]
     error = scores.kld.std(ddof=1) / np.sqrt(n_tokens)
-    assert error < 0.03 * exact
+    assert error < 0.05 * exact
     assert abs(scores.kld.astype(np.float64).mean() - exact) < 4 * error
 
 
