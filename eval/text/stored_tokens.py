@@ -168,6 +168,8 @@ def tokens_from_arrays(arrays: Mapping[str, Any], key: str) -> Tokens | None:
     if not sizes.size:
         sizes = None
     chat = chat_from_arrays(arrays)
+    if len(origin) > 2:
+        raise ValueError("the tokens have more facts than a source and a time")
     source, read = [*origin, "", ""][:2]
     return Tokens(
         arrays["ids"],
