@@ -126,9 +126,7 @@ class Failed:
     type: Literal["failed"] = "failed"
 
 
-Command = (
-    InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | SampleCommand | CallCommand
-)
+Command = InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | SampleCommand | CallCommand
 Message = Progress | Log | Done | Failed
 COMMAND_ADAPTER: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
 MESSAGE_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
