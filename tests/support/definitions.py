@@ -45,7 +45,7 @@ def definitions(
     """Every field in float64 from its definition, one row at a time; finite logits and -inf."""
     values: dict[str, list[float]] = {}
     for field in fields(TokenScores):
-        if field.name != "window":
+        if field.name not in ("window", "kld_kind"):
             values[field.name] = []
     for i, target in enumerate(targets):
         q = log_softmax(logits[i].double().tolist())
