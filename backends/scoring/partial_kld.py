@@ -39,8 +39,11 @@ def bound(ref_logprobs: Array, logprobs: Array, rounding: float | Array) -> Arra
     ``ref_logprobs``, ``logprobs`` [n, k]: ln p and ln q of the known entries, each token once.
     ``rounding``: the largest error of an entry of ``logprobs``, in nats; of all, or of each [n, k].
     Each ln q, and the rest 1 - Q, are taken at the end of their range where the bound is smaller,
-    so that no bound exceeds the KLD of the distribution before it was rounded.
+    so that no bound exceeds the KLD of the distribution before it was rounded.  A sum of
+    probabilities that still exceeds 1 shows larger errors, which all entries may have.
     """
+    smallest_sums = np.exp(logprobs - rounding).sum(axis=1)
+    rounding = rounding + np.log(smallest_sums.max(initial=1.0))
     p = np.exp(ref_logprobs)
     # q is at most this: a larger q makes p ln(p / q) smaller.
     known = terms(ref_logprobs, logprobs + rounding).sum(axis=1)

@@ -80,6 +80,17 @@ def test_rounded_numbers_give_no_bound_above_the_divergence(digits: int) -> None
         assert (bounds <= exact(ref, tested) + 1e-12).all()
 
 
+def test_errors_that_the_rounding_does_not_explain_make_no_bound_too_large() -> None:
+    """Each probability is 0.05 % too large, so that those of peaked positions sum to above 1."""
+    ref, tested = distributions(2000, spread=12.0)
+    ids = largest(tested, 3)
+    for q in (ref, tested):
+        too_large = np.take_along_axis(q, ids, 1) + 5e-4
+        assert (np.exp(too_large).sum(axis=1) > 1.0004).any()
+        bounds = partial_kld.bound(np.take_along_axis(ref, ids, 1), too_large, rounding=1e-6)
+        assert (bounds <= exact(ref, q) + 1e-5).all()
+
+
 def test_a_model_against_itself_has_the_bound_0() -> None:
     ref, _ = distributions(100)
     ids = largest(ref, 5)
