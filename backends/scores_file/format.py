@@ -372,7 +372,12 @@ def entries_of(
                 f"{where}logprobs: position {position} has {len(values)} log-probabilities of "
                 f"{len(row)} ids"
             )
-        if row and not 0 <= min(row) <= max(row) < MOST_ENTRIES:
+        if not row:
+            raise InputError(
+                f"{where}ids: position {position} has no ids; write them at every position, or "
+                "leave both keys out"
+            )
+        if not 0 <= min(row) <= max(row) < MOST_ENTRIES:
             raise InputError(f"{where}ids: position {position}: not the id of a token")
         all_ids[position, : len(row)] = row
         all_logprobs[position, : len(row)] = values

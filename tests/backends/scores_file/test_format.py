@@ -87,6 +87,12 @@ def improbable(line: dict[str, Any]) -> None:
     line["top_logprobs"] = [[-0.5, -1.25], [-17.0, -18.0, -19.0]]
 
 
+def without_entries(line: dict[str, Any]) -> None:
+    """Without a first token, the same top would be 0."""
+    line["top_ids"] = [[], []]
+    line["top_logprobs"] = [[], []]
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -107,6 +113,7 @@ def improbable(line: dict[str, Any]) -> None:
         (setting("top_ids", [[3], [7, 8, 4]]), "top_"),
         (setting("top_logprobs", [[-0.5, -0.5], [-0.25, -2.0, -2.5]]), "top_logprobs"),
         (improbable, "top_logprobs: position 1"),
+        (without_entries, "top_ids: position 0"),
         (setting("top_logprobs", [[-0.75, -1.25], [-0.25, -2.0, -2.5]]), "top_logprobs"),
         (setting("asked", {**ASKED.model_dump(), "ids": [[3, 8], [4, 8]]}), "asked"),
         (setting("asked", {**ASKED.model_dump(), "recording": "e" * 16}), "asked"),
