@@ -74,10 +74,16 @@ def each_once(entries: Entries) -> Entries:
 
 
 def most_probable(top: Entries, count: int) -> Entries:
-    """Return the ``count`` most probable entries at each position, in their order."""
-    order = np.argsort(-top.logprobs, axis=1, kind="stable")[:, :count]
+    """Return up to ``count`` entries: those that are more probable than entry ``count + 1``.
+
+    Each position has more than ``count`` entries.  Tokens as probable as entry ``count + 1`` are
+    left out: engines append the target, and so the target would decide which of them are entries.
+    """
+    descending = -np.sort(-top.logprobs, axis=1)
+    is_chosen = top.logprobs > descending[:, [count]]
     return Entries(
-        np.take_along_axis(top.ids, order, axis=1), np.take_along_axis(top.logprobs, order, axis=1)
+        np.where(is_chosen, top.ids, NO_ID).astype(np.int32),
+        np.where(is_chosen, top.logprobs, -np.inf),
     )
 
 

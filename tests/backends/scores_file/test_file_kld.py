@@ -196,6 +196,38 @@ def test_top_tokens_of_sampled_text_estimate_the_divergence_without_bias(
     assert abs(scores.kld.astype(np.float64).mean() - exact) < 4 * error
 
 
+def test_equally_probable_tokens_do_not_bias_the_estimate(tmp_path: Path) -> None:
+    """Logits of few digits, as in bfloat16: the target, which comes first in each list, is as
+    probable as other tokens at the end of the list.
+    """
+    n_tokens = 20_000
+    reference = np.repeat(random_logprobs(1, VOCAB, seed=1, spread=1.5), n_tokens, axis=0)
+    logits = reference[:1] + np.random.default_rng(2).normal(0.0, 0.7, (1, VOCAB))
+    model = np.repeat(scores_files.normalized(logits.round()), n_tokens, axis=0)
+    window = sampled_window(reference[0], n_tokens)
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    line = line_of(window, model, top=6)
+    for position, token in enumerate(window.targets.tolist()):
+        values = dict(zip(line["top_ids"][position], line["top_logprobs"][position], strict=True))
+        values = {token: line["logprob"][position], **values}
+        line["top_ids"][position] = list(values)
+        line["top_logprobs"][position] = list(values.values())
+    file = scores_files.write(tmp_path / "s.jsonl", [line])
+    (scores,) = scored(file, [window], store)
+    assert scores.kld is not None
+    exact = exact_kld(reference[:1], model[:1])[0]
+    error = scores.kld.std(ddof=1) / np.sqrt(n_tokens)
+    assert error < 0.02 * exact
+    assert abs(scores.kld.astype(np.float64).mean() - exact) < 3 * error
+
+
+def sampled_window(logprobs: Array, n_tokens: int) -> Window:
+    """Return a window of tokens that were drawn from ln p [60]."""
+    ids = np.random.default_rng(5).choice(VOCAB, n_tokens + 1, p=np.exp(logprobs))
+    window = Window.scored_from(0, ids.astype(np.int32))
+    return replace(window, sampler_logprobs=logprobs[window.targets].astype(np.float32))
+
+
 def test_asked_tokens_of_another_recording_give_a_bound(case: Case, tmp_path: Path) -> None:
     """The drawn tokens were drawn from other numbers, which would bias the estimate."""
     window, reference, model, _ = case
