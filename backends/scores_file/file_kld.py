@@ -11,7 +11,7 @@ formulas):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +23,6 @@ from ..window import KldKind, TokenScores, Window
 from .format import LOGPROB_ERROR, NO_ID, Entries, Ids, Logprobs, WindowScores
 from .known_entries import all_entries, most_probable, top_tokens
 
-Pairs = Sequence[tuple[Window, WindowScores]]
 KINDS: dict[str, KldKind] = {
     "all tokens": "exact",
     "drawn tokens": "estimate",
@@ -34,7 +33,7 @@ KINDS: dict[str, KldKind] = {
 
 
 class Divergence(NamedTuple):
-    """How the KLD of a file is computed.
+    """How the KLD of a window is computed.
 
     ``n_ranked``: on sampled text, the number of most probable tokens at each position.
     """
@@ -48,21 +47,34 @@ class Divergence(NamedTuple):
         return KINDS[self.source]
 
 
-def divergence_of(pairs: Pairs, store: Reader) -> Divergence | None:
-    """Return how the KLD of all windows is computed; None if the file has only their tokens."""
-    if any(scores.top is None and scores.asked is None for _, scores in pairs):
-        return None
-    if all(is_complete(window, scores, store.head.vocab_size) for window, scores in pairs):
+def divergence_of(window: Window, scores: WindowScores, store: Reader, n_ranked: int) -> Divergence:
+    """Return how the KLD of a window is computed, which has entries.
+
+    ``n_ranked``: of the file.  The other windows of a run do not matter: its scores may be of
+    several runs.
+    """
+    if is_complete(window, scores, store.head.vocab_size):
         return Divergence("all tokens")
     # Ids that were drawn from another distribution would bias the estimate.
-    if all(is_drawn_from(store, window, scores) for window, scores in pairs):
+    if is_drawn_from(store, window, scores):
         return Divergence("drawn tokens")
-    # Without the least probable entry, which may be there because it is the sampled token: the
-    # estimate needs entries that do not depend on it.
-    n_ranked = min(n_entries(scores.top) for _, scores in pairs) - 1
-    if n_ranked > 0 and all(window.sampler_logprobs is not None for window, _ in pairs):
+    if n_ranked > 0 and window.sampler_logprobs is not None:
         return Divergence("sampled text", n_ranked)
     return Divergence("bound")
+
+
+def has_entries(scores: WindowScores) -> bool:
+    """Return True if more is known of a window than the log-probabilities of its own tokens."""
+    return scores.top is not None or scores.asked is not None
+
+
+def n_ranked_of(windows: Iterable[WindowScores]) -> int:
+    """Return how many of the most probable tokens are known at every position of a file.
+
+    Without the least probable entry, which may be there because it is the sampled token: the
+    estimate needs entries that do not depend on it.
+    """
+    return min(n_entries(scores.top) for scores in windows) - 1
 
 
 def is_drawn_from(store: Reader, window: Window, scores: WindowScores) -> bool:

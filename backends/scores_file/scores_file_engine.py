@@ -95,6 +95,7 @@ class ScoresFileEngine(Engine):
         self.windows: dict[str, WindowScores] = {}
         for scores in format.read_scores(self.file):
             self.windows[scores.window] = scores
+        self.n_ranked = file_kld.n_ranked_of(self.windows.values())
         stamp = files.stamp()
         if self.planned.stamp and stamp != self.planned.stamp:
             raise ModelError(f"{self.file}: was changed after this run began; run again")
@@ -104,17 +105,21 @@ class ScoresFileEngine(Engine):
         pairs = self.pairs(windows)
         for window, scores in pairs:
             known_entries.check_targets(window, scores, str(self.file))
-        divergence = None
-        if request.reference is not None:
-            store = open_reference(request.reference)
-            divergence = file_kld.divergence_of(pairs, store)
-        if request.reference is None or divergence is None:
-            for window, scores in pairs:
-                yield file_kld.alone(window, scores)
-            return
-        reference = StoredLogprobs(store)
+        reference = None
+        has_entries = any(file_kld.has_entries(scores) for _, scores in pairs)
+        if request.reference is not None and has_entries:
+            reference = StoredLogprobs(open_reference(request.reference))
         for window, scores in pairs:
-            yield file_kld.compared(window, scores, reference, divergence)
+            yield self.scores_of(window, scores, reference)
+
+    def scores_of(
+        self, window: Window, scores: WindowScores, reference: StoredLogprobs | None
+    ) -> TokenScores:
+        """Return the scores of a window; without a KLD if ``reference`` is None."""
+        if reference is None:
+            return file_kld.alone(window, scores)
+        divergence = file_kld.divergence_of(window, scores, reference.store, self.n_ranked)
+        return file_kld.compared(window, scores, reference, divergence)
 
     def pairs(self, windows: Sequence[Window]) -> list[tuple[Window, WindowScores]]:
         """Return each window with its scores; ModelError if the file lacks some."""

@@ -228,6 +228,25 @@ def sampled_window(logprobs: Array, n_tokens: int) -> Window:
     return replace(window, sampler_logprobs=logprobs[window.targets].astype(np.float32))
 
 
+def test_other_windows_of_a_run_do_not_change_the_kind(case: Case, tmp_path: Path) -> None:
+    """A run, its replicas and later runs score different windows of one file."""
+    natural, reference, model, _ = case
+    sampled = replace(sampled_window(reference[0], ROWS), index=1)
+    windows = [natural, sampled]
+    store = scores_files.store_of_logits(tmp_path / "both", windows, [reference, reference])
+    lines = [line_of(window, model, top=5) for window in windows]
+    # Here all positions of a window have another number of entries.
+    for name in ("top_ids", "top_logprobs"):
+        lines[0][name] = [entries[:4] for entries in lines[0][name]]
+    file = scores_files.write(tmp_path / "s.jsonl", lines)
+    together = scored(file, windows, store)
+    assert [scores.kld_kind for scores in together] == ["bound", "estimate"]
+    for window, scores in zip(windows, together, strict=True):
+        (alone,) = scored(file, [window], store)
+        assert alone.kld_kind == scores.kld_kind
+        np.testing.assert_array_equal(alone.kld, scores.kld)
+
+
 def test_asked_tokens_of_another_recording_give_a_bound(case: Case, tmp_path: Path) -> None:
     """The drawn tokens were drawn from other numbers, which would bias the estimate."""
     window, reference, model, _ = case
