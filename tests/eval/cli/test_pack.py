@@ -479,7 +479,9 @@ def test_a_pack_of_other_numbers_is_another_recording(
     of_second = [("second", window) for window in windows]
     assert scored_digests == of_first + of_second
     assert both["first"] == both["second"]
-    assert not set(before) & set(both["first"])
+    # Elsewhere, one of 200 random numbers is equal to one of 300 others in 2 % of runs.
+    of_first_pack = np.array(before)
+    assert (np.array(both["first"][: len(before)]) != of_first_pack).all()
     assert run(two, first, second) == both
     assert scored_digests == []
     assert run(one, first) == {"first": before}
