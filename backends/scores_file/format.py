@@ -213,7 +213,7 @@ def lines_of_windows(
 
 def read_header(file: Path) -> ScoresHeader:
     """Return the first line of a file of scores; InputError."""
-    for where, content in lines_in(file):
+    for _, where, content in lines_in(file):
         return header_in(where, content)
     raise InputError(f"{printable(file)}: is empty; its first line must be an object with {KIND}")
 
@@ -252,9 +252,11 @@ def read_scores(file: Path) -> Iterator[WindowScores]:
     """Yield the checked scores of each window of a file; InputError with file and line."""
     seen: dict[str, int] = {}
     keys: frozenset[str] | None = None
-    for number, (where, content) in enumerate(lines_in(file), 1):
-        if number == 1:
+    has_header = False
+    for number, where, content in lines_in(file):
+        if not has_header:
             header_in(where, content)
+            has_header = True
             continue
         line = validated(ScoresLine, parsed(content, where), where)
         if line.window in seen:
@@ -263,10 +265,11 @@ def read_scores(file: Path) -> Iterator[WindowScores]:
                 "keep one of the two"
             )
         seen[line.window] = number
+        keys_of_line = keys_with_values(line)
         if keys is None:
-            keys = frozenset(line.model_fields_set)
-        elif keys != line.model_fields_set:
-            different = min(keys ^ line.model_fields_set)
+            keys = keys_of_line
+        elif keys != keys_of_line:
+            different = min(keys ^ keys_of_line)
             raise InputError(
                 f"{where}: {different}: some lines have it and others do not; write it for all "
                 "windows or for none"
@@ -276,8 +279,20 @@ def read_scores(file: Path) -> Iterator[WindowScores]:
         raise InputError(f"{printable(file)}: has no window; is the script still running?")
 
 
-def lines_in(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield (file and line in words, content) of each line that is not empty; InputError."""
+def keys_with_values(line: Line) -> frozenset[str]:
+    """Return the keys of a line whose value is not null."""
+    keys = set()
+    for key in line.model_fields_set:
+        if getattr(line, key) is not None:
+            keys.add(key)
+    return frozenset(keys)
+
+
+def lines_in(file: Path) -> Iterator[tuple[int, str, bytes]]:
+    """Yield (number from 1, file and line in words, content) of each line that is not empty.
+
+    InputError for a line that is too long, or a file that cannot be read.
+    """
     with open_regular(file) as stream:
         number = 0
         while True:
@@ -289,7 +304,7 @@ def lines_in(file: Path) -> Iterator[tuple[str, bytes]]:
             if len(content) > LARGEST_JSON_BYTES:
                 raise InputError(f"{where}: longer than {LARGEST_JSON_BYTES:,} bytes")
             if content.strip():
-                yield where, content
+                yield number, where, content
 
 
 Model = TypeVar("Model", bound=Line)

@@ -168,8 +168,16 @@ def test_a_window_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         list(format.read_scores(file))
 
 
-def test_lines_with_different_keys_are_refused(tmp_path: Path) -> None:
-    other = {"window": "0" * 32, "logprob": [-1.0]}
+def test_empty_lines_count_in_the_numbers_of_lines(tmp_path: Path) -> None:
+    file = scores_files.write(tmp_path / "s.jsonl", [LINE, LINE])
+    file.write_text("\n" + file.read_text().replace("\n", "\n\n"))
+    with pytest.raises(InputError, match=r"line 6: window: .* is also in line 4"):
+        list(format.read_scores(file))
+
+
+@pytest.mark.parametrize("keys", [{}, dict.fromkeys(LINE)])
+def test_lines_with_different_keys_are_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
+    other = {**keys, "window": "0" * 32, "logprob": [-1.0]}
     file = scores_files.write(tmp_path / "s.jsonl", [LINE, other])
     with pytest.raises(InputError, match="line 3: "):
         list(format.read_scores(file))
