@@ -24,7 +24,7 @@ from typing import Literal
 
 from .results import ModelResult, noise_floor_of
 from .stats.block_sums import paired_difference
-from .stats.kld_kinds import ALL_RELATIONS, relations_that_follow
+from .stats.kld_kinds import ALL_RELATIONS, range_of, relations_that_follow
 from .stats.uncertainty import interval
 
 COMPARABLE_SCORES = {
@@ -361,18 +361,29 @@ def why_unranked(models: Sequence[ModelResult]) -> str:
     return "at most the upper end of the noise floor's interval"
 
 
+def kld_range(model: ModelResult) -> tuple[float, float]:
+    """Return the smallest and the largest KLD that a row may have, by the kind of its KLD."""
+    kld = model.kld or 0.0
+    limits = None
+    if model.kld_stderr is not None and model.blocks is not None and model.blocks.waves:
+        limits = interval(kld, model.kld_stderr, model.blocks.waves)
+    return range_of(kld, model.kld_kind, limits)
+
+
 def near_lossless(models: Sequence[ModelResult]) -> frozenset[str]:
     """Return the labels of the rows up to the limit, except the reference and noise floors.
 
-    Rows whose KLD is a bound may lose more, and are not among them.
+    Rows whose KLD is a bound, or an estimate with an interval beyond the limit, may lose more, and
+    are not among them.
     """
     limit = kld_limit(models)
     if limit is None:
         limit = ROUNDINGS
     labels = set()
     for model in models:
-        if model.reference or model.noise_floor or model.has_bound:
+        if model.reference or model.noise_floor or model.kld is None:
             continue
-        if model.kld is not None and model.kld <= limit:
+        _, largest = kld_range(model)
+        if largest <= limit:
             labels.add(model.label)
     return frozenset(labels)

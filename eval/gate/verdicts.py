@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ..common.stored import Stored, Text
+from ..ranking import kld_range
 from ..results import ModelResult, WorstToken
-from ..stats.kld_kinds import range_of
-from ..stats.uncertainty import interval
 from ..table.numbers import error_text, significant_text
 from .floor import Floor, VariantTokens
 from .variants import BATCH_OF_ONE, FULL, PREFILL, PREFILL_AGAIN
@@ -204,15 +203,6 @@ def outcomes_that_hold(
         yield "as before", "as before (equal to the bit)"
     else:
         yield "as before", "as before"
-
-
-def kld_range(model: ModelResult) -> tuple[float, float]:
-    """Return the smallest and the largest KLD that a row may have, by the kind of its KLD."""
-    kld = model.kld or 0.0
-    limits = None
-    if model.kld_stderr is not None and model.blocks is not None:
-        limits = interval(kld, model.kld_stderr, model.blocks.waves)
-    return range_of(kld, model.kld_kind, limits)
 
 
 def kld_with_error(model: ModelResult) -> str:

@@ -329,9 +329,21 @@ def test_a_ranking_puts_bounds_where_their_klds_must_be() -> None:
     assert [model.label for model in ranking(short, "kld").undecided] == ["high"]
 
 
+def test_an_estimate_is_nearly_lossless_only_with_its_interval() -> None:
+    """The limit is 0.001, and the interval of three cosines reaches 3.182 standard errors."""
+    estimates = [
+        row("precise", 1e-4, 1e-4, kld_kind="estimate"),
+        row("below 0", -0.01, 0.01, kld_kind="estimate"),
+        row("without error", 1e-4, None, kld_kind="estimate"),
+    ]
+    assert near_lossless(estimates) == {"precise"}
+    exact = [replace(model, kld_kind="exact") for model in estimates]
+    assert len(near_lossless(exact)) == 3
+
+
 def test_a_bound_is_neither_nearly_lossless_nor_a_noise_floor() -> None:
-    small = [row("exact", 1e-4), row("estimate", 1e-4, kld_kind="estimate"), bound("b", 1e-4)]
-    assert near_lossless(small) == {"exact", "estimate"}
+    small = [row("exact", 1e-4), bound("b", 1e-4)]
+    assert near_lossless(small) == {"exact"}
     floor = {"spec": {"noise_floor": True}}
     floors = [bound("high", 0.05, **floor), row("low", 0.02, **floor)]
     assert kld_limit(floors[:1]) is None
