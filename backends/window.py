@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 KldKind = Literal["exact", "estimate", "bound"]
-"""What the values of ``TokenScores.kld`` are (``scoring/partial_kld.py``).
+"""The kinds of the values of ``TokenScores.kld`` (``scoring/partial_kld.py``).
 
 - exact: the KLD of each token;
 - estimate: values whose mean has the expectation of the mean KLD; single values may be negative;

@@ -105,7 +105,7 @@ def difference_of_numbers(
     lossless_labels: Collection[str],
     comparisons: int,
 ) -> Difference:
-    """Return ``compare`` of two rows' means of ``score``, whatever the kinds of their KLDs."""
+    """Return ``compare`` of two rows' means of ``score``, as if all KLDs were exact."""
     is_unranked = score == "kld" and a.label in lossless_labels and b.label in lossless_labels
     has_reference = score == "kld" and (a.reference or b.reference)
     difference = None
@@ -203,7 +203,7 @@ class Ranking:
 
     ``same``: those with the same score at every token; ``unranked``: nearly lossless, as the best
     one is; ``equal``: without a significant difference from it; ``unknown``: not comparable with
-    it; ``undecided``: rows of which only a bound of the KLD is known, which may be better or worse;
+    it; ``undecided``: rows whose KLD is a bound, which may be better or worse;
     ``reason``: why none can be compared with the best one.
     """
 

@@ -22,7 +22,7 @@ LARGEST_FIRST_LINE = 1 << 20
 def first_line(file: Path) -> dict[str, Any]:
     """Return the object in the first line of a file with the suffix ``.jsonl``.
 
-    Empty if there is no such file, or if its first line names no kind.
+    Empty if the file does not exist, or if its first line does not name a kind.
     """
     if file.suffix.lower() != SUFFIX or not is_file(file):
         return {}

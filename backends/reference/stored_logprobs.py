@@ -76,7 +76,7 @@ class StoredLogprobs:
     def gathered(self, window: Window, ids: NDArray[np.integer]) -> Gathered:
         """Return ln p of the ids [T, k] at a window's scored positions, and of the top tokens.
 
-        A negative id is no token.  ModelError for an id outside the vocabulary.
+        Negative ids stand for missing tokens.  ModelError for an id outside the vocabulary.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""Choose the tokens whose log-probabilities a file of windows asks for.
+"""Choose the tokens whose log-probabilities a file of windows requests.
 
 At each position these are the reference's most probable tokens, and tokens that are drawn from its
 other tokens with its probabilities: the estimate of ``partial_kld.estimate_by_draws`` needs both.

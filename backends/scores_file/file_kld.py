@@ -4,9 +4,9 @@ Its kind follows from what the file and the windows have (``scoring/partial_kld.
 formulas):
 
 - exact: the log-probabilities of all tokens of the vocabulary;
-- estimate: those of the ids that were asked for, some of which were drawn from the reference; or,
-  in windows whose tokens a model has sampled, those of the most probable tokens;
-- bound: those of any other tokens.
+- estimate: the log-probabilities of the requested ids, if some were drawn from the reference; or of
+  the most probable tokens, in windows whose tokens a model has sampled;
+- bound: the log-probabilities of any other tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def divergence_of(window: Window, scores: WindowScores, store: Reader, n_ranked:
 
 
 def has_entries(scores: WindowScores) -> bool:
-    """Return True if more is known of a window than the log-probabilities of its own tokens."""
+    """Return True if a window has log-probabilities of other tokens, too."""
     return scores.top is not None or scores.asked is not None
 
 
@@ -130,7 +130,7 @@ def entries_for(divergence: Divergence, window: Window, scores: WindowScores) ->
 
 
 def by_draws(ref_logprobs: Logprobs, logprobs: Logprobs, n_drawn: int) -> Logprobs:
-    """Return the estimates [T] from asked ids [T, m], the last ``n_drawn`` of which were drawn."""
+    """Return the estimates [T] from asked ids [T, m]; the last ``n_drawn`` ones were drawn."""
     n_top = ref_logprobs.shape[1] - n_drawn
     return partial_kld.estimate_by_draws(
         ref_logprobs[:, :n_top], logprobs[:, :n_top], ref_logprobs[:, n_top:], logprobs[:, n_top:]

@@ -95,7 +95,7 @@ class ScoresHeader(Line):
         engine, engine_version: what computed the scores.
         model: its model.
         hardware: its machine.
-        temperature: by which its logits were divided; only 1 is comparable.
+        temperature: divisor of its logits; only 1 is comparable.
         text: copied from the file of windows.
     """
 
@@ -180,7 +180,7 @@ class WindowScores:
         window: its digest.
         logprob: of the targets [T], nats.
         top: the most probable tokens; None without.
-        asked: the log-probabilities of the ids that were asked for; None without.
+        asked: the log-probabilities of the requested ids; None without.
         drawn: number of the last entries of ``asked`` that were drawn from the reference.
         recording: of the reference that they were drawn from.
         rounding: of its log-probabilities.
@@ -462,7 +462,7 @@ def check_by_rank(logprobs: Logprobs, target: Logprobs, where: str) -> None:
 
 
 def check_asked(asked: Asked, window: str, where: str) -> None:
-    """InputError if the ids are not those that were asked for in this window."""
+    """InputError if the ids differ from the requested ones of this window."""
     if asked.check != asked.digest(window):
         raise InputError(
             f"{where}: asked: is not what the file of windows has for this window; copy the object "

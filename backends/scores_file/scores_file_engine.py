@@ -51,7 +51,7 @@ class ScoresFiles(ModelFiles):
         return ModelFacts(context=text.longest)
 
     def storage(self) -> Storage:
-        return Storage(note="a file of scores does not tell what the model stores; give override_*")
+        return Storage(note="a file of scores does not describe weights; give override_*")
 
     def stamp(self) -> str:
         digest = hashlib.sha256()

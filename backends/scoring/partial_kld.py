@@ -105,7 +105,7 @@ def low_variance_ratio(ref_logprobs: Array, logprobs: Array) -> Array:
 
 
 def terms(ref_logprobs: Array, logprobs: Array) -> Array:
-    """Return p ln(p / q) of each entry; 0 where p is 0, whatever q is."""
+    """Return p ln(p / q) of each entry; 0 where p is 0, also if q is 0."""
     with np.errstate(invalid="ignore"):
         ratios = ref_logprobs - logprobs
         return np.where(ref_logprobs > -np.inf, np.exp(ref_logprobs) * ratios, 0.0)

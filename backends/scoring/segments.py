@@ -440,8 +440,9 @@ def read_segment(file: Path) -> Segment | None:
 
 
 def kind_in(words: Sequence[str]) -> KldKind:
-    """Return the kind of a window's KLD in a header, which is there unless it is exact; ValueError
-    for another word.
+    """Return the kind of a window's KLD in a header, which has no word for an exact one.
+
+    ValueError for an unknown word.
     """
     if not words:
         return "exact"

@@ -1,7 +1,7 @@
 """``windows``: write the windows of a text for an engine that compare_q does not run.
 
 Without a reference, the file has tokens and scored positions.  With a reference pack, or the
-reference store of ``-lf``, it also asks for the log-probabilities of some tokens at each position
+reference store of ``-lf``, it also requests log-probabilities of some tokens at each position
 (``backends/scores_file/asked_ids.py``).
 """
 
@@ -81,7 +81,7 @@ def inputs_of(inputs: Inputs, progress: Progress) -> tuple[dict[str, DataSpec], 
 
 
 def store_of(command: WindowsCommand, models: Sequence[ModelSpec]) -> Path | None:
-    """Return the reference store whose tokens are asked for, if there is one.
+    """Return the reference store whose tokens are requested, if there is one.
 
     It is that of ``-lf``, or of a reference pack that is the first model.
     """
@@ -104,7 +104,7 @@ def store_of(command: WindowsCommand, models: Sequence[ModelSpec]) -> Path | Non
 
 
 def asked_ids(config: RunConfig, path: Path, windows: Sequence[Window]) -> list[Asked | None]:
-    """Return the ids that a file asks for in each window; InputError if the store lacks some."""
+    """Return the ids that a file requests in each window; InputError if the store lacks some."""
     check_windows(open_reference(path), windows)
     arguments = []
     for window in windows:

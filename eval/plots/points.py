@@ -233,8 +233,8 @@ def dominates_by(gain: float, other: Point, one: Point) -> bool:
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Return the quantized points that no other one dominates, by size.
 
-    Equal points are all on the front.  Neither a bound nor a point above a bound is on it unless no
-    KLD that the bound allows could change this.
+    Equal points are all on the front.  A bound, or a point above a bound, is on it only if it would
+    be for every KLD that the bounds allow.
     """
     quantized = sorted(quantized_points(points), key=lambda point: point.x)
     front = []

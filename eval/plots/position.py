@@ -35,7 +35,7 @@ LEADER_BEND = 1.005
 LEADER_END = 1.035
 """Right end of a leader, in the same unit: just before the name."""
 AT_LEAST_THIS = " (at least)"
-"""After the name of a row of which only a bound of the KLD is known."""
+"""After the name of a row whose KLD is a bound."""
 X_LABEL = "Position in the window (tokens before it)"
 GREY_NOTE = (
     "\nin colour: the reference, the noise floor, and rows that no other row beats; "

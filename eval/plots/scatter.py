@@ -386,7 +386,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], theme: Theme) -> list[Line
                 low = max(low, lowest / 2)
             high = point.y + point.error
             if point.is_bound:
-                # The arrow is there.
+                # Above it is the arrow.
                 high = point.y
             axes.plot(
                 [point.x, point.x],

@@ -296,7 +296,7 @@ def draw_bar(
     if statistics.kld_stderr:
         ends = [max(kld - statistics.kld_stderr, left_edge), kld + statistics.kld_stderr]
         if row.model.has_bound:
-            # The arrow is there.
+            # To its right is the arrow.
             ends[1] = kld
         axes.plot(
             ends,

@@ -28,7 +28,8 @@ def slices_of(scores: StoredScores, data: EvalData, *, is_reference: bool) -> di
     for name, mask in masks_of(scores, data, is_reference=is_reference).items():
         columns = scores.columns
         if name in OF_TARGETS and scores.kld_kind == "estimate":
-            columns = {field: column for field, column in columns.items() if field != "kld"}
+            columns = dict(columns)
+            columns.pop("kld", None)
         if mask.any():
             by_name[name] = slices.summarize(columns, mask, assignment)
     return by_name

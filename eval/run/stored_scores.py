@@ -36,7 +36,7 @@ from ..text.eval_data import EvalData
 INDEX_COLUMNS = ("window", "position", "token_id")
 MIXED_KINDS = (
     "its KLD is a bound in some windows and an estimate in others, whose mean is neither; score "
-    "these texts in runs of their own"
+    "these texts in separate runs"
 )
 FIRST = ("started", "score_began", "first_window")
 """Moments that every run records; with replicas, the earliest one counts."""

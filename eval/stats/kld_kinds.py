@@ -1,8 +1,8 @@
-"""What follows from KLDs that are not exact (``KldKind``).
+"""Comparisons of KLDs that are not exact (``KldKind``).
 
-A row whose KLD is a bound loses at least this.  It may lose more, and so much more that every
-comparison in the other direction is open.  An estimate has an error, as every mean over a text, and
-is compared like an exact KLD.
+A row whose KLD is a bound loses at least this, and may lose any amount more: it is never called
+better than another row.  An estimate has an error, as every mean over a text, and is compared like
+an exact KLD.
 """
 
 from __future__ import annotations

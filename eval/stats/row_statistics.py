@@ -199,9 +199,9 @@ def statistics_of(
     for name, average in averages_of(columns, assignment, text_size).items():
         fields |= average_fields(name, average)
     if "kld" in columns and kld_kind != "estimate":
-        # Those of bounds are bounds, since no bound of a token exceeds the token's KLD.  Those of
-        # estimates say nothing about the tokens' KLDs: single values are far off, and may be
-        # negative.
+        # Percentiles of bounds are bounds, since no bound of a token exceeds the token's KLD.
+        # Percentiles of estimates are not percentiles of KLDs: single values are far off, and may
+        # be negative.
         kld = columns["kld"]
         fields |= kld_percentile_fields(percentiles_of(kld[np.isfinite(kld)]))
     if "ref_logprob" in columns:

@@ -1,10 +1,10 @@
 """Do sampled tokens follow the distribution of the model that scores them?
 
-If a token x is drawn from p, whatever came before it, ln p(x) + H(p) and [x is the most probable
-token] - max p have the expectation 0.  The tokens were drawn from the sampler's distribution s,
-which differs from p by rounding, so that each value is weighted by p(x) / s(x).  The values of
-different tokens are uncorrelated, so that their mean over its standard error is about normal with
-variance 1.  Another temperature, masked tokens, or tokens of another model change it.
+If each token x is drawn from p, given all tokens before it, ln p(x) + H(p) and [x is the most
+probable token] - max p have the expectation 0.  The tokens were drawn from the sampler's
+distribution s, which differs from p by rounding: each value is weighted by p(x) / s(x).  The values
+of different tokens are uncorrelated, so that their mean over its standard error is about normal
+with variance 1.  Another temperature, masked tokens, or tokens of another model change it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sampling_notes(
     if sampler_logprobs is None:
         return []
     scores = standard_scores(columns, sampler_logprobs)
-    # Not "above": NaN is no proof of a right distribution.
+    # Not "above", since NaN does not prove a right distribution.
     if scores is None or max(abs(scores.surprise), abs(scores.top)) <= LARGEST_SCORE:
         return []
     return [

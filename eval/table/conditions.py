@@ -49,7 +49,7 @@ class Condition(NamedTuple):
     def fault(self, model: ModelResult) -> str:
         """Return why a row fails; empty if it does not.
 
-        A bound from which the condition does not follow fails, too, as undecided.
+        A bound that does not decide the condition fails, too, as undecided.
         """
         # By definition, the reference does not differ from itself.
         if model.reference and self.column.of_reference is not None:

@@ -138,8 +138,8 @@ def times_in_words(model: ModelResult, best: ModelResult) -> str:
 
 
 def undecided_sentences(rows: Sequence[ModelResult]) -> list[str]:
-    """Return a sentence on the rows of which only a bound of the KLD is known, and which may lose
-    more or less than the best one; empty without any.
+    """Return a sentence on the rows whose KLD is a bound, and which may lose more or less than the
+    best one; empty without such rows.
     """
     if not rows:
         return []

@@ -267,7 +267,7 @@ def kinds_note(run: RunResult) -> list[str]:
             estimates.append(model)
     notes = []
     if bounds:
-        note = f"{labels_of(bounds)}: {AT_LEAST} marks a KLD of which only a bound is known"
+        note = f"{labels_of(bounds)}: {AT_LEAST} marks a bound of the KLD"
         notes.append(f"{note}: the model loses at least this, and may lose more")
         notes += bounds_without_star(run, bounds)
     if estimates:

@@ -33,7 +33,7 @@ def number_text(value: float | None, digits: int) -> str:
 
 
 def rounded_down(value: float, digits: int) -> float:
-    """Return the largest number with so many decimals that is not above ``value``.
+    """Return the largest number with ``digits`` decimals that is not above ``value``.
 
     A bound that was rounded up would not be one.
     """
@@ -48,7 +48,7 @@ def bound_text(value: float, digits: int) -> str:
 
 
 def significant_text(kld: float, digits: int, kind: KldKind = "exact") -> str:
-    """Return a KLD with so many significant digits: 0.04317, >=0.04316."""
+    """Return a KLD with ``digits`` significant digits: 0.04317, >=0.04316."""
     if kind != "bound":
         return f"{kld:.{digits}g}"
     if kld:

@@ -71,7 +71,7 @@ class TextWindows:
         roles: [n_tokens], of each scored token: its place in ``role_names``; -1: none.
         special: ids of special tokens.
         notes: footnotes: the tokenizer, file or rows of the tokens.
-        tokens_key: key of its tokens in the cache if they are sampled here; else empty.
+        tokens_key: key of its tokens in the cache if they are sampled here, or empty.
     """
 
     name: str
