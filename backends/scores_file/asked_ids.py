@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..reference.stored_logprobs import StoredLogprobs
+from ..scoring.entries import Ids
 from ..window import Window
-from .format import Asked, Ids
+from .format import Asked
 
 N_TOP = 20
 N_DRAWN = 4

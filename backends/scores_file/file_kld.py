@@ -16,12 +16,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..reference.partial_comparison import PartialComparison, scores_alone
 from ..reference.store import Reader
-from ..reference.stored_logprobs import Gathered, StoredLogprobs
+from ..reference.stored_logprobs import StoredLogprobs
 from ..scoring import partial_kld
+from ..scoring.entries import NO_ID, Entries, Logprobs, most_probable
 from ..window import KldKind, TokenScores, Window
-from .format import LOGPROB_ERROR, NO_ID, Entries, Ids, Logprobs, WindowScores
-from .known_entries import all_entries, most_probable, top_tokens
+from .format import LOGPROB_ERROR, WindowScores
+from .known_entries import all_entries
 
 KINDS: dict[str, KldKind] = {
     "all tokens": "exact",
@@ -105,19 +107,16 @@ def compared(
 ) -> TokenScores:
     """Return the scores of a window with its KLD."""
     entries = entries_for(divergence, window, scores)
-    ids: Ids = np.concatenate([window.targets[:, None], entries.ids], axis=1)
-    gathered = reference.gathered(window, ids)
-    ref_logprobs = gathered.logprobs[:, 1:]
+    comparison = PartialComparison.of(window, scores.logprob, entries, reference)
     if divergence.source == "all tokens":
-        kld = partial_kld.terms(ref_logprobs, entries.logprobs).sum(axis=1)
+        kld = partial_kld.terms(comparison.ref_logprobs, entries.logprobs).sum(axis=1)
     elif divergence.source == "drawn tokens":
-        kld = by_draws(ref_logprobs, entries.logprobs, scores.drawn)
+        kld = by_draws(comparison.ref_logprobs, entries.logprobs, scores.drawn)
     elif divergence.source == "sampled text":
-        kld = on_samples(window, scores, gathered, entries)
+        kld = comparison.on_samples()
     else:
-        errors = scores.rounding.errors(entries.logprobs)
-        kld = partial_kld.bound(ref_logprobs, entries.logprobs, errors)
-    return with_reference(alone(window, scores), scores, gathered, kld, divergence.kind)
+        kld = comparison.bound(scores.rounding)
+    return comparison.scores(scores.top, kld, divergence.kind)
 
 
 def entries_for(divergence: Divergence, window: Window, scores: WindowScores) -> Entries:
@@ -137,52 +136,6 @@ def by_draws(ref_logprobs: Logprobs, logprobs: Logprobs, n_drawn: int) -> Logpro
     )
 
 
-def on_samples(
-    window: Window, scores: WindowScores, gathered: Gathered, entries: Entries
-) -> Logprobs:
-    """Return the estimates [T] from the most probable tokens, if the targets are sampled."""
-    ref_target = gathered.logprobs[:, 0]
-    # The store and the sampler differ by roundings.
-    weights = np.exp(ref_target - np.asarray(window.sampler_logprobs, np.float64))
-    return partial_kld.estimate_on_samples(
-        gathered.logprobs[:, 1:],
-        entries.logprobs,
-        ref_target,
-        scores.logprob,
-        (entries.ids == window.targets[:, None]).any(axis=1),
-        weights,
-    )
-
-
-def with_reference(
-    own: TokenScores, scores: WindowScores, gathered: Gathered, kld: Logprobs, kind: KldKind
-) -> TokenScores:
-    """Return a model's own scores with those that compare it with the reference."""
-    same_top = None
-    if scores.top is not None:
-        same_top = top_tokens(scores.top)[0] == gathered.top
-    return TokenScores(
-        own.window,
-        logprob=own.logprob,
-        top1_logprob=own.top1_logprob,
-        top1=own.top1,
-        ref_logprob=gathered.logprobs[:, 0].astype(np.float32),
-        ref_top1_logprob=gathered.top_logprob.astype(np.float32),
-        kld=kld.astype(np.float32),
-        same_top=same_top,
-        kld_kind=kind,
-    )
-
-
 def alone(window: Window, scores: WindowScores) -> TokenScores:
     """Return the scores of a window without a reference."""
-    logprob = scores.logprob.astype(np.float32)
-    if scores.top is None:
-        return TokenScores(window.index, logprob)
-    ids, highest = top_tokens(scores.top)
-    return TokenScores(
-        window.index,
-        logprob,
-        top1_logprob=highest.astype(np.float32),
-        top1=ids == window.targets,
-    )
+    return scores_alone(window, scores.logprob, scores.top)

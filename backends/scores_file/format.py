@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..common.engine_options import describe
@@ -42,8 +41,9 @@ from ..common.errors import InputError
 from ..common.json_files import LARGEST_JSON_BYTES, open_regular, parsed
 from ..common.jsonl_kinds import KIND
 from ..common.message_text import printable
+from ..scoring.entries import NO_ID, Entries, Ids, Logprobs
+from ..scoring.rounding import Rounding, rounding_of
 from ..window import Window
-from .rounding import Rounding, rounding_of
 
 WINDOWS = "windows"
 SCORES = "scores"
@@ -54,10 +54,6 @@ AGREE = 0.01
 """Largest difference, in nats, of two log-probabilities of one token at one position."""
 MOST_ENTRIES = 1 << 20
 """Four times the largest vocabulary."""
-NO_ID = -1
-"""In arrays of ids: no token.  Its log-probability is minus infinity."""
-Ids = NDArray[np.int32]
-Logprobs = NDArray[np.float64]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -156,19 +152,6 @@ class ScoresLine(Line):
     top_logprobs: list[list[float]] | None = None
     asked: Asked | None = None
     asked_logprobs: list[list[float]] | None = None
-
-
-@dataclass(frozen=True)
-class Entries:
-    """Some log-probabilities at each of T positions.
-
-    Attributes:
-        ids: [T, k]; ``NO_ID``: no token.
-        logprobs: [T, k], nats; minus infinity without a token.
-    """
-
-    ids: Ids
-    logprobs: Logprobs
 
 
 @dataclass(frozen=True)

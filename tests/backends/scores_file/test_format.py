@@ -15,7 +15,7 @@ from compare_q.backends.common.errors import InputError
 from compare_q.backends.common.jsonl_kinds import kind_of
 from compare_q.backends.scores_file import format
 from compare_q.backends.scores_file.format import Asked
-from compare_q.backends.scores_file.rounding import COMPUTED, rounding_of
+from compare_q.backends.scoring.rounding import COMPUTED, rounding_of
 from tests.support import scores_files
 
 WINDOW = Window.scored_from(0, np.array([5, 3, 4], np.int32))
