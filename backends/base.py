@@ -174,7 +174,10 @@ class Engine(ABC):
         return ()
 
     def provenance(self) -> dict[str, Any]:
-        """Return what ran (device, dtype, options, batch), as JSON types; called after scoring."""
+        """Return what ran (device, dtype, options, batch), as JSON types; called after scoring.
+
+        ``no_kld``: why there is no KLD, although there was a reference.
+        """
         return {}
 
     def close(self) -> None:

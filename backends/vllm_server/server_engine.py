@@ -2,9 +2,11 @@
 
 ``model_dir`` is the server's base URL.  A window is sent as token ids with ``prompt_logprobs=0``.
 vLLM answers with the log-probability of each real token, with all digits of a float32.  vLLM
-computes the whole window, without its prefix cache.  Entropy, top-1 and KL divergence are unknown,
-because an answer does not have all logits.  The returned rank does not identify the top token
-either, because it also counts tokens of equal probability.
+computes the whole window, without its prefix cache.  The entropy is unknown, because an answer does
+not have all logits.
+
+With a reference, ``prompt_logprobs`` is ``TOP``, or as many as the server allows.  vLLM then also
+answers with its most probable tokens, which give a bound or an estimate of the KLD (``ServerKld``).
 
 Before any window is scored, the engine takes a sample: the server scores ``SAMPLE_IDS`` with
 ``TOP`` entries per position.  The sample shows whether the server returns log-probabilities or
@@ -23,6 +25,7 @@ import asyncio
 import json
 import os
 import random
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -51,6 +54,7 @@ from ..common.engine_options import parse_options
 from ..common.errors import InputError, ModelError
 from ..common.json_files import expanded
 from ..common.message_text import shortened
+from ..common.packages import installed_versions
 from .client import (
     CONNECT_S,
     OURS,
@@ -62,30 +66,28 @@ from .client import (
     ServerError,
     base_url,
 )
-from .placeholders import placeholder
+from .prompt_logprobs import (
+    MORE_LOGPROBS,
+    TOP,
+    Completion,
+    Name,
+    check_normalized,
+    real_logprobs,
+    top_entries,
+)
 from .repeats import Beginning, Repeats
+from .server_kld import ServerKld
 
 SAMPLE_IDS = tuple(range(33, 65))
 """Ordinary tokens in every vocabulary: single bytes or characters."""
-TOP = 20
-"""vLLM's own default of --max-logprobs."""
-MOST_LOGITS = 1 << 20
-"""Four times the largest vocabulary."""
-CLAMPED = -9999.0
-"""vLLM's server writes this for minus infinity, which JSON does not have."""
-ROUNDING = 1e-3
-"""Largest excess of a sum of probabilities over 1, or of a log-probability over 0."""
 MOVED = 0.05
 """Largest change of a sample, in nats.  Other requests change it by 0.03 in bfloat16.  Other
 weights would only pass if all 31 values agreed to this precision."""
-MORE_LOGPROBS = f"start the server with --max-logprobs {TOP} or more"
-NO_LOGPROBS = (
-    "its values are no log-probabilities; start the server with --logprobs-mode raw_logprobs"
-)
 NO_FINGERPRINT = (
     "the server sends no system_fingerprint: its model was only sampled, and a second deployment "
     "that answers few requests may go unnoticed"
 )
+NO_TORCH = "torch is not installed here; pip install torch, and run again"
 SAMPLE_WORDS = (
     "water government photosynthesis antidisestablishmentarianism Mississippi unbelievably "
     "strength xylophone quickly JavaScript HttpRequest return lambda function1024 2048 password "
@@ -95,7 +97,6 @@ SAMPLE_WORDS = (
 ).replace(" ", "\n")
 """One word per line; tokens of letters and digits look the same in every kind of vocabulary."""
 T = TypeVar("T")
-Name = Annotated[str, Field(max_length=1000)]
 
 
 class ServerOptions(BaseModel):
@@ -132,31 +133,17 @@ class Answer(BaseModel):
     token_strs: list[Name] | None = None
 
 
-class Entry(BaseModel):
-    """One token at one position."""
-
-    logprob: float
-
-
-class Choice(BaseModel):
-    """The scores of a prompt: for each position, token id -> entry."""
-
-    prompt_logprobs: list[dict[str, Entry] | None] | None = None
-
-
-class Completion(BaseModel):
-    """Answer of ``/v1/completions``."""
-
-    model: Name | None = None
-    choices: list[Choice] = Field(min_length=1)
-    system_fingerprint: Name | None = None  # vLLM's digest of its version and configuration
-
-
 class Sample(NamedTuple):
-    """A model's scores of ``SAMPLE_IDS``, and the server's fingerprint."""
+    """A model's scores of ``SAMPLE_IDS``, and the server's fingerprint.
+
+    ``top``: how many of the most probable tokens the server returns at a position.  ``no_top``: why
+    the server's entries are not these tokens; empty if they are.
+    """
 
     logprob: NDArray[np.float32]  # [len(SAMPLE_IDS) - 1]
     fingerprint: str | None
+    top: int
+    no_top: str = ""
 
     @property
     def rounded(self) -> list[str]:
@@ -167,7 +154,7 @@ class Sample(NamedTuple):
         """True if both can be of the same model."""
         # For allclose, equal infinities are close.
         close = np.allclose(self.logprob, other.logprob, rtol=0, atol=MOVED)
-        return close and self.fingerprint == other.fingerprint
+        return close and (self.fingerprint, self.top) == (other.fingerprint, other.top)
 
 
 class Served(NamedTuple):
@@ -312,21 +299,32 @@ class ServedModel(ModelFiles):
             )
         return answer
 
-    async def sample(self, connection: Connection, served: Served) -> Sample:
-        """Return the sample, after a check that its values are log-probabilities."""
+    async def sample(self, connection: Connection, served: Served, top: int = TOP) -> Sample:
+        """Return the sample, after a check that its values are log-probabilities.
+
+        With fewer than ``top`` tokens per position if the server allows fewer.
+        """
         # Another seed changes nothing at temperature 0, but a proxy that caches answers by the
         # request's body must ask the model again.
         seed = random.getrandbits(31)
         try:
-            answer = await self.completion(connection, served, SAMPLE_IDS, TOP, SHORT_S, seed=seed)
+            answer = await self.completion(connection, served, SAMPLE_IDS, top, SHORT_S, seed=seed)
         except ServerError as error:
-            hint = ""
-            if error.status == 400 and "logprobs" in str(error):
-                hint = f"; {MORE_LOGPROBS}"
-            raise ServerError(f"{error}{hint}", error.status) from None
+            is_limit = error.status == 400 and "logprobs" in str(error)
+            if not is_limit:
+                raise
+            fewer = allowed_logprobs(str(error))
+            if 0 < fewer < top:
+                return await self.sample(connection, served, fewer)
+            raise ServerError(f"{error}; {MORE_LOGPROBS}", error.status) from None
         logprob = real_logprobs(SAMPLE_IDS, answer)
-        check_normalized(answer)
-        return Sample(logprob, answer.system_fingerprint)
+        check_normalized(answer, top)
+        no_top = ""
+        try:
+            top_entries(SAMPLE_IDS, range(1, len(SAMPLE_IDS)), answer, top)
+        except ServerError as error:
+            no_top = f"{self.server.url}: {error}"
+        return Sample(logprob, answer.system_fingerprint, top, no_top)
 
     async def vocabulary(self, connection: Connection, model: str) -> dict[int, str] | str:
         """Return id -> token of ``SAMPLE_WORDS``, or why the server does not return them."""
@@ -359,7 +357,7 @@ class ServedModel(ModelFiles):
     def stamp(self) -> str:
         card = self.info.served.card.model_dump()
         sample = self.info.sample
-        parts = [self.server.url, card, sample.fingerprint, sample.rounded]
+        parts = [self.server.url, card, sample.fingerprint, sample.rounded, sample.top]
         return json.dumps(parts, sort_keys=True)
 
     def content(self) -> str:
@@ -377,6 +375,14 @@ class ServedModel(ModelFiles):
             return storage_of(hub.resolve(weights, None, download=False))
         except InputError as error:
             raise InputError(f"engine.weights: {str(error).removeprefix('model_dir: ')}") from None
+
+
+def allowed_logprobs(refusal: str) -> int:
+    """Return the server's --max-logprobs from its words; 0 if they do not name it."""
+    found = re.search(r"max allowed: (\d{1,9})\b", refusal)
+    if found is None:
+        return 0
+    return int(found[1])
 
 
 def names_of(card: Card, cards: Mapping[str, Card]) -> frozenset[str]:
@@ -401,57 +407,6 @@ async def answer_or_refusal(connection: Connection, path: str, body: Any = None)
         return str(error)
 
 
-def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:
-    """Return log-probabilities [L - 1] of a prompt's tokens except the first; ServerError.
-
-    Entry i of ``prompt_logprobs`` scores token i: one of its keys must be the id of the real token.
-    The first entry is empty.
-    """
-    entries = answer.choices[0].prompt_logprobs
-    if entries is None:
-        raise ServerError(
-            "its answer has no prompt_logprobs; compare_q needs vLLM's own server, `vllm serve`"
-        )
-    if len(entries) != len(ids) or entries[0] is not None:
-        raise ServerError(
-            f"its answer has prompt_logprobs of {len(entries)} positions for {len(ids)} tokens"
-        )
-    scored = [(entry or {}).get(str(token)) for token, entry in zip(ids, entries, strict=True)]
-    if None in scored[1:]:
-        at = scored.index(None, 1)
-        raise ServerError(f"its answer does not score token {ids[at]} at position {at}")
-    logprob = np.array([entry.logprob for entry in scored if entry is not None])
-    # Below the range of float32, the conversion would turn a value into minus infinity.
-    if (logprob > ROUNDING).any() or (logprob < np.finfo(np.float32).min).any():
-        raise ServerError(NO_LOGPROBS)
-    # vLLM sends minus infinity, which JSON does not have, as CLAMPED.
-    logprob[logprob == CLAMPED] = -np.inf
-    logprob_f32 = logprob.astype(np.float32)
-    problem = placeholder(logprob_f32)
-    if problem:
-        raise ServerError(problem)
-    return logprob_f32
-
-
-def check_normalized(answer: Completion) -> None:
-    """ServerError unless the entries of every position except the first can be log-probabilities.
-
-    The probabilities of a position's ``TOP`` entries sum to at most 1.  No other token is more
-    probable than the least probable entry: with its probability for every other token, the sum
-    over all tokens is at least 1.
-    """
-    for entry in (answer.choices[0].prompt_logprobs or ())[1:]:
-        if entry is None or len(entry) < TOP:
-            raise ServerError(f"answers {len(entry or ())} of {TOP} entries; {MORE_LOGPROBS}")
-        values = np.array([scores.logprob for scores in entry.values()])
-        with np.errstate(over="ignore"):  # logits may be large; the sum is then infinite
-            top = np.exp(np.sort(values)[-TOP:])
-            most_of_all = top.sum() + MOST_LOGITS * top[0]
-        # NaN fails the first comparison.
-        if not top.sum() <= 1 + ROUNDING or most_of_all < 1 - ROUNDING:
-            raise ServerError(NO_LOGPROBS)
-
-
 class VllmServerEngine(Engine):
     """Scores windows by requests to a server, several in flight."""
 
@@ -460,9 +415,8 @@ class VllmServerEngine(Engine):
         fwd_fn="vllm_server",
         packages=("httpx2",),
         install="pip install httpx2",
-        summary="a running `vllm serve`, by its URL: perplexity only",
+        summary="a running `vllm serve`, by its URL: perplexity, and a bound of the KLD",
         reference=False,
-        compares=False,
         schemes=("http://", "https://"),
         here=False,
     )
@@ -475,6 +429,8 @@ class VllmServerEngine(Engine):
         self.options = self.served.options
         self.retries = 0  # requests of the last run that had to be sent again
         self.repeats = Repeats()
+        self.no_kld = ""  # why the last run has no KLD, although it has a reference
+        self.kld: ServerKld | None = None  # of the run that scores now
 
     @classmethod
     def option_names(cls) -> Collection[str]:
@@ -495,16 +451,19 @@ class VllmServerEngine(Engine):
 
     @classmethod
     def versions(cls) -> dict[str, str]:
-        # The server's versions are in the stamp, and nothing on this machine can change a score.
-        return {}
+        # The server's versions are in the stamp.  On this machine, only a missing torch changes
+        # what is known.
+        if installed_versions(("torch",)):
+            return {}
+        return {"torch": "missing"}
 
     def load(self) -> None:
         self.info = self.served.info
         if not self.planned.stamp:
             return
         # The stamp is part of the scores' key.
-        _, card, fingerprint, rounded = json.loads(self.planned.stamp)
-        stamped = Sample(np.array(rounded, np.float32), fingerprint)
+        _, card, fingerprint, rounded, top = json.loads(self.planned.stamp)
+        stamped = Sample(np.array(rounded, np.float32), fingerprint, top)
         if self.info.served.card.model_dump() != card or not self.info.sample.agrees(stamped):
             url = self.served.server.url
             raise ModelError(f"{url}: the server's model changed before it was scored; run again")
@@ -515,6 +474,7 @@ class VllmServerEngine(Engine):
         A failure cancels all requests.  Repetitions count as requests in flight, so that the number
         of requests never exceeds the user's limit.
         """
+        self.kld = self.comparison(request)
         queue = iter(windows)
         limit = self.options.concurrency
         connections = Connection(self.served.server, limit)
@@ -552,6 +512,22 @@ class VllmServerEngine(Engine):
                 self.retries = connections.retried + new_connections.retried
                 # vLLM drops the requests of cancelled tasks.
                 runner.run(abandon(in_flight, connections, new_connections))
+                if self.kld is not None:
+                    self.kld.close()
+
+    def comparison(self, request: ScoreRequest) -> ServerKld | None:
+        """Return what computes the KLD of a run; None without a reference, or with ``no_kld``."""
+        self.no_kld = ""
+        if request.reference is None:
+            return None
+        self.no_kld = self.info.sample.no_top
+        if self.no_kld:
+            return None
+        try:
+            return ServerKld(request.reference)
+        except ImportError:
+            self.no_kld = NO_TORCH
+            return None
 
     def check_unchanged(self) -> None:
         """ModelError if the loaded model is no longer the server's, or not the only one.
@@ -562,7 +538,7 @@ class VllmServerEngine(Engine):
             raise ModelError(f"{self.served.server.url}: {self.repeats.problem}")
 
         async def question(connection: Connection) -> Sample:
-            sampling = self.served.sample(connection, self.info.served)
+            sampling = self.served.sample(connection, self.info.served, self.info.sample.top)
             window = self.repeats.at_commit()
             if window is None:
                 return await sampling
@@ -577,32 +553,42 @@ class VllmServerEngine(Engine):
     async def window(self, connection: Connection, window: Window) -> TokenScores:
         """Return the scores of one window; ModelError with the index of the window."""
         ids = window.token_ids.tolist()
+        top = 0
+        if self.kld is not None:
+            top = self.info.sample.top
         try:
-            logprob = await self.logprobs(connection, ids)
+            answer = await self.answer(connection, ids, top)
+            logprob = real_logprobs(ids, answer)
+            self.repeats.add(window.token_ids, logprob)
+            of_targets = logprob[window.positions - 1]
+            if self.kld is None:
+                return TokenScores(window.index, of_targets)
+            entries = top_entries(ids, window.positions.tolist(), answer, top)
         except ServerError as error:
             raise ModelError(f"window {window.index}: {self.served.server.url}: {error}") from None
-        self.repeats.add(window.token_ids, logprob)
-        return TokenScores(window.index, logprob[window.positions - 1])
+        return await self.kld.compared(window, of_targets, entries)
 
     async def repeat(self, connection: Connection, window: Beginning) -> None:
         """Request the first tokens of a window again; ModelError if another model answers."""
         try:
-            logprob = await self.logprobs(connection, window.ids.tolist())
-            self.repeats.compare(window, logprob)
+            ids = window.ids.tolist()
+            answer = await self.answer(connection, ids)
+            self.repeats.compare(window, real_logprobs(ids, answer))
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
-    async def logprobs(self, connection: Connection, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return log-probabilities [L - 1] of a prompt's tokens except the first; ServerError."""
-        answer = await self.served.completion(connection, self.info.served, ids, 0)
-        logprob = real_logprobs(ids, answer)
+    async def answer(
+        self, connection: Connection, ids: Sequence[int], top: int = 0
+    ) -> Completion:
+        """Return the answer to a prompt; ServerError if it is another deployment's."""
+        answer = await self.served.completion(connection, self.info.served, ids, top)
         fingerprint = self.info.sample.fingerprint
         if answer.system_fingerprint != fingerprint:
             raise ServerError(
                 f"{answer.system_fingerprint} answers in place of {fingerprint}; "
                 "let one server stay at this URL"
             )
-        return logprob
+        return answer
 
     def provenance(self) -> dict[str, Any]:
         tokens = self.info.tokens
@@ -611,13 +597,20 @@ class VllmServerEngine(Engine):
         else:
             tokenizer = f"{len(tokens)} tokens compared"
         notes = self.repeats.notes()
-        if self.info.sample.fingerprint is None:
+        sample = self.info.sample
+        if sample.fingerprint is None:
             notes.append(NO_FINGERPRINT)
-        return {
+        if self.kld is not None and sample.top < TOP:
+            notes.append(
+                f"the server returns {sample.top} instead of {TOP} tokens per position, which are "
+                f"less of the KLD; {MORE_LOGPROBS}"
+            )
+        provenance: dict[str, Any] = {
             "url": self.served.server.url,
             "server": self.info.served.card.model_dump(),
-            "system_fingerprint": self.info.sample.fingerprint,
-            "probe": self.info.sample.rounded,  # results.json has always called the sample "probe"
+            "system_fingerprint": sample.fingerprint,
+            "top_logprobs": sample.top,
+            "probe": sample.rounded,  # results.json has always called the sample "probe"
             "batch": f"up to {self.options.concurrency} windows in flight",
             "retries": self.retries,
             "repeats": self.repeats.provenance(),
@@ -626,6 +619,9 @@ class VllmServerEngine(Engine):
             "hardware": "unknown: a server does not report it",
             "kernels": "unknown: a server does not report its kernels",
         }
+        if self.no_kld:
+            provenance["no_kld"] = self.no_kld
+        return provenance
 
 
 async def abandon(tasks: set[asyncio.Task[TokenScores | None]], *connections: Connection) -> None:

@@ -365,7 +365,8 @@ def comparison_notes(
         yield f"no KLD: {scores.run_record['no_kld']}"
         return
     if "kld" not in scores.columns:
-        yield "no KLD: this engine gives no more than the real tokens' log-probabilities"
+        default = "this engine gives no more than the real tokens' log-probabilities"
+        yield f"no KLD: {scores.run_record['provenance'].get('no_kld', default)}"
         return
     compared_reference = scores.run_record["reference"]
     entries = compared_reference["vocab_size"]

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from compare_q.backends.base import EngineInfo, PlannedModel, ScoreRequest, TokenScores, Window
-from compare_q.backends.vllm_server.server_engine import VllmServerEngine
+from compare_q.backends.vllm_server.server_engine import SAMPLE_IDS, VllmServerEngine
 from compare_q.backends.worker import worker
 from tests.support.toy import planned
 
@@ -29,19 +30,38 @@ def total(before: int, model: int) -> int:
     return sum(weight(token, before, model) for token in range(VOCAB))
 
 
+@cache
 def gold(token: int, before: int, model: int = 0) -> float:
     """The stub's log-probability of a token after another one."""
     return math.log(weight(token, before, model) / total(before, model))
 
 
-def most_probable(count: int, before: int, model: int) -> list[int]:
-    return sorted(range(VOCAB), key=lambda token: -gold(token, before, model))[:count]
+@cache
+def by_probability(before: int, model: int) -> list[int]:
+    """The tokens after another one, the most probable first; many are equally probable."""
+    return sorted(range(VOCAB), key=lambda token: -weight(token, before, model))
+
+
+@cache
+def rank_of(token: int, before: int, model: int) -> int:
+    """The number of tokens that are at least as probable, which vLLM calls the rank."""
+    own = weight(token, before, model)
+    return sum(weight(other, before, model) >= own for other in range(VOCAB))
+
+
+def entries_of(token: int, before: int, model: int, top: int) -> dict[str, dict[str, Any]]:
+    """The real token, and the most probable ones with their places as ranks, as vLLM sends them."""
+    rank = rank_of(token, before, model)
+    entries = {str(token): {"logprob": gold(token, before, model), "rank": rank}}
+    for place, other in enumerate(by_probability(before, model)[:top], 1):
+        entries[str(other)] = {"logprob": gold(other, before, model), "rank": place}
+    return entries
 
 
 class Stub(ThreadingHTTPServer):
     """A vLLM server with closed-form scores.
 
-    ``faults``: answers to the next windows.  ``edit`` changes answers.  ``bad`` may answer a
+    ``faults``: answers to the next windows.  ``most``: its --max-logprobs.  ``edit`` changes answers.  ``bad`` may answer a
     request itself, as no real server should; it then returns True.  ``route`` chooses the model
     that answers a prompt, as a router of several deployments does, by the client's port and the
     prompt.
@@ -55,6 +75,7 @@ class Stub(ThreadingHTTPServer):
         self.cards = [{"id": "toy", "root": "/models/toy", "parent": None, "max_model_len": 256}]
         self.model = 0
         self.route: Callable[[int, list[int]], int] = lambda port, prompt: self.model
+        self.most = 20
         self.faults: list[tuple[int, dict[str, str], str]] = []
         self.edit: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda body, answer: None
         self.hold: Callable[[list[int]], None] = lambda prompt: None
@@ -79,13 +100,7 @@ class Stub(ThreadingHTTPServer):
         model = self.route(port, prompt)
         entries: list[Any] = [None]
         for before, token in pairwise(prompt):
-            tokens = {token}
-            if top:
-                tokens.update(most_probable(top, before, model))
-            entry = {}
-            for other in tokens:
-                entry[str(other)] = {"logprob": gold(other, before, model), "rank": 1}
-            entries.append(entry)
+            entries.append(entries_of(token, before, model, top))
         choice = {"index": 0, "text": "", "prompt_logprobs": entries}
         return {"model": body["model"], "choices": [choice], "system_fingerprint": "vllm-0.0-abc"}
 
@@ -134,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any]) -> None:
         prompt = body["prompt"]
         is_repeat = self.is_repeat(prompt)
-        is_window = body["prompt_logprobs"] == 0 and not is_repeat
+        is_window = prompt != list(SAMPLE_IDS) and not is_repeat
         if is_repeat:
             self.server.repeats.append(prompt)
         if is_window:
@@ -151,9 +166,13 @@ class Handler(BaseHTTPRequestHandler):
         replacement = self.server.edit(body, answer)
         if is_window:
             self.server.answered += 1
-        if replacement == 400:
+        requested = body["prompt_logprobs"]
+        if requested > self.server.most:
             # This is vLLM's message if --max-logprobs is too small.
-            message = "Requested prompt logprobs of 20, which is greater than max allowed: 5"
+            message = (
+                f"Requested prompt logprobs of {requested}, which is greater than max allowed: "
+                f"{self.server.most}"
+            )
             self.reply(400, {"error": {"message": message}})
         elif replacement is None:
             self.reply(200, answer)
@@ -178,14 +197,17 @@ def described(stub: Stub, **options: Any) -> EngineInfo:
 
 
 def scores_of(
-    engine: VllmServerEngine, windows: list[Window], commits: int = 1
+    engine: VllmServerEngine,
+    windows: list[Window],
+    commits: int = 1,
+    reference: Path | None = None,
 ) -> dict[int, TokenScores]:
     """Return window -> scores, as a worker keeps them.
 
     Each commit of ``commits`` windows checks that the model has not changed.
     """
     by_window = {}
-    for scores in engine.score(windows, ScoreRequest()):
+    for scores in engine.score(windows, ScoreRequest(reference=reference)):
         by_window[scores.window] = scores
         if len(by_window) % commits == 0:
             engine.check_unchanged()

@@ -13,10 +13,23 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common.errors import ModelError
-from compare_q.backends.vllm_server.server_engine import ServedModel, VllmServerEngine
+from compare_q.backends.vllm_server.server_engine import (
+    SAMPLE_IDS,
+    ServedModel,
+    VllmServerEngine,
+)
 from compare_q.backends.worker import worker
-from tests.support.toy import Run, Specs
-from tests.support.vllm_server import VOCAB, Stub, another, choice, gold, moved, request_for
+from tests.support.toy import FAKE, Run, Specs
+from tests.support.vllm_server import (
+    VOCAB,
+    Stub,
+    another,
+    by_probability,
+    choice,
+    gold,
+    moved,
+    request_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +48,30 @@ def gold_ppl(stub: Stub) -> float:
     return math.exp(-np.mean(logprobs))
 
 
+def kld_from_uniform(stub: Stub) -> float:
+    """Return the KLD of the stub from a uniform model, in the windows that were requested."""
+    klds = []
+    for ids in stub.windows:
+        for before in ids[:-1]:
+            gold_sum = sum(gold(token, before, stub.model) for token in range(VOCAB))
+            klds.append(-math.log(VOCAB) - gold_sum / VOCAB)
+    return float(np.mean(klds))
+
+
+def bound_from_uniform(stub: Stub) -> float:
+    """Return the bound of this KLD by the 20 most probable tokens and the real one."""
+    bounds = []
+    for ids in stub.windows:
+        for before, real in pairwise(ids):
+            known = {real, *by_probability(before, stub.model)[:20]}
+            values = [gold(token, before, stub.model) for token in known]
+            p = len(known) / VOCAB
+            q = sum(math.exp(value) for value in values)
+            of_known = sum(-math.log(VOCAB) - value for value in values) / VOCAB
+            bounds.append(of_known + (1 - p) * math.log((1 - p) / (1 - q)))
+    return float(np.mean(bounds))
+
+
 def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: Path) -> None:
     fake = {
         "load_fn": "fake",
@@ -49,8 +86,10 @@ def test_command_line(stub: Stub, compare_q: Run, write_specs: Specs, tmp_path: 
     assert ran.status == 0, ran.err
     row = rows_of(out)["served"]
     assert row["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
-    note = "no KLD: this engine gives no more than the real tokens' log-probabilities"
-    assert note in json.dumps(row)
+    assert row["kld_kind"] == "bound"
+    assert 0 < row["kld"] < kld_from_uniform(stub)
+    assert row["kld"] == pytest.approx(bound_from_uniform(stub), abs=1e-3)
+    assert row["same_top"] is not None
     # This machine's hardware is irrelevant.
     assert not {"cpu", "gpus", "driver", "cores"} & row["provenance"].keys()
     stub.windows.clear()
@@ -79,10 +118,13 @@ def test_scores_at_another_temperature(
     exact = logit - math.log(math.exp(logit) + VOCAB - 1)
 
     def scaled(body: dict[str, Any], answer: dict[str, Any]) -> None:
-        if body["prompt_logprobs"] == 0:
-            for at, entry in enumerate(choice(answer)["prompt_logprobs"][1:]):
-                for token_scores in entry.values():
-                    token_scores["logprob"] = exact - 1e-3 * (at % 7)
+        if body["prompt"] == list(SAMPLE_IDS):
+            return
+        for at, entry in enumerate(choice(answer)["prompt_logprobs"][1:]):
+            logprob = exact - 1e-3 * (at % 7)
+            for token_scores in entry.values():
+                token_scores["logprob"] = exact - logit
+            entry[str(body["prompt"][at + 1])]["logprob"] = logprob
 
     stub.edit = scaled
     data, models = write_specs([{**fake, "reference": True}, served])
@@ -104,17 +146,23 @@ def test_commits_between_windows(
     monkeypatch: pytest.MonkeyPatch,
     concurrency: int,
 ) -> None:
-    """A run that commits after every window requests a sample of the model each time."""
+    """A run that commits after every window requests a sample of the model each time.
+
+    Its windows are compared with a reference between the commits.
+    """
     monkeypatch.setattr(worker, "COMMIT_S", 0.0)
     served = {"load_fn": "vllm_server", "label": "served", "model_dir": stub.url}
+    uniform = {**FAKE, "engine": {"vocab_size": VOCAB}, "reference": True}
     data, models = write_specs(
-        [{**served, "engine": {"concurrency": concurrency}}], eval_len=40, eval_stride=10
+        [uniform, {**served, "engine": {"concurrency": concurrency}}], eval_len=40, eval_stride=10
     )
     out = tmp_path / "out.json"
-    ran = compare_q("-d", data, "-m", models, "-o", out)
+    ran = compare_q("-d", data, "-m", models, "-o", out, "-r", 40)
     assert ran.status == 0, ran.err
     assert len(stub.windows) > 32
-    assert rows_of(out)["served"]["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
+    row = rows_of(out)["served"]
+    assert row["ppl"] == pytest.approx(gold_ppl(stub), rel=1e-6)
+    assert row["kld"] == pytest.approx(bound_from_uniform(stub), abs=1e-3)
 
 
 def new_weights(stub: Stub) -> None:

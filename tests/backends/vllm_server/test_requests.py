@@ -66,7 +66,7 @@ def short(stub: Stub) -> None:
 
 
 def capped(stub: Stub) -> None:
-    stub.edit = lambda body, answer: 400
+    stub.most = 0
 
 
 def few(stub: Stub) -> None:
@@ -93,7 +93,7 @@ def few(stub: Stub) -> None:
         (
             capped,
             {},
-            "greater than max allowed: 5; start the server with --max-logprobs 20 or more",
+            "greater than max allowed: 0; start the server with --max-logprobs 20 or more",
         ),
         (few, {}, "entries; start the server with --max-logprobs 20 or more"),
         (
