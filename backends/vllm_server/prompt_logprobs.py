@@ -54,8 +54,11 @@ class Completion(BaseModel):
     system_fingerprint: Name | None = None  # vLLM's digest of its version and configuration
 
     def position(self, index: int) -> Mapping[str, Entry]:
-        """Return the entries of a position; none if there are no ``prompt_logprobs``."""
-        return (self.choices[0].prompt_logprobs or {})[index] or {}
+        """Return the entries of a position; none if the answer lacks them."""
+        entries = self.choices[0].prompt_logprobs or []
+        if index >= len(entries):
+            return {}
+        return entries[index] or {}
 
 
 def real_logprobs(ids: Sequence[int], answer: Completion) -> NDArray[np.float32]:

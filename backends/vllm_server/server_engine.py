@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -577,9 +577,7 @@ class VllmServerEngine(Engine):
         except ServerError as error:
             raise ModelError(f"{self.served.server.url}: {error}") from None
 
-    async def answer(
-        self, connection: Connection, ids: Sequence[int], top: int = 0
-    ) -> Completion:
+    async def answer(self, connection: Connection, ids: Sequence[int], top: int = 0) -> Completion:
         """Return the answer to a prompt; ServerError if it is another deployment's."""
         answer = await self.served.completion(connection, self.info.served, ids, top)
         fingerprint = self.info.sample.fingerprint

@@ -61,10 +61,10 @@ def entries_of(token: int, before: int, model: int, top: int) -> dict[str, dict[
 class Stub(ThreadingHTTPServer):
     """A vLLM server with closed-form scores.
 
-    ``faults``: answers to the next windows.  ``most``: its --max-logprobs.  ``edit`` changes answers.  ``bad`` may answer a
-    request itself, as no real server should; it then returns True.  ``route`` chooses the model
-    that answers a prompt, as a router of several deployments does, by the client's port and the
-    prompt.
+    ``most``: its --max-logprobs.  ``faults``: answers to the next windows.  ``edit`` changes
+    answers.  ``bad`` may answer a request itself, as no real server should; it then returns True.
+    ``route`` chooses the model that answers a prompt, as a router of several deployments does, by
+    the client's port and the prompt.
     """
 
     daemon_threads = True

@@ -100,9 +100,7 @@ def test_the_most_probable_tokens_bound_the_divergence(
 def test_first_tokens_are_those_of_the_whole_distribution(stub: Stub, tmp_path: Path) -> None:
     """Several tokens of the stub are equally probable: the lowest id counts, as in every engine."""
     windows = toy_windows(2, 60)
-    scores = scores_of(
-        loaded(stub), windows, reference=store_of(tmp_path, windows, REFERENCE)
-    )
+    scores = scores_of(loaded(stub), windows, reference=store_of(tmp_path, windows, REFERENCE))
     for window in windows:
         row = scores[window.index]
         q = predictions(window, 0)
@@ -149,9 +147,7 @@ def test_on_sampled_text_the_divergence_is_estimated_without_bias(
     With the real token among the most probable ones, most of the KLD would be lost.
     """
     windows = sampled_windows(40, 201)
-    scores = scores_of(
-        loaded(stub), windows, reference=store_of(tmp_path, windows, REFERENCE)
-    )
+    scores = scores_of(loaded(stub), windows, reference=store_of(tmp_path, windows, REFERENCE))
     assert {row.kld_kind for row in scores.values()} == {"estimate"}
     differences = []
     exact = []
