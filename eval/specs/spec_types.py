@@ -824,11 +824,23 @@ def json_schemas() -> dict[str, dict[str, Any]]:
             # A pack gives all other keys.
             definition = schema["$defs"][DataSpec.__name__]
             definition["anyOf"] = [{"required": definition.pop("required")}, {"required": ["pack"]}]
+        else:
+            allow_path(schema["$defs"][SweptSpec.__name__])
         for definition in schema["$defs"].values():
             definition["properties"]["$schema"] = {"type": "string"}
         title = f"compare_q spec of {name}: one object or a list of them"
         schemas[f"{name}.schema.json"] = {"title": title, **schema}
     return schemas
+
+
+def allow_path(definition: dict[str, Any]) -> None:
+    """Add to the schema of a model spec the other name of ``model_dir``."""
+    definition["properties"]["path"] = {
+        "type": "string",
+        "description": "another name of model_dir, for a model that is one file",
+    }
+    definition["required"].remove("model_dir")
+    definition["oneOf"] = [{"required": ["model_dir"]}, {"required": ["path"]}]
 
 
 if __name__ == "__main__":

@@ -325,6 +325,16 @@ def test_refusals(keys: dict[str, Any], changes: dict[str, Any], gold: str) -> N
     assert refusal(spec_of, {**keys, **changes}).startswith(f"s.json: {gold}")
 
 
+def test_a_model_that_is_a_file_may_have_a_path_in_parser_and_schema() -> None:
+    keys = {"load_fn": "scores_file", "path": "s.jsonl"}
+    schema_of(keys).validate(keys)
+    spec = spec_of(keys)
+    assert spec.model_dir == "s.jsonl"
+    assert spec.digest() == spec_of({"load_fn": "scores_file", "model_dir": "s.jsonl"}).digest()
+    assert not schema_of(keys).is_valid({**keys, "model_dir": "s.jsonl"})
+    assert not schema_of(keys).is_valid({"load_fn": "scores_file"})
+
+
 def test_schemas_refuse_what_the_parser_refuses() -> None:
     faults = (
         (DATA, "evallen", 5),
