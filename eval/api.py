@@ -182,7 +182,7 @@ class Comparison:
         scores = stored_scores.scores_of_row(self.cache, model.scores_key, self.data)
         if scores is None:
             raise InputError(f"tokens: {label} has no scores of single tokens")
-        frame = pd.DataFrame({**stored_scores.index_of(scores, self.data), **scores.columns})
+        frame = pd.DataFrame(stored_scores.columns_by_token(scores, self.data))
         if text is None:
             return frame
         is_of_text = self.data.text_of[scores.window] == names.index(text)

@@ -3,8 +3,9 @@
 The parquet file has one row per scored token, with the columns ``text`` (its name, if there are
 several), ``window``, ``position`` (of the scored token in its window), ``token_id``, ``logprob``,
 and every other field of ``TokenScores`` that the engine and the reference computed.  Columns that
-they did not compute are absent.  The other columns have no nulls, and NaN stays NaN.  All other
-statistics can be computed from these columns later, without running a model.
+they did not compute are absent, and so is ``kld_kind`` if the KLD is exact.  The other columns have
+no nulls, and NaN stays NaN.  All other statistics can be computed from these columns later, without
+running a model.
 """
 
 from __future__ import annotations
@@ -281,6 +282,17 @@ def index_of(scores: StoredScores, data: EvalData) -> dict[str, Any]:
     return index
 
 
+def columns_by_token(scores: StoredScores, data: EvalData) -> dict[str, Any]:
+    """Return all columns [N]: those of ``index_of``, and the scores.
+
+    ``kld_kind`` is one of them only if the KLD is not exact.
+    """
+    columns = {**index_of(scores, data), **scores.columns}
+    if scores.kld_kind != "exact":
+        columns["kld_kind"] = np.full(len(scores.window), scores.kld_kind, dtype=object)
+    return columns
+
+
 def write_parquet(scores: StoredScores, data: EvalData, target: Path) -> None:
     """Write the scores as a parquet file, completely or not at all; InputError if that fails."""
     import pyarrow as pa
@@ -289,7 +301,7 @@ def write_parquet(scores: StoredScores, data: EvalData, target: Path) -> None:
     try:
         # As a stream, because pyarrow opens no name that is not UTF-8.
         with replacing(target) as part, part.open("wb") as stream:
-            table = pa.table({**index_of(scores, data), **scores.columns})
+            table = pa.table(columns_by_token(scores, data))
             parquet.write_table(table, stream)
     except OSError as error:
         raise InputError(f"{target}: the scores could not be written: {one_line(error)}") from None

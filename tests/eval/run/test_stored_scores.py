@@ -121,6 +121,18 @@ def test_stored_scores_have_the_kind_of_their_kld(cache: Cache, data: EvalData) 
 
 
 @pytest.mark.parametrize("kind", ["exact", "bound", "estimate"])
+def test_token_scores_have_the_kind_of_a_kld_that_is_not_exact(
+    cache: Cache, data: EvalData, tmp_path: Path, kind: KldKind
+) -> None:
+    stored = replace(load_kept(cache, data), kld_kind=kind)
+    stored_scores.write_parquet(stored, data, tmp_path / "t.parquet")
+    table = parquet.read_table(tmp_path / "t.parquet")
+    assert ("kld_kind" in table.column_names) == (kind != "exact")
+    if kind != "exact":
+        assert table["kld_kind"].to_pylist() == [kind] * 3
+
+
+@pytest.mark.parametrize("kind", ["exact", "bound", "estimate"])
 def test_a_choice_by_the_token_itself_has_no_estimated_kld(
     cache: Cache, data: EvalData, kind: KldKind
 ) -> None:
