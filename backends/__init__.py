@@ -28,6 +28,7 @@ ENGINES = {
     "vllm_server": "compare_q.backends.vllm_server.server_engine:VllmServerEngine",
     "pack": "compare_q.backends.pack_engine:PackEngine",
     "scores_file": "compare_q.backends.scores_file.scores_file_engine:ScoresFileEngine",
+    "rollouts": "compare_q.backends.scores_file.rollouts_engine:RolloutsEngine",
 }
 """Engine -> its class."""
 OUTSIDE = "COMPARE_Q_ENGINES"

@@ -14,6 +14,8 @@ from .json_files import is_file, open_regular, parsed
 
 KIND = "compare_q"
 """Key of the kind in the first line."""
+ROLLOUTS = "rollouts"
+"""Kind of a file that is a text and a model (``backends/scores_file/rollouts.py``)."""
 SUFFIX = ".jsonl"
 LARGEST_FIRST_LINE = 1 << 20
 """Bytes that are read to find the first line."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -83,25 +83,33 @@ class WindowsHeader(Line):
     text: Text
 
 
-class ScoresHeader(Line):
-    """The first line of a file of scores.
+class RowHeader(Line):
+    """The keys of the first line of a file that is a row of the table.
 
     Attributes:
         label: the row's name in the table.
-        engine, engine_version: what computed the scores.
+        engine, engine_version: what computed the log-probabilities.
         model: its model.
         hardware: its machine.
-        temperature: divisor of its logits; only 1 is comparable.
-        text: copied from the file of windows.
     """
 
-    compare_q: Literal["scores"]
     version: int
     label: Name | None = None
     engine: Name | None = None
     engine_version: Name | None = None
     model: Name | None = None
     hardware: Name | None = None
+
+
+class ScoresHeader(RowHeader):
+    """The first line of a file of scores.
+
+    Attributes:
+        temperature: divisor of its logits; only 1 is comparable.
+        text: copied from the file of windows.
+    """
+
+    compare_q: Literal["scores"]
     temperature: float = 1.0
     text: Text | None = None
 
@@ -217,11 +225,7 @@ def header_in(where: str, content: bytes) -> ScoresHeader:
             f'{where}: is not a file of scores: its first line must have "{KIND}": "{SCORES}"; '
             "docs/other_engines.md has scripts that write it"
         )
-    version = value.get("version")
-    if version != VERSION:
-        raise InputError(
-            f"{where}: version: {version!r}: this compare_q reads {VERSION}; write the file again"
-        )
+    check_version(value, where)
     header = validated(ScoresHeader, value, where)
     if header.temperature != 1.0:
         raise InputError(
@@ -229,6 +233,15 @@ def header_in(where: str, content: bytes) -> ScoresHeader:
             "1 can be compared; score the windows again"
         )
     return header
+
+
+def check_version(header: Mapping[str, Any], where: str) -> None:
+    """InputError that begins with ``where`` for a first line of another version."""
+    version = header.get("version")
+    if version != VERSION:
+        raise InputError(
+            f"{where}: version: {version!r}: this compare_q reads {VERSION}; write the file again"
+        )
 
 
 def read_scores(file: Path) -> Iterator[WindowScores]:

@@ -30,7 +30,7 @@ from ..common.message_text import amount
 from ..reference.store import open_reference
 from ..reference.stored_logprobs import StoredLogprobs
 from . import file_kld, format, known_entries
-from .format import SCORES, ScoresHeader, WindowScores
+from .format import SCORES, RowHeader, ScoresHeader, WindowScores
 
 HASHED_BYTES = 1 << 24
 
@@ -153,17 +153,21 @@ class ScoresFileEngine(Engine):
         return f": it was made for {windows} of up to {text.longest:,} tokens of {names}; {advice}"
 
     def provenance(self) -> dict[str, Any]:
-        header = self.header
-        engine = " ".join(filter(None, (header.engine, header.engine_version)))
-        return {
-            "engine_version": engine or "unknown",
-            # Not this machine, which only reads the file.
-            "cpu": header.hardware,
-            "gpus": [],
-            "driver": None,
-            "scores_file": self.file.name,
-            "model": header.model,
-            "batch": "unknown: another program scored the windows",
-            "kernels": "unknown: a file of scores does not name them",
-            "notes": ["its log-probabilities are from a file; compare_q did not run this engine"],
-        }
+        return provenance_of(self.header, self.file)
+
+
+def provenance_of(header: RowHeader, file: Path) -> dict[str, Any]:
+    """Return what a file says about its log-probabilities."""
+    engine = " ".join(filter(None, (header.engine, header.engine_version)))
+    return {
+        "engine_version": engine or "unknown",
+        # Not this machine, which only reads the file.
+        "cpu": header.hardware,
+        "gpus": [],
+        "driver": None,
+        "scores_file": file.name,
+        "model": header.model,
+        "batch": "unknown: another program scored the windows",
+        "kernels": "unknown: a file of scores does not name them",
+        "notes": ["its log-probabilities are from a file; compare_q did not run this engine"],
+    }
