@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ... import backends
 from ...backends.common.errors import CompareQError, InputError
+from ...backends.common.jsonl_kinds import ROLLOUTS, kind_of
 from .. import ranking
 from ..common.output_files import Outputs, write_text
 from ..common.terminal import say
@@ -96,8 +97,8 @@ def texts_of(inputs: Inputs, specs: Sequence[DataSpec]) -> dict[str, DataSpec]:
     if spec.is_sampled:
         raise InputError(spec.blamed('dataset: a gate does not take "sampled"; give a text'))
     keys = spec.model_dump(mode="json", exclude_unset=True)
-    # Conversations have no key ``sample``.
-    if not spec.is_chat:
+    # Conversations and rollouts have no key ``sample``.
+    if not (spec.is_chat or spec.is_rollouts):
         keys["sample"] = "first"
     # Without a data spec the length was chosen for an ordinary run, unless --eval-len gives it.
     # Conversations, which have no key ``eval_stride``, keep their length.
@@ -133,8 +134,11 @@ def part_of(spec: DataSpec, length: int) -> int:
 
     With ``score_every`` the short window has at least ``score_every`` tokens, so that one is
     scored.  The short window's scored positions are the first scored positions of a whole window,
-    so that the same tokens are compared.
+    so that the same tokens are compared.  A part of a sequence of rollouts may be all prompt: the
+    window is the whole sequence.
     """
+    if spec.is_rollouts:
+        return length
     part = length // 4
     if spec.warmup_tokens:
         # A data spec is refused unless ``eval_len`` exceeds ``warmup_tokens`` by at least 2.
@@ -163,6 +167,10 @@ class Gate:
         self.command = command
         inputs = command.inputs
         data, models = run_inputs.specs_of(inputs, command.resources, stored=True)
+        # Rollouts that are named among the models are the text.
+        models = [model for model in models if kind_of(Path(model.located)) != ROLLOUTS]
+        if not models:
+            raise InputError("MODEL: is missing; rollouts are the text of a gate")
         input_paths = output_checks.spec_paths(inputs)
         output_checks.check(command.files, PictureFlags(), input_paths, {"text": data[0]}, models)
         config = run_inputs.run_config(command.resources)

@@ -67,6 +67,10 @@ def run(command: PackCommand) -> int:
         raise InputError("pack: takes one model and one text")
     model = models[0]
     text = data[0]
+    if text.is_rollouts:
+        raise InputError(
+            text.blamed("dataset: a pack cannot hold rollouts; give the file to a run as its text")
+        )
     if command.sampled:
         text = spec_of_sampled(text)
     _, engine_class = backends.resolve(model.load_fn, model.fwd_fn)

@@ -29,6 +29,7 @@ from ...backends.common.json_files import exists, expanded, is_file, is_folder
 from ...backends.common.message_text import nearest, one_line, printable, redacted, unicode
 from ...backends.reference import pack_files
 from ...backends.reference.store import open_reference
+from ...backends.scores_file import rollouts
 from ..common.progress import Progress
 from ..plots.measures import SUFFIXES
 from ..specs import spec_files
@@ -64,6 +65,11 @@ NO_MODEL = (
 NO_SCORES = (
     "holds what an engine is to score, and no scores: name the file that a script made of it "
     "(docs/other_engines.md)"
+)
+NO_KIND = (
+    "is a .jsonl file whose first line does not name its kind: scores of another engine begin with "
+    '{"compare_q": "scores", ...} (docs/other_engines.md), rollouts with {"compare_q": "rollouts", '
+    "...} (docs/rollouts.md); a text is given with -d"
 )
 LABEL_AND_MODEL = re.compile(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)")
 """A label may have an @, unless the word reads as MODEL@ENGINE:OPTION=VALUE."""
@@ -127,11 +133,13 @@ def models(
     """
     named_models: list[NamedModel] = []
     problems: list[str] = []
+    # One model alone has nothing to be compared with.
+    needs_reference = reference and len(words) > 1
     for word in words:
-        # One model alone has nothing to be compared with.
-        is_reference = reference and not named_models and len(words) > 1
         try:
+            is_reference = needs_reference and not is_rollouts(parts_of(word).model)
             named_models.append(model(word, other_pythons, progress, reference=is_reference))
+            needs_reference = needs_reference and not is_reference
         except InputError as error:
             for line in str(error).splitlines():
                 reason = line.removeprefix(f"{word}: ")
@@ -155,6 +163,8 @@ def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: 
     if is_file(expanded(name)) and not backends.reader_of(name):
         if jsonl_kinds.kind_of(expanded(name)):
             raise InputError(NO_SCORES)
+        if Path(name).suffix.lower() == jsonl_kinds.SUFFIX:
+            raise InputError(NO_KIND)
         raise InputError(NO_MODEL)
     if parts.engine:
         load_fn = parts.engine
@@ -180,6 +190,11 @@ def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: 
     if pack_files.is_pack(Path(spec.located)):
         tokenizer = str(Path(spec.located, pack_files.TOKENIZER))
     return NamedModel(spec, reason, tokenizer, context_without_config(spec))
+
+
+def is_rollouts(name: str) -> bool:
+    """Return True for a file of rollouts, which is a text and a model, but no reference."""
+    return jsonl_kinds.kind_of(expanded(name)) == jsonl_kinds.ROLLOUTS
 
 
 def parts_of(word: str) -> Parts:
@@ -369,6 +384,13 @@ def texts(
         refuse_keys(refused_keys, "a reference pack")
         spec = spec_files.parse_data_spec({"pack": first_model}, spec_files.COMMAND_LINE)
         return [spec], ["text: of the pack"]
+    rollouts_among_models: list[str] = []
+    for named in named_models:
+        if is_rollouts(named.spec.located):
+            rollouts_among_models.append(named.spec.located)
+    if not words and rollouts_among_models:
+        words = rollouts_among_models[:1]
+        notes = [f"text: the sequences of {printable(words[0])}"]
     if not words:
         default_word, notes = default_text()
         words = [default_word]
@@ -456,6 +478,8 @@ def keys_of_text(word: str) -> dict[str, Any]:
         raise InputError(f"-d: {printable(word)}: {LM_EVAL_RUNS_TASKS}")
     if word.lower() in hub_datasets.SOURCES:
         return {"dataset": word, "sample": "spread"}
+    if is_rollouts(word):
+        return {"dataset": jsonl_kinds.ROLLOUTS, "path": word}
     if exists(expanded(word)):
         return {"dataset": "text", "path": word, "sample": "spread"}
     known_texts = [*hub_datasets.SOURCES, "chat"]
@@ -489,11 +513,13 @@ def keys_of_windows(
             "give --tokenizer the folder or hub id of the unquantized model"
         )
     length = window_keys.get("eval_len")
+    if not length and is_rollouts(word):
+        length = rollouts.longest(expanded(word))
     if not length:
         contexts = [named.context for named in named_models if named.context]
         length = min([LONGEST_WINDOW, *contexts])
     keys: dict[str, Any] = {"tokenizer_dir": tokenizer, "eval_len": length}
-    if word != "chat":
+    if word != "chat" and not is_rollouts(word):
         keys["eval_stride"] = length
     return {**keys, **window_keys}
 

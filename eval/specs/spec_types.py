@@ -83,6 +83,18 @@ OF_CUT_TEXTS = {
     "score_every",
 }
 """Keys of texts that are cut into windows: not of conversations, and not of sampled text."""
+OF_DATA_SETS = {
+    "revision",
+    "dataset_path",
+    "dataset_name",
+    "dataset_split",
+    "split",
+    "dataset_data_files",
+    "text_column",
+    "max_text_rows",
+    "max_dataset_rows",
+}
+"""Keys of data sets, and of the rows of a file."""
 NOT_SWEPT = ": this key cannot have several values"
 """Follows an axis that cannot be swept; ``spec_files.fault_of`` looks for it to add a hint."""
 LM_EVAL_RUNS_TASKS = (
@@ -274,10 +286,12 @@ class DataSpec(Spec):
     dataset: str = Field(
         min_length=1,
         description='a known name ("wiki2"), a hub or local data set, "text" with path, "chat", '
-        'or "sampled"',
+        '"sampled", or "rollouts" with path',
     )
     path: str | None = Field(
-        None, description='.txt, .jsonl or .parquet file, with dataset "text", "chat" or "sampled"'
+        None,
+        description='.txt, .jsonl or .parquet file, with dataset "text", "chat", "sampled" or '
+        '"rollouts"',
     )
     revision: str | None = Field(None, description="hub revision of the data set")
     dataset_path: str | None = Field(None, description="data set path, if it differs from the name")
@@ -367,6 +381,8 @@ class DataSpec(Spec):
             self._check_conversations()
         elif self.is_sampled:
             self._check_sampled()
+        elif self.is_rollouts:
+            self._check_rollouts()
         else:
             self._check_keys_without_chat()
             self._check_windows()
@@ -409,6 +425,20 @@ class DataSpec(Spec):
             raise ValueError(
                 f'eval_len: must be above {PROMPT_TOKENS} with dataset "sampled", whose windows '
                 f"begin with a prompt of {PROMPT_TOKENS} tokens"
+            )
+
+    def _check_rollouts(self) -> None:
+        """ValueError for a fault of a spec of rollouts."""
+        self._check_no_chat_keys()
+        of_other_texts = self.model_fields_set & (OF_CUT_TEXTS | OF_DATA_SETS)
+        if of_other_texts:
+            raise ValueError(
+                f'{first_key(of_other_texts)}: cannot go with dataset "rollouts"; leave it out'
+            )
+        if self.path is None:
+            raise ValueError(
+                'path: missing; dataset "rollouts" needs the path of a .jsonl file '
+                "(docs/rollouts.md)"
             )
 
     def _check_no_chat_keys(self) -> None:
@@ -487,7 +517,7 @@ class DataSpec(Spec):
                 'path: missing; dataset "text" needs the path of a .txt, .jsonl or .parquet file'
             )
         if self.dataset != "text" and self.path is not None:
-            raise ValueError('path: only with dataset "text", "chat" or "sampled"')
+            raise ValueError('path: only with dataset "text", "chat", "sampled" or "rollouts"')
 
     @property
     def _has_fixed_stride(self) -> bool:
@@ -505,9 +535,14 @@ class DataSpec(Spec):
         return self.dataset == "sampled"
 
     @property
+    def is_rollouts(self) -> bool:
+        """True if the text is sequences that another program has sampled."""
+        return self.dataset == "rollouts"
+
+    @property
     def windows(self) -> str:
-        """The kind of the windows: the method, or ``chat`` or ``sampled``."""
-        if self.is_chat or self.is_sampled:
+        """The kind of the windows: the method, or ``chat``, ``sampled`` or ``rollouts``."""
+        if self.is_chat or self.is_sampled or self.is_rollouts:
             return self.dataset
         return self.method
 

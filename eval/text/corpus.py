@@ -190,6 +190,8 @@ def text_file(spec: DataSpec) -> Path:
             reason = "not a regular file"
         raise InputError(f"path: {printable(file)}: {reason}")
     suffix = file.suffix.lower()
+    if spec.is_rollouts:
+        return file
     if spec.is_chat:
         if suffix not in TABLES:
             raise InputError(f"path: {file}: conversations are read from .jsonl and .parquet files")

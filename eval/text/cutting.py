@@ -26,7 +26,7 @@ Four are named after the tool whose windows they repeat.
   tokens before it.  The last window is full and ends at the last token.
 
 Conversations (``chat``) are not cut from one text: each is a window, if it is not too long.
-Sampled texts (``sampled``) are windows already.
+Sampled texts (``sampled``) and rollouts are windows already.
 
 Chat prefixes and ``max_rows`` are applied in ``eval/text/text_windows.py``.
 """

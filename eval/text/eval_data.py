@@ -126,6 +126,22 @@ class EvalData:
             logprobs.append(of_window)
         return np.concatenate(logprobs)
 
+    @cached_property
+    def recorded_logprobs(self) -> NDArray[np.float32] | None:
+        """Log-probability of each scored token [N] that rollouts have recorded, in nats.
+
+        NaN for tokens of other texts; None without rollouts.
+        """
+        if all(text.recorded_logprobs is None for text in self.texts):
+            return None
+        logprobs = []
+        for text in self.texts:
+            of_text = text.recorded_logprobs
+            if of_text is None:
+                of_text = np.full(text.n_scored, np.nan, np.float32)
+            logprobs.append(of_text)
+        return np.concatenate(logprobs)
+
     @property
     def n_scored(self) -> int:
         """Number of scored tokens in all windows.

@@ -43,8 +43,10 @@ def spec_of_sampled(text: DataSpec) -> DataSpec:
     """
     if text.is_sampled:
         return text
-    if text.is_chat or text.pack is not None:
-        raise InputError("--sampled: needs a text for its prompts, not conversations or a pack")
+    if text.is_chat or text.is_rollouts or text.pack is not None:
+        raise InputError(
+            "--sampled: needs a text for its prompts, not conversations, rollouts or a pack"
+        )
     dropped = OF_CUT_TEXTS | {"dataset"}
     keys = text.model_dump(mode="json", exclude_unset=True, exclude=dropped)
     if text.path is None and text.dataset_path is None:

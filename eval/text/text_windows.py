@@ -72,6 +72,8 @@ class TextWindows:
         special: ids of special tokens.
         notes: footnotes: the tokenizer, file or rows of the tokens.
         tokens_key: key of its tokens in the cache if they are sampled here, or empty.
+        recorded_logprobs: of rollouts: log-probability of each scored token [n_scored], nats, as
+            another program has recorded it; None for other texts.
     """
 
     name: str
@@ -93,6 +95,7 @@ class TextWindows:
     special: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     notes: tuple[str, ...] = ()
     tokens_key: str = ""
+    recorded_logprobs: NDArray[np.float32] | None = None
 
     def text_index(self, window: NDArray[Any], position: NDArray[Any]) -> NDArray[np.int64]:
         """Return the index in the whole tokenized text of each token, int64 [N].
@@ -181,6 +184,11 @@ def cut(
         roles = text.chat.roles
         role_names = text.chat.role_names
     all_cuts, selected_cuts, documents = cuts_of(text, spec, max_rows or None)
+    if not selected_cuts and spec.is_rollouts:
+        raise InputError(
+            f"eval_len: no sequence has a sampled token among its first {spec.eval_len}; give a "
+            "larger eval_len"
+        )
     if not selected_cuts:
         least = cutting.least_tokens(spec.method, spec.eval_len)
         raise InputError(
@@ -188,6 +196,9 @@ def cut(
             "shorten eval_len"
         )
     windows = windows_of(selected_cuts, text)
+    recorded_logprobs = None
+    if spec.is_rollouts:
+        windows, recorded_logprobs = without_recorded(windows)
     starts = tuple(window.start - len(text.prefix) for window in selected_cuts)
     top_id_of_windows = max(int(window.token_ids.max()) for window in windows)
     text_size, text_note = scored_size(text, selected_cuts)
@@ -210,6 +221,7 @@ def cut(
         role_names=role_names,
         special=text.special,
         notes=(*text.notes, *corpus.method_notes(spec)),
+        recorded_logprobs=recorded_logprobs,
     )
 
 
@@ -243,6 +255,23 @@ def windows_of(cuts: Sequence[cutting.Cut], text: Tokens) -> tuple[Window, ...]:
             window = replace(window, sampler_logprobs=logprobs)
         windows.append(window)
     return tuple(windows)
+
+
+def without_recorded(
+    windows: Sequence[Window],
+) -> tuple[tuple[Window, ...], NDArray[np.float32]]:
+    """Return (windows of rollouts without log-probabilities, those of all scored tokens [N]).
+
+    What another program has recorded may be wrong, or of another distribution than the one that was
+    sampled: no KLD is estimated from it.
+    """
+    recorded = []
+    plain_windows = []
+    for window in windows:
+        assert window.sampler_logprobs is not None
+        recorded.append(window.sampler_logprobs)
+        plain_windows.append(replace(window, sampler_logprobs=None))
+    return tuple(plain_windows), np.concatenate(recorded)
 
 
 def documents_of(

@@ -24,7 +24,7 @@ from ..common.cache import Cache
 from ..common.progress import Progress
 from ..specs import spec_files
 from ..specs.spec_types import DataSpec
-from . import conversations, corpus, hub_datasets, stored_tokens, text_tokens
+from . import conversations, corpus, hub_datasets, rollouts, stored_tokens, text_tokens
 from .text_tokens import RENDER_S, TOKENS_VERSION, Tokens
 
 CHAT_VERSION = 3
@@ -149,7 +149,9 @@ def write_tokens(
     if hub_datasets.is_remote(data):
         source = hub_datasets.version(data)
     hub_datasets.fetch(data, progress)
-    if data.is_chat:
+    if data.is_rollouts:
+        tokens = rollouts.tokens_of(data, folder, progress)
+    elif data.is_chat:
         messages = conversations.read(data, progress)
         tokens = conversations.tokenize(messages, folder, data, progress, render_s)
     else:
@@ -244,6 +246,9 @@ def tokens_identity(spec: DataSpec, tokenizer: Path) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "versions": builds(TOKENIZING_PACKAGES),
     }
+    if spec.is_rollouts:
+        # In the note on longer sequences.
+        identity["rollouts"] = spec.eval_len
     if spec.is_chat:
         identity["chat"] = {
             "roles": sorted(set(spec.score_roles)),

@@ -39,6 +39,8 @@ def differences_from_usual(data: TextWindows) -> list[str]:
     words = []
     if spec.is_sampled:
         words.append(f"{PROMPT_TOKENS} of them a prompt")
+    if spec.is_rollouts:
+        words.append(amount(data.n_scored, "sampled token"))
     if spec.warmup_tokens:
         words.append(f"{spec.warmup_tokens} tokens warm-up")
     if spec.score_every:
@@ -64,6 +66,9 @@ def describe_windows(spec: DataSpec, data: TextWindows | None) -> str:
         source = "conversations"
     if spec.is_sampled:
         how = f"windows of {spec.eval_len} tokens after prompts of {PROMPT_TOKENS} of them"
+    if spec.is_rollouts:
+        how = f"rollouts, windows of up to {spec.eval_len} tokens"
+        source = "file"
     title = f"{corpus.display_name(spec)}, {how}"
     if data is None and spec.is_sampled:
         return f"{title}; the reference samples them when the run begins"
