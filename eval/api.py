@@ -27,6 +27,7 @@ from .cli import flag_table, shorthand
 from .common.cache import Cache, default_root
 from .common.progress import Progress
 from .ranking import compare as compare_rows
+from .report.worst_sequences import with_sequence_texts
 from .report.worst_tokens import with_worst_tokens
 from .results import NOT_FLAT, ModelResult, RunResult, json_schema
 from .run import runner, stored_scores
@@ -193,6 +194,7 @@ class Comparison:
         results = self.results
         if self.data is not None and self.cache is not None:
             results = with_worst_tokens(results, self.data, self.cache)
+            results = with_sequence_texts(results, self.data)
         results.with_origin(["compare_q"]).write(Path(file))
 
     def __repr__(self) -> str:

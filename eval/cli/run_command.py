@@ -16,6 +16,7 @@ from ...backends.common.message_text import printable
 from ..common.cache import Cache
 from ..common.output_files import Outputs
 from ..common.terminal import say
+from ..report.worst_sequences import with_sequence_texts
 from ..report.worst_tokens import with_worst_tokens
 from ..results import RunResult
 from ..run import runner, stored_scores
@@ -96,6 +97,7 @@ def print_and_write(
     # No other file holds the worst tokens.
     if command.files.output is not None or command.files.html is not None:
         results = with_worst_tokens(results, outcome.data, cache)
+        results = with_sequence_texts(results, outcome.data)
     limit_cache(cache, command.cache_limit, written)
     status = outputs.write_files(command.files, command.table, command.pictures, results, written)
     if not status:

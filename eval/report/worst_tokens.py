@@ -21,7 +21,7 @@ from ...backends.common.message_text import one_line
 from ..common import processes
 from ..common.cache import Cache
 from ..common.terminal import say
-from ..results import ModelResult, RunResult, WorstToken
+from ..results import ModelResult, RunResult, WorstSequence, WorstToken
 from ..run import stored_scores
 from ..run.stored_scores import StoredScores
 from ..text import vocabulary
@@ -80,8 +80,8 @@ def rows_with_tokens(
     return tuple(rows)
 
 
-def context_of(token: WorstToken, data: EvalData) -> TokenContext:
-    """Return a token's id with the ids around it."""
+def context_of(token: WorstToken | WorstSequence, data: EvalData) -> TokenContext:
+    """Return the id of a token, or of the worst token of a sequence, with the ids around it."""
     first = max(token.position - TOKENS_BEFORE, 0)
     window = data.windows[token.window]
     ids = window.token_ids[first : token.position + 1 + TOKENS_AFTER].tolist()

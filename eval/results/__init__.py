@@ -5,6 +5,7 @@ over all scored tokens; the estimates of a part of the tokens, such as one text,
 ``slices``.  ``eval/spec/schema/results.schema.json`` is the schema of results.json.
 """
 
+from ..stats.rollout_columns import WorstSequence
 from .model_result import (
     MARK,
     NOT_FLAT,
@@ -28,6 +29,7 @@ __all__ = [
     "RunResult",
     "Timing",
     "UsedText",
+    "WorstSequence",
     "WorstToken",
     "deviations_of",
     "json_schema",

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from ...backends.base import Layer, Storage
 from ...backends.layers import groups
 from ..common.stored import JsonObject, Number, Stored, Text
+from ..stats.rollout_columns import RolloutStatistics
 from ..stats.row_statistics import RowStatistics
 from ..stats.uncertainty import Count, Error
 from .row_facts import facts_of_provenance, facts_of_spec, facts_of_storage, options_of
@@ -171,7 +172,7 @@ class ModelDescription(Stored):
     )
 
 
-class ModelResult(RowStatistics, ModelDescription):
+class ModelResult(RolloutStatistics, RowStatistics, ModelDescription):
     """A row of the table: one model on one text.  ``error`` is set, and ``blocks`` None, if the model failed.
 
     Errors (``..._stderr``) are standard errors from the blocks of the text (``eval/stats/uncertainty.py``).  A field is
@@ -181,6 +182,10 @@ class ModelResult(RowStatistics, ModelDescription):
     reference: bool = Field(default=False, description="true if the others are compared with it")
     noise_floor: bool = Field(
         default=False, description="true if its spec calls it the noise floor"
+    )
+    is_rollouts: bool = Field(
+        default=False,
+        description="true if its log-probabilities are those that were recorded with the text",
     )
     windows: Count = Field(default=0, description="scored windows")
     load_seconds: Error | None = Field(
@@ -275,7 +280,10 @@ class ModelResult(RowStatistics, ModelDescription):
         """True if its layers store less than 16 bits per weight.
 
         If their size is unknown: if a layer is quantized, or the layers are unknown too.
+        Rollouts are no model that could be the best of a column.
         """
+        if self.is_rollouts:
+            return False
         if self.bpw_layer is not None:
             return self.bpw_layer < 16
         if not self.layers:
@@ -339,6 +347,8 @@ NOT_FLAT = frozenset(
         "spec",
         "provenance",
         "worst_tokens",
+        "worst_sequences",
+        "ln_seq_ratio_percentiles",
         # statistics of llama.cpp, and inputs of footnotes
         "ref_ppl",
         "ref_ppl_tokens",

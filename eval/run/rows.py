@@ -17,7 +17,7 @@ from ..stats.sampled_check import sampling_notes
 from ..stats.spread_windows import SamplingErrors, sampling_errors, sampling_errors_of_texts
 from ..stats.temperature import scale_note
 from ..text.eval_data import EvalData
-from . import checkpoint_notes, reference
+from . import checkpoint_notes, reference, rollout_row
 from .reference import RunReference
 from .run_config import RunConfig
 from .run_model import RunModel
@@ -101,9 +101,13 @@ class RowList:
         slices = slices_of(scores, self.data, is_reference=model.is_reference)
         row = row.updated(slices=slices)
         file_notes = checkpoint_notes.notes(row, model, self.reference_model, self.data.tokenizer)
-        notes = [*row.notes, *self.scale_notes(scores), *file_notes]
+        notes = [*row.notes, *file_notes]
         if model.is_reference:
             notes += sampling_notes(scores.columns, self.data.sampler_logprobs)
+        # The reference's row has the note on the temperature of rollouts.
+        if not row.is_rollouts:
+            notes += self.scale_notes(scores)
+        notes += rollout_row.notes_of(row, scores, self.data)
         return row.updated(notes=tuple(notes))
 
     def scale_notes(self, scores: StoredScores) -> list[str]:
@@ -202,6 +206,7 @@ def row_from_scores(
     errors_of_text = sampling_errors_of_run(data, scores)
     if errors_of_text is not None:
         fields |= errors_of_text.row_fields
+    fields |= rollout_row.fields_of(model, scores, data)
     size = size_of(model)
     notes = [
         *score_notes(target, scores, has_reference=has_reference, store_failure=store_failure),
@@ -249,7 +254,10 @@ def row_of_text(row: ModelResult, scores: StoredScores, data: EvalData) -> Model
     """
     statistics = statistics_of_scores(scores, data)
     digest = logprob_digest(scores)
-    return row.updated(**statistics.computed(), windows=len(data.windows), scores_digest=digest)
+    compared = rollout_row.compared_fields(scores, data)
+    return row.updated(
+        **statistics.computed(), **compared, windows=len(data.windows), scores_digest=digest
+    )
 
 
 def sampling_errors_of_run(data: EvalData, scores: StoredScores) -> SamplingErrors | None:

@@ -69,9 +69,14 @@ def standard_score(values: NDArray[np.float64]) -> float:
 
 
 def sampling_notes(
-    columns: Mapping[str, NDArray[Any]], sampler_logprobs: NDArray[np.float32] | None
+    columns: Mapping[str, NDArray[Any]],
+    sampler_logprobs: NDArray[np.float32] | None,
+    consequence: str = "estimates of KLD on this text are biased",
 ) -> list[str]:
-    """Return a note if sampled tokens do not follow the distribution of the model's scores."""
+    """Return a note if sampled tokens do not follow the distribution of the model's scores.
+
+    ``consequence``: its last words.
+    """
     if sampler_logprobs is None:
         return []
     scores = standard_scores(columns, sampler_logprobs)
@@ -81,5 +86,5 @@ def sampling_notes(
     return [
         "the sampled tokens do not follow this model's distribution (ln p + entropy is "
         f"{scores.surprise:+.1f} standard errors from 0, the share of most probable tokens "
-        f"{scores.top:+.1f}): estimates of KLD on this text are biased"
+        f"{scores.top:+.1f}): {consequence}"
     ]

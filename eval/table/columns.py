@@ -47,6 +47,7 @@ class Column:
         left_out_rank: a narrow terminal leaves out the columns with the smallest rank first; 0 is
             not a rank.
         parameter: what may follow the name after a colon.
+        of_rollouts: it compares models with recorded log-probabilities.
         context: N of ``memory:N``, a number of tokens; 0 for any other column.
         slice: the slice whose tokens the column is over; empty: all scored tokens.
     """
@@ -67,6 +68,7 @@ class Column:
     default_when: Literal["", "always", "known", "different", "nonzero", "no files"] = ""
     left_out_rank: int = 0
     parameter: Literal["", "context", "slice"] = ""
+    of_rollouts: bool = False
     context: int = 0
     slice: str = ""
 
@@ -144,6 +146,8 @@ class Column:
 
 percent_column = partial(Column, digits=2, times=100.0, error=True)
 """A column of shares in percent."""
+rollout_column = partial(Column, default_when="known", of_rollouts=True)
+"""A column that compares models with recorded log-probabilities."""
 COLUMNS = (
     Column(
         "label",
@@ -318,6 +322,56 @@ COLUMNS = (
         more_is_better=True,
         default_when="always",
         parameter="slice",
+    ),
+    rollout_column(
+        "k3",
+        "k3",
+        "mean of exp(d) - d - 1 over sampled tokens, nats; d = ln p of the model - ln p that the "
+        "rollouts recorded",
+        digits=KLD_DIGITS,
+        error=True,
+    ),
+    rollout_column(
+        "d_mean",
+        "mean\n|d|",
+        "mean size of d, nats",
+        digits=KLD_DIGITS,
+        error=True,
+        left_out_rank=8,
+    ),
+    rollout_column(
+        "d_max",
+        "max\n|d|",
+        "largest size of d, nats",
+        digits=4,
+        left_out_rank=7,
+    ),
+    rollout_column(
+        "d_large",
+        "|d| > 1\ntokens",
+        "sampled tokens at which d is above 1 nat or below -1 nat",
+        digits=0,
+        left_out_rank=6,
+    ),
+    rollout_column(
+        "seq_ratio_p5",
+        "5 %\nratio",
+        "5 % of the sequences have a smaller ratio exp(sum of d)",
+        digits=4,
+        left_out_rank=5,
+    ),
+    rollout_column(
+        "seq_ratio_median",
+        "median\nratio",
+        "half of the sequences have a smaller ratio",
+        digits=4,
+    ),
+    rollout_column(
+        "seq_ratio_p95",
+        "95 %\nratio",
+        "95 % of the sequences have a smaller ratio",
+        digits=4,
+        left_out_rank=4,
     ),
     percent_column(
         "top1",

@@ -3,7 +3,8 @@
 The number has the unit of the column: ``same_top < 99`` is in percent.  A row without a value fails
 too, since it may be wrong.  So does a row whose KLD is a bound, if its KLD may meet the condition:
 a bound above the limit of ``kld > 0.05`` decides, and below the limit nothing is known.  The
-reference has no value in columns that compare with the reference, and cannot fail there.
+reference has no value in columns that compare with the reference, and cannot fail there; rollouts
+cannot fail in any comparison.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class Condition(NamedTuple):
         """
         # By definition, the reference does not differ from itself.
         if model.reference and self.column.of_reference is not None:
+            return ""
+        # Rollouts are what the others are compared with, and have no distribution.
+        is_comparison = self.column.of_rollouts or self.column.of_reference is not None
+        if model.is_rollouts and is_comparison and not model.error:
             return ""
         if model.error:
             return f"n/a: {model.error}"

@@ -14,6 +14,7 @@ from ..stats.uncertainty import SHORT
 from . import precision_sentences
 from .measured_rows import blocks_of, measured_rows
 from .numbers import kld_in_words, kld_text, number_with_error
+from .rollout_sentences import rollout_sentences
 from .wording import (
     MOST_NAMED_ROWS,
     first_words_and_count,
@@ -35,6 +36,7 @@ CERTAINLY = " for certain"
 def verdict(run: RunResult) -> str:
     """Return one or a few sentences on the whole run."""
     sentences = row_sentences(run)
+    sentences += rollout_sentences(run)
     sentences += precision_sentences.sentences(run)
     failed = [model.label for model in run.models if model.error]
     if failed:
@@ -44,7 +46,9 @@ def verdict(run: RunResult) -> str:
 
 def row_sentences(run: RunResult) -> list[str]:
     """Return the sentences on the rows: on KLDs, or else on perplexities."""
-    measured = measured_rows(run.models)
+    # What was recorded is not one of the models that are ranked.
+    models = [model for model in run.models if not model.is_rollouts]
+    measured = measured_rows(models) or measured_rows(run.models)
     if not measured:
         return ["No model was scored."]
     rows = rows_with_kld(measured)
