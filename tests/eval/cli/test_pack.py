@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from compare_q.backends.base import Window
 from compare_q.backends.common import storage
 from compare_q.backends.reference import pack_files, store
+from compare_q.backends.reference.stored_logprobs import StoredLogprobs
 from compare_q.eval.cli import main
 from compare_q.eval.text import stored_tokens
 from tests.support.fake_engine import digests_asked
@@ -32,6 +35,7 @@ from tests.support.toy import (
     save_toy_tokenizer,
     swap_letters,
 )
+from tests.support.vllm_server import VOCAB, Stub, gold
 
 WINDOWS = 4
 KLDS = ("kld", "kld_stderr", "same_top", "ln_ppl_ratio", "ppl")
@@ -179,6 +183,35 @@ def test_a_pack_is_named_on_the_command_line(
         True,
         True,
     )
+
+
+@pytest.mark.slow
+def test_a_server_is_compared_with_a_pack_in_another_home(
+    made: Path,
+    compare_q: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the model: the pack has the text and the reference, the server has the scores."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    out = tmp_path / "r.json"
+    with Stub() as stub:
+        threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
+        ran = compare_q(made, f"served={stub.url}", "-o", out)
+        stub.shutdown()
+    assert ran.status == 0, ran.err
+    row = rows_of(out)["served"]
+    reference = StoredLogprobs(store.Reader(made / pack_files.STATES))
+    klds = []
+    for index, token_ids in enumerate(stub.windows):
+        window = Window.scored_from(index, np.array(token_ids, np.int32))
+        logprobs = np.concatenate([piece.numpy() for piece in reference.pieces(window)])
+        own = [[gold(token, before) for token in range(VOCAB)] for before in token_ids[:-1]]
+        klds.append((np.exp(logprobs) * (logprobs - np.array(own))).sum(1).mean())
+    assert len(klds) == WINDOWS
+    assert row["kld_kind"] == "bound"
+    assert 0 < row["kld"] < np.mean(klds)
+    assert row["same_top"] is not None
 
 
 FILES = (
