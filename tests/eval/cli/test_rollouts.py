@@ -17,7 +17,7 @@ import torch
 
 import compare_q as package
 from compare_q.backends.scores_file.rollouts import read_rollouts
-from tests.support import ROOT, rollouts
+from tests.support import ROOT, rollouts, scores_files
 from tests.support.comparisons import fake
 from tests.support.rollouts import line_of, recorded, write
 from tests.support.toy import Run, Specs, assert_refused
@@ -126,6 +126,33 @@ def test_tokens_that_were_not_sampled_are_not_scored(rows: Rows) -> None:
         line["logprobs"][3:6] = [None] * 3
     row = rows(lines, fake("uniform", reference=True))["uniform"]
     assert row["tokens"] == sum(range(10, 14)) - 4 * 3
+    assert row["k3"] == pytest.approx(0, abs=1e-12)
+
+
+def test_no_divergence_is_estimated_from_what_was_recorded(
+    rows: Rows, compare_q: Run, tmp_path: Path
+) -> None:
+    """It may be wrong: a file of scores with the most probable tokens has a bound."""
+    lines = uniform_lines(4)
+    reference = fake("uniform", reference=True)
+    rows(lines, reference)
+    target = tmp_path / "windows.jsonl"
+    ran = compare_q("windows", "-d", tmp_path / "data.json", "-o", target)
+    assert ran.status == 0, ran.err
+    _, *windows = map(json.loads, target.read_text().splitlines())
+    assert [window["spans"] for window in windows] == [[[2, 12 + n]] for n in range(4)]
+    scores = []
+    for window in windows:
+        ((begin, end),) = window["spans"]
+        n_scored = end - begin
+        line: dict[str, Any] = {"window": window["window"], "logprob": [-LN_VOCAB] * n_scored}
+        line["top_ids"] = [list(range(20))] * n_scored
+        line["top_logprobs"] = [[-LN_VOCAB] * 20] * n_scored
+        scores.append(line)
+    file = scores_files.write(tmp_path / "scores.jsonl", scores)
+    spec = {"load_fn": "scores_file", "path": str(file), "label": "other engine"}
+    row = rows(lines, reference, spec)["other engine"]
+    assert row["kld_kind"] == "bound"
     assert row["k3"] == pytest.approx(0, abs=1e-12)
 
 

@@ -66,7 +66,7 @@ def test_the_expectation_of_k3_is_the_divergence() -> None:
 
 
 def test_small_differences_are_not_lost_in_rounding() -> None:
-    assert k3_of(np.array([1e-7]))[0] == pytest.approx(0.5e-14, rel=1e-3)
+    assert k3_of(np.array([1e-7]))[0] == pytest.approx(0.5e-14, rel=1e-3, abs=0)
 
 
 def test_tokens_that_are_not_finite_are_left_out_with_their_sequences() -> None:
