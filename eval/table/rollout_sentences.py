@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..results import RunResult
-from .numbers import number_with_error
+from .numbers import error_text, kld_text
 
 
 def rollout_sentences(run: RunResult) -> list[str]:
@@ -14,8 +14,8 @@ def rollout_sentences(run: RunResult) -> list[str]:
             continue
         distance = "n/a"
         if model.k3 is not None:
-            distance = number_with_error(model.k3, model.k3_stderr, "nats")
+            distance = f"{kld_text(model.k3)} ± {error_text(model.k3_stderr) or 'n/a'}"
         distances.append(f"{model.label} {distance}")
     if not distances:
         return []
-    return [f"k3 from the rollouts: {', '.join(distances)}."]
+    return [f"k3 from the rollouts, nats: {', '.join(distances)}."]

@@ -142,6 +142,13 @@ def test_the_best(models: list[ModelResult], best: set[str]) -> None:
     assert best_labels(models, "nll") == best
 
 
+def test_rollouts_are_never_the_best() -> None:
+    """Their size is not known, like that of the best row of files with an unknown size."""
+    unknown = replace(GOOD, storage=Storage(), provenance={})
+    assert best_labels([unknown, A, B], "nll") == {"good"}
+    assert best_labels([unknown.updated(is_rollouts=True), A, B], "nll") == {"a"}
+
+
 @pytest.mark.parametrize(("length", "best"), [(1999, frozenset()), (2000, {"good"})])
 def test_no_model_is_the_best_of_a_short_text(length: int, best: frozenset[str]) -> None:
     models = [with_sums(GOOD, length=length), with_sums(B, nll=(5.0, 5.0, 5.0, 5.0), length=length)]

@@ -34,6 +34,10 @@ def ln_p(boost: float) -> float:
     return boost - math.log(math.exp(boost) + VOCAB - 1)
 
 
+def k3(d: float) -> float:
+    return math.exp(d) - d - 1
+
+
 def uniform_lines(n_sequences: int = 8) -> list[dict[str, Any]]:
     """Return sequences of different lengths, recorded by a model without preferences."""
     lines = []
@@ -71,7 +75,7 @@ def test_columns_in_closed_form(rows: Rows) -> None:
     by_label = rows(uniform_lines(), fake("trainer", boost=1.0, reference=True), fake("uniform"))
     d = ln_p(1.0) + LN_VOCAB
     trainer = by_label["trainer"]
-    assert trainer["k3"] == pytest.approx(math.exp(d) - d - 1, rel=1e-5)
+    assert trainer["k3"] == pytest.approx(k3(d), rel=1e-5)
     assert trainer["d_mean"] == pytest.approx(d, rel=1e-5)
     assert trainer["d_max"] == pytest.approx(d, rel=1e-5)
     assert trainer["d_large"] == 0
@@ -162,8 +166,8 @@ def test_a_gate_takes_rollouts_as_its_text(
     file = write(tmp_path / "rollouts.jsonl", uniform_lines())
     data, models = write_specs(
         [fake("first", boost=1.0), fake("same", boost=1.0), fake("other", boost=1.5)],
-        **ROLLOUTS,
-        path=str(file),
+        # A quarter of the longest sequence would have two sampled tokens.
+        **{**ROLLOUTS, "eval_len": 19, "path": str(file)},
     )
     ran = compare_q("gate", "-d", data, "-m", models, "-o", tmp_path / "g.json")
     assert ran.status == 1, ran.err
@@ -200,12 +204,13 @@ def test_keys_of_other_texts_are_refused(
 
 def test_rollouts_are_not_ranked(rows: Rows, compare_q: Run, tmp_path: Path) -> None:
     """Their perplexity is the lowest, and is no model's."""
-    lines = [{**line, "logprobs": [-1.0] * len(line["logprobs"])} for line in uniform_lines(40)]
+    lines = [{**line, "logprobs": [-1.0] * len(line["logprobs"])} for line in uniform_lines(60)]
     models = [fake("a", boost=0.1), fake("b", boost=0.2)]
     rows(lines, *models)
     out = compare_q("show", tmp_path / "r.json").out
     assert "★recorded" not in out
-    assert "k3 from the rollouts: a " in out
+    (sentence,) = re.findall(r"k3 from the rollouts, nats: (.*) ± .*, b ", " ".join(out.split()))
+    assert sentence == f"a {k3(ln_p(0.1) + 1):.5f}"
     (best,) = re.findall(r"(\w+) has the lowest PPL", out)
     assert best == "b"
 
