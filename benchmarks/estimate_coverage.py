@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare_q.backends.scoring import partial_kld
-from compare_q.eval.stats import uncertainty
+from compare_q.eval.stats.uncertainty import assign_blocks, interval, mean_with_errors, n_waves
 
 Array = NDArray[np.float64]
 VOCABULARY = 256
@@ -56,7 +56,8 @@ class SimulatedText:
     @property
     def kld(self) -> Array:
         """The exact KLD [TOKENS], nats."""
-        return partial_kld.terms(self.reference, self.tested).sum(axis=1)
+        terms: Array = partial_kld.terms(self.reference, self.tested)
+        return np.asarray(terms.sum(axis=1))
 
 
 def simulated(rng: np.random.Generator, noise: float, *, is_peaked: bool) -> SimulatedText:
@@ -123,13 +124,13 @@ def bounds(text: SimulatedText) -> Array:
 
 def interval_of(values: Array) -> tuple[float, float, float]:
     """Return (mean, lower end, upper end) of values, as a row has them."""
-    assignment = uncertainty.assign_blocks(np.arange(TOKENS))
-    mean = uncertainty.mean_with_errors(values, None, assignment)
+    assignment = assign_blocks(np.arange(TOKENS))
+    mean = mean_with_errors(values, None, assignment)
     assert mean.value is not None
     assert mean.stderr is not None
     n_blocks = int(assignment.block.max()) + 1
-    waves = uncertainty.n_waves(n_blocks, assignment.length)
-    low, high = uncertainty.interval(mean.value, mean.stderr, waves)
+    waves = n_waves(n_blocks, assignment.length)
+    low, high = interval(mean.value, mean.stderr, waves)
     return mean.value, low, high
 
 
