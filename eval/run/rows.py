@@ -214,7 +214,8 @@ def row_from_scores(
     ]
     if statistics.non_finite:
         notes += overflow(model, provenance)
-    if record.get("shared_gpu"):
+    # An engine that reads a file of scores has computed nothing.
+    if record.get("shared_gpu") or model.capabilities.kinds:
         # Set, so that the row does not compute it from the seconds.
         fields["tokens_per_second"] = None
     return described_row(

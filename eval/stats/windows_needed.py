@@ -17,11 +17,11 @@ LEAST_WINDOWS = 5
 more than a third."""
 
 
-def windows_needed(error: float, scored: int, available: int, target: float = TARGET) -> int:
+def windows_needed(error: float, scored: int, available: float, target: float = TARGET) -> int:
     """Return how many windows reduce the relative error of ``scored`` windows to ``target``.
 
-    At most ``available``.  The square of the error of n windows out of N is proportional to 1 / n -
-    1 / N.
+    At most ``available``, which is infinite if the error of all windows of the text is not 0.  The
+    square of the error of n windows out of N is proportional to 1 / n - 1 / N.
     """
     if error <= target:
         return scored
@@ -29,7 +29,7 @@ def windows_needed(error: float, scored: int, available: int, target: float = TA
     inverse = 1 / available + share * (1 / scored - 1 / available)
     # Rounded first: 30.000000001 windows are 30.
     needed = math.ceil(round(1 / inverse, 6))
-    return min(needed, available)
+    return int(min(needed, available))
 
 
 def seconds_needed(load_seconds: float, score_seconds: float, scored: int, more: int) -> float:

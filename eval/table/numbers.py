@@ -117,7 +117,8 @@ def number_with_error(
 ) -> str:
     """Return ``0.2940 ± 0.0042 nats``: a number with the decimals of its error.
 
-    ``bound``: ``at least 0.2940 ± 0.0042 nats``.
+    Both are written as 3.00e-11 ± 7.2e-12 if they are below ``SMALLEST_PLAIN``.  ``bound``: ``at
+    least 0.2940 ± 0.0042 nats``.
     """
     digits = DIGITS_WITHOUT_ERROR
     if stderr:
@@ -125,6 +126,10 @@ def number_with_error(
     if bound:
         lower = number_with_error(rounded_down(value, digits), stderr, unit, sign=sign)
         return f"at least {lower}"
+    if stderr and 0 < abs(value) < SMALLEST_PLAIN and stderr < SMALLEST_PLAIN:
+        # As many digits as with ``digits`` decimals.
+        exponent = math.floor(math.log10(abs(value)))
+        return f"{value:.{max(digits + exponent, 0)}e} ± {error_text(stderr)} {unit}".rstrip()
     if sign:
         number = f"{value:+,.{digits}f}"
     else:

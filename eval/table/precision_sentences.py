@@ -6,6 +6,7 @@ Only windows that are spread over a text show how far their mean KLD is from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,14 +108,11 @@ def advice(run: RunResult) -> list[str]:
 
     There is none if all KLDs have it, if no row's precision is known, or if no windows are left.
     """
-    error = largest_error(run)
-    if error is None:
-        return []
     # A results.json of others may lack the number.
     scored = int(run.data.get("windows", 0))
     if not 0 < scored < run.available_windows:
         return []
-    needed = windows_needed(error, scored, run.available_windows)
+    needed = windows_of_run(run, scored)
     if needed <= scored:
         return []
     stored = stored_windows(run)
@@ -137,14 +135,22 @@ def advice(run: RunResult) -> list[str]:
     return [f"{goal}: {flag}{duration}; what is scored already is not scored again"]
 
 
-def largest_error(run: RunResult) -> float | None:
-    """Return the largest known error of a KLD that decides the run's precision, as a share."""
-    errors = []
+def windows_of_run(run: RunResult, scored: int) -> int:
+    """Return how many windows give ``TARGET`` to every KLD that decides the run's precision.
+
+    0 if no precision is known.
+    """
+    needed = 0
     for model in deciding_rows(run):
         error = precision_of(model).error
-        if error is not None:
-            errors.append(error)
-    return max(errors, default=None)
+        if error is None:
+            continue
+        available: float = run.available_windows
+        if model.kld_kind == "estimate":
+            # Its values are draws: their error is not 0 with all windows.
+            available = math.inf
+        needed = max(needed, windows_needed(error, scored, available))
+    return needed
 
 
 def rows_flag(run: RunResult, number: int, total: int) -> str:

@@ -100,6 +100,9 @@ def test_a_file_has_the_perplexity_and_the_bound_of_its_model(
     assert row["ref_ppl"] == pytest.approx(by_label["uniform"]["ref_ppl"])
     assert row["engine_version"] == "other 1.2"
     assert row["where"] == "2 x MI300"
+    # Reading a file is no measure of the engine that made it.
+    assert row["tokens_per_second"] is None
+    assert by_label["uniform"]["tokens_per_second"] > 0
 
 
 def test_targets_alone_give_a_perplexity_and_the_reason_for_no_divergence(

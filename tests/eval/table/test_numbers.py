@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compare_q.eval.table.numbers import error_text
+from compare_q.eval.table.numbers import error_text, number_with_error
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,21 @@ from compare_q.eval.table.numbers import error_text
 def test_errors_have_two_significant_digits(stderr: float | None, text: str) -> None:
     """3.55 is 3.54999... in binary, and is therefore rounded down."""
     assert error_text(stderr) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "bound", "text"),
+    [
+        (0.294, 0.0042, False, "0.2940 ± 0.0042"),
+        (3.0e-11, 7.2e-12, False, "3.00e-11 ± 7.2e-12"),
+        (-3.0e-11, 7.2e-12, False, "-3.00e-11 ± 7.2e-12"),
+        # A bound is never rounded up.
+        (5.6789e-5, 1.2e-6, True, "at least 5.67e-05 ± 1.2e-6"),
+        (0.00123, 4.5e-6, False, "0.0012300 ± 0.0000045"),
+        (0.0, 4.5e-6, False, "0.0000000 ± 0.0000045"),
+    ],
+)
+def test_a_small_number_has_the_digits_of_its_error(
+    value: float, stderr: float, bound: bool, text: str
+) -> None:
+    assert number_with_error(value, stderr, bound=bound) == text

@@ -101,6 +101,13 @@ def test_the_worst_row_decides_how_many_windows_it_takes() -> None:
     assert "-r all" in advice_on(BASE, row("W4", 0.1, 0.09), available=40)
 
 
+def test_all_windows_of_a_text_do_not_make_an_estimate_exact() -> None:
+    """3 % of 32 windows: 32 * (3 / 2) ** 2, as if the text had no end; 52 of an exact KLD."""
+    estimated = replace(W4, kld_kind="estimate")
+    assert "-r 72," in advice_on(BASE, estimated)
+    assert "-r 72," in advice_on(BASE, W4, estimated)
+
+
 def test_a_finished_reference_limits_the_windows() -> None:
     assert "-r 52," in advice_on(BASE, W4, windows=60)
     forty = advice_on(BASE, W4, windows=40)
