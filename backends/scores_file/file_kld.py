@@ -5,7 +5,7 @@ formulas):
 
 - exact: the log-probabilities of all tokens of the vocabulary;
 - estimate: the log-probabilities of the requested ids, if some were drawn from the reference; or of
-  the most probable tokens, in windows whose tokens a model has sampled;
+  the most probable tokens, in windows of sampled tokens;
 - bound: the log-probabilities of any other tokens.
 """
 

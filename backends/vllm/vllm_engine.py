@@ -272,7 +272,7 @@ class VllmEngine(Engine):
     def prepare_load(self) -> None:
         """Let vLLM make its config of the model, so that the next time takes milliseconds.
 
-        The first time, vLLM imports classes of the model and its format, and asks for their facts.
+        The first time, vLLM imports the classes of the model and its format.
         """
         self.set_arguments()
         with suppress(Exception):  # loading reports the same error more clearly
@@ -540,7 +540,7 @@ def load_plugins() -> None:
 def import_formats() -> None:
     """Import the classes of all quantization formats: 0.3 s on an H200's host (vLLM 0.26).
 
-    vLLM does so when it asks for the class of any format.
+    vLLM does so when it looks up the class of any format.
     """
     # Loading a model tries again, and reports the error.
     with suppress(Exception):

@@ -1,8 +1,8 @@
 """The log-probabilities in an answer of ``/v1/completions``, and their checks.
 
 Entry i of ``prompt_logprobs`` has tokens that could follow the first i tokens of the prompt.  With
-``prompt_logprobs=k``, these are the k most probable tokens, with ranks from 1, and the real token i
-if it is none of them.  The first entry is empty.
+``prompt_logprobs=k``, these are the k most probable tokens, with ranks from 1.  The real token i is
+appended if it has a higher rank.  The first entry is empty.
 """
 
 from __future__ import annotations

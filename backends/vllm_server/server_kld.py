@@ -1,6 +1,6 @@
 """KL divergence of a server from a reference store, by the server's most probable tokens.
 
-It is an estimate in windows whose tokens a model has sampled, and a bound in all others
+It is an estimate in windows of sampled tokens, and a bound in all others
 (``scoring/partial_kld.py``).  The kind depends on the window alone, so that kept scores do not
 depend on the other windows of a run.
 """

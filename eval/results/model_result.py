@@ -280,7 +280,7 @@ class ModelResult(RolloutStatistics, RowStatistics, ModelDescription):
         """True if its layers store less than 16 bits per weight.
 
         If their size is unknown: if a layer is quantized, or the layers are unknown too.
-        Rollouts are no model that could be the best of a column.
+        Rollouts cannot be the best model of a column.
         """
         if self.is_rollouts:
             return False

@@ -1,4 +1,4 @@
-"""What a row on a text of rollouts has: its differences from the recorded log-probabilities."""
+"""The fields and notes of a row on a text of rollouts, from the recorded log-probabilities."""
 
 from __future__ import annotations
 

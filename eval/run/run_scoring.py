@@ -46,20 +46,20 @@ class Downloads:
 
 
 class StartOrder:
-    """Lets models ask for GPUs in their order, although each one is in a thread of its own."""
+    """Lets models request their GPUs in order, although each model has its own thread."""
 
     def __init__(self, models: Sequence[RunModel]) -> None:
         self.labels = [model.label for model in models]
         self.started = {label: threading.Event() for label in self.labels}
 
     def wait(self, model: RunModel) -> None:
-        """Wait until the model before this one has asked for GPUs or ended, or ``ORDER_S``."""
+        """Wait until the model before this one has requested GPUs or ended, or ``ORDER_S``."""
         number = self.labels.index(model.label)
         if number > 0:
             self.started[self.labels[number - 1]].wait(ORDER_S)
 
     def note_start(self, model: RunModel) -> None:
-        """Note that a model asks for its GPUs now, or has ended without them."""
+        """Note that a model requests its GPUs now, or has ended without them."""
         self.started[model.label].set()
 
 
