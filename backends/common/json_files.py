@@ -173,6 +173,8 @@ def fault(error: json.JSONDecodeError) -> str:
         return "a comma with nothing after it"
     if remainder.startswith(("//", "/*", "#")):
         return "a comment, which JSON does not have"
+    if error.msg == "Extra data":
+        return "a second value; this file must hold one, unlike files of JSON Lines"
     word = re.match(r"\w+|.", remainder)
     if word and error.msg.startswith("Expecting"):
         return f"{error.msg}, not {word[0]}"

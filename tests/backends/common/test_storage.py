@@ -163,6 +163,7 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
         (b"\xef\xbb\xbf{}", "w: line 1, column 1: not valid JSON: a byte order mark"),
         (b'{\n"a" 1}', "w: line 2, column 5: not valid JSON: Expecting ':' delimiter, not 1"),
         (b'{"a": 1,}', "w: line 1, column 9: not valid JSON: a comma with nothing after it"),
+        (b'{"a": 1}\n{"a": 2}', "w: line 2, column 1: not valid JSON: a second value"),
         (b'{"a": True}', "w: line 1, column 7: not valid JSON: Expecting value, not True"),
         (b'{\n// why\n"a": 1}', "w: line 2, column 1: not valid JSON: a comment"),
         (b'{"a": [1,\n', "w: line 2, column 1: not valid JSON: it ends too early"),
