@@ -202,14 +202,13 @@ class VllmEngine(Engine):
         config = CheckpointConfig.read(Path(model.model_dir))
         set_environment(verbose=False)
         allow_whole_context(model, config)
-        from vllm import EngineArgs
+        # A failing import is not a refusal.
+        from vllm import EngineArgs  # noqa: F401
 
         try:
             check_names(WORKER_NAMES)
             arguments = engine_arguments(model, config.raw, cpu=installed_vllm.is_cpu_build())
-            EngineArgs(
-                model.model_dir, skip_tokenizer_init=True, **arguments
-            ).create_engine_config()
+            create_config(model.model_dir, arguments)
         except Exception as error:
             return f"vLLM refuses {model.model_dir}: {reason_of(error)}"
         return ""
@@ -276,11 +275,7 @@ class VllmEngine(Engine):
         """
         self.set_arguments()
         with suppress(Exception):  # loading reports the same error more clearly
-            from vllm import EngineArgs
-
-            EngineArgs(
-                str(self.folder), skip_tokenizer_init=True, **self.arguments
-            ).create_engine_config()
+            create_config(str(self.folder), self.arguments)
 
     def set_arguments(self) -> None:
         """Set the arguments of ``LLM(...)``, and what vLLM reads from elsewhere."""
@@ -470,6 +465,13 @@ class VllmEngine(Engine):
         if log is None or not log.exists():
             return ""
         return log.read_bytes()[start:].decode(errors="replace")
+
+
+def create_config(folder: str, arguments: Mapping[str, Any]) -> None:
+    """Let vLLM make its config of a model; its exception is the reason why it refuses the model."""
+    from vllm import EngineArgs
+
+    EngineArgs(folder, skip_tokenizer_init=True, **arguments).create_engine_config()
 
 
 def other_backends(attention: Sequence[str], requested: str) -> list[str]:

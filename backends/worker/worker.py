@@ -203,13 +203,22 @@ class Worker:
         Nothing is done if the engine must still be imported, since the import may use a GPU.
         """
         if not self.import_note:
+            self.close()
             self.engine = self.checked_engine(command.model)
             self.engine.prepare_load()
             self.prepared_at = time.time()
 
     def load(self, command: LoadCommand, send: Send) -> None:
-        """Close the last model, and load a model on its GPUs."""
+        """Load a model on its GPUs; first close the last model, unless this one was prepared."""
         model = command.model
+        engine = None
+        waited_s = 0.0
+        if self.prepared_at is None:
+            self.close()
+        else:
+            engine = self.engine
+            waited_s = time.time() - self.prepared_at
+            self.prepared_at = None
         if self.import_note:
             send(protocol.Log(f"{model.label}: {self.import_note}"))
         if command.devices is not None:
@@ -218,22 +227,15 @@ class Worker:
             self.shared = machine.gpu_users(command.devices)
         if command.share is not None:
             keep_to_share(*command.share)
-        waited_s = 0.0
-        if self.prepared_at is not None:
-            waited_s = time.time() - self.prepared_at
-        if self.prepared_at is None or self.engine is None:
-            self.engine = self.checked_engine(model)
-        self.prepared_at = None
-        self.engine.load()
+        if engine is None:
+            engine = self.checked_engine(model)
+        self.engine = engine
+        engine.load()
         self.moments = {"started": self.requested + waited_s, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.moments["started"]
 
     def checked_engine(self, model: PlannedModel) -> Engine:
-        """Close the last model; return the engine of a model whose files were checked.
-
-        ModelError if they are wrong.
-        """
-        self.close()
+        """Return the engine of a model whose files were checked; ModelError if they are wrong."""
         engine_class = backends.engine_class(model.engine)
         with suppress(Exception):  # loading reports the same error more clearly
             engine_class.import_engine(verbose=model.log_file is None)

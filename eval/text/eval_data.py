@@ -7,7 +7,7 @@ everything that scores them, keeps the scores or compares them knows only the li
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -116,15 +116,9 @@ class EvalData:
 
         NaN for tokens that are not sampled; None if no text is.
         """
-        if all(window.sampler_logprobs is None for window in self.windows):
-            return None
-        logprobs = []
-        for window in self.windows:
-            of_window = window.sampler_logprobs
-            if of_window is None:
-                of_window = np.full(window.n_scored, np.nan, np.float32)
-            logprobs.append(of_window)
-        return np.concatenate(logprobs)
+        return joined_logprobs(
+            (window.sampler_logprobs, window.n_scored) for window in self.windows
+        )
 
     @cached_property
     def recorded_logprobs(self) -> NDArray[np.float32] | None:
@@ -132,15 +126,7 @@ class EvalData:
 
         NaN for tokens of other texts; None without rollouts.
         """
-        if all(text.recorded_logprobs is None for text in self.texts):
-            return None
-        logprobs = []
-        for text in self.texts:
-            of_text = text.recorded_logprobs
-            if of_text is None:
-                of_text = np.full(text.n_scored, np.nan, np.float32)
-            logprobs.append(of_text)
-        return np.concatenate(logprobs)
+        return joined_logprobs((text.recorded_logprobs, text.n_scored) for text in self.texts)
 
     @property
     def n_scored(self) -> int:
@@ -215,3 +201,23 @@ class EvalData:
             "windows_sha256": self.digest,
             "vocabulary_sha256": self.vocabulary,
         }
+
+
+def joined_logprobs(
+    parts: Iterable[tuple[NDArray[np.float32] | None, int]],
+) -> NDArray[np.float32] | None:
+    """Join the log-probabilities of parts, each given with its number of tokens.
+
+    NaN for the tokens of a part that is None; None if all parts are.
+    """
+    logprobs = []
+    has_some = False
+    for part, n_tokens in parts:
+        if part is None:
+            logprobs.append(np.full(n_tokens, np.nan, np.float32))
+        else:
+            logprobs.append(part)
+            has_some = True
+    if not has_some:
+        return None
+    return np.concatenate(logprobs)

@@ -1,0 +1,53 @@
+"""What a worker does before it loads a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from compare_q.backends.common import machine
+from compare_q.backends.worker.protocol import LoadCommand, PrepareCommand
+from compare_q.backends.worker.worker import Worker
+from tests.support.fake_engine import FakeEngine
+from tests.support.toy import planned
+
+MODEL = planned("a", "fake", "none", 100)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps of a worker, in order, as they happen."""
+    steps: list[str] = []
+
+    def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
+        steps.append("users")
+        return ""
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(machine, "gpu_users", gpu_users)
+    monkeypatch.setattr(FakeEngine, "load", lambda engine: steps.append("load"))
+    monkeypatch.setattr(FakeEngine, "close", lambda engine: steps.append("close"))
+    return steps
+
+
+def test_the_last_model_is_closed_before_the_users_of_its_gpus_are_asked_for(
+    steps: list[str],
+) -> None:
+    """Otherwise the worker itself would be one of them."""
+    worker = Worker(0.0)
+    for _ in range(2):
+        worker.perform(LoadCommand(MODEL, ("0",)), lambda message: None)
+    assert steps == ["users", "load", "close", "users", "load"]
+
+
+def test_the_engine_of_a_prepared_model_is_loaded(steps: list[str]) -> None:
+    worker = Worker(0.0)
+    worker.perform(PrepareCommand(MODEL), lambda message: None)
+    prepared = worker.engine
+    worker.perform(LoadCommand(MODEL, ("0",)), lambda message: None)
+    assert worker.engine is prepared
+    # The next model was not prepared.
+    worker.perform(LoadCommand(MODEL, ("0",)), lambda message: None)
+    assert worker.engine is not prepared
+    assert steps == ["users", "load", "close", "users", "load"]
