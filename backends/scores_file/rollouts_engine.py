@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,18 @@ import numpy as np
 
 from ..base import (
     Capabilities,
-    Engine,
     ModelFacts,
-    PlannedModel,
     ScoreRequest,
     TokenScores,
     Window,
 )
-from ..common.engine_options import EngineOptions, parse_options
-from ..common.errors import ModelError
 from ..common.jsonl_kinds import ROLLOUTS
 from . import rollouts
 from .rollouts import Rollout, RolloutsHeader
-from .scores_file_engine import ScoresFiles, provenance_of
+from .row_file import RowFile, RowFileEngine
 
 
-class RolloutsFiles(ScoresFiles):
+class RolloutsFiles(RowFile):
     """A file of rollouts before it is read as a whole."""
 
     def facts(self) -> ModelFacts:
@@ -36,7 +32,7 @@ class RolloutsFiles(ScoresFiles):
         return ModelFacts()
 
 
-class RolloutsEngine(Engine):
+class RolloutsEngine(RowFileEngine):
     """One file of rollouts."""
 
     capabilities = Capabilities(
@@ -52,25 +48,16 @@ class RolloutsEngine(Engine):
     )
     files = RolloutsFiles
 
-    @classmethod
-    def option_names(cls) -> Collection[str]:
-        return EngineOptions.model_fields.keys()
+    header: RolloutsHeader
 
     @classmethod
-    def check(cls, model: PlannedModel) -> None:
-        parse_options(EngineOptions, model.options)
-        # For the InputError of a wrong line.
-        for _ in rollouts.read_rollouts(Path(model.model_dir)):
-            pass
+    def lines(cls, file: Path) -> Iterator[Rollout]:
+        return rollouts.read_rollouts(file)
 
     def load(self) -> None:
-        files = RolloutsFiles(self.planned)
-        self.file = files.file
-        self.header: RolloutsHeader = rollouts.read_header(self.file)
-        self.rollouts = list(rollouts.read_rollouts(self.file))
-        stamp = files.stamp()
-        if self.planned.stamp and stamp != self.planned.stamp:
-            raise ModelError(f"{self.file}: was changed after this run began; run again")
+        self.header = rollouts.read_header(self.file)
+        self.rollouts = list(self.lines(self.file))
+        self.check_stamp()
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the recorded log-probabilities; ModelError if the file lacks some."""
@@ -85,10 +72,7 @@ class RolloutsEngine(Engine):
             logprob = rollout.logprobs[window.positions].astype(np.float32)
             scores.append(TokenScores(window.index, logprob))
         if missing:
-            raise ModelError(
-                f"{self.file}: lacks {len(missing):,} of {len(windows):,} windows, window "
-                f"{missing[0]} among them; give this file as the text, too"
-            )
+            raise self.lacks(missing, len(windows), "give this file as the text, too")
         yield from scores
 
     def by_tokens(self, longest: int) -> dict[bytes, Rollout]:
@@ -104,7 +88,7 @@ class RolloutsEngine(Engine):
         return by_tokens
 
     def provenance(self) -> dict[str, Any]:
-        facts = provenance_of(self.header, self.file)
+        facts = super().provenance()
         facts["notes"] = [*facts["notes"], *self.notes_on_repeats()]
         return facts
 

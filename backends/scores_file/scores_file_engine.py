@@ -6,42 +6,28 @@ and its KL divergence is exact, an estimate or a bound, by what the file has (``
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..base import (
     Capabilities,
-    Engine,
     ModelFacts,
-    ModelFiles,
-    PlannedModel,
     ScoreRequest,
-    Storage,
     TokenScores,
     Window,
 )
-from ..common.engine_options import EngineOptions, parse_options
 from ..common.errors import ModelError
-from ..common.json_files import open_regular
 from ..common.message_text import amount
 from ..reference.store import open_reference
 from ..reference.stored_logprobs import StoredLogprobs
 from . import file_kld, format, known_entries
-from .format import SCORES, RowHeader, ScoresHeader, WindowScores
+from .format import SCORES, ScoresHeader, WindowScores
+from .row_file import RowFile, RowFileEngine
 
-HASHED_BYTES = 1 << 24
 
-
-class ScoresFiles(ModelFiles):
+class ScoresFiles(RowFile):
     """A file of scores before it is read as a whole."""
-
-    @property
-    def file(self) -> Path:
-        """The file."""
-        return Path(self.planned.model_dir)
 
     def facts(self) -> ModelFacts:
         text = format.read_header(self.file).text
@@ -50,20 +36,8 @@ class ScoresFiles(ModelFiles):
         # One-line calls cut windows of this length.
         return ModelFacts(context=text.longest)
 
-    def storage(self) -> Storage:
-        return Storage(note="a file of scores does not describe weights; give override_*")
 
-    def stamp(self) -> str:
-        digest = hashlib.sha256()
-        with open_regular(self.file) as stream:
-            while True:
-                content = stream.read(HASHED_BYTES)
-                if not content:
-                    return digest.hexdigest()
-                digest.update(content)
-
-
-class ScoresFileEngine(Engine):
+class ScoresFileEngine(RowFileEngine):
     """One file of scores."""
 
     capabilities = Capabilities(
@@ -77,28 +51,19 @@ class ScoresFileEngine(Engine):
     )
     files = ScoresFiles
 
-    @classmethod
-    def option_names(cls) -> Collection[str]:
-        return EngineOptions.model_fields.keys()
+    header: ScoresHeader
 
     @classmethod
-    def check(cls, model: PlannedModel) -> None:
-        parse_options(EngineOptions, model.options)
-        # For the InputError of a wrong line.
-        for _ in format.read_scores(Path(model.model_dir)):
-            pass
+    def lines(cls, file: Path) -> Iterator[WindowScores]:
+        return format.read_scores(file)
 
     def load(self) -> None:
-        files = ScoresFiles(self.planned)
-        self.file = files.file
-        self.header: ScoresHeader = format.read_header(self.file)
+        self.header = format.read_header(self.file)
         self.windows: dict[str, WindowScores] = {}
-        for scores in format.read_scores(self.file):
+        for scores in self.lines(self.file):
             self.windows[scores.window] = scores
         self.n_ranked = file_kld.n_ranked_of(self.windows.values())
-        stamp = files.stamp()
-        if self.planned.stamp and stamp != self.planned.stamp:
-            raise ModelError(f"{self.file}: was changed after this run began; run again")
+        self.check_stamp()
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Yield the scores of every window; ModelError if the file lacks some."""
@@ -136,10 +101,7 @@ class ScoresFileEngine(Engine):
         if missing and not pairs:
             raise ModelError(f"{self.file}: has other windows than this run{self.text_in_words()}")
         if missing:
-            raise ModelError(
-                f"{self.file}: lacks {len(missing):,} of {len(windows):,} windows, window "
-                f"{missing[0]} among them; score all lines of the file of windows"
-            )
+            raise self.lacks(missing, len(windows), "score all lines of the file of windows")
         return pairs
 
     def text_in_words(self) -> str:
@@ -151,23 +113,3 @@ class ScoresFileEngine(Engine):
         windows = amount(text.windows, "window")
         names = ", ".join(text.names)
         return f": it was made for {windows} of up to {text.longest:,} tokens of {names}; {advice}"
-
-    def provenance(self) -> dict[str, Any]:
-        return provenance_of(self.header, self.file)
-
-
-def provenance_of(header: RowHeader, file: Path) -> dict[str, Any]:
-    """Return what a file says about its log-probabilities."""
-    engine = " ".join(filter(None, (header.engine, header.engine_version)))
-    return {
-        "engine_version": engine or "unknown",
-        # Not this machine, which only reads the file.
-        "cpu": header.hardware,
-        "gpus": [],
-        "driver": None,
-        "scores_file": file.name,
-        "model": header.model,
-        "batch": "unknown: another program scored the windows",
-        "kernels": "unknown: a file of scores does not name them",
-        "notes": ["its log-probabilities are from a file; compare_q did not run this engine"],
-    }
