@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from ..results import ModelResult, RunResult
 from ..table.numbers import rounded_down
+from ..table.wording import first_words_and_count
 from . import picture_style
 from .measures import BOUND_NOTE
 from .picture_style import Look, Theme
@@ -29,6 +30,8 @@ ROW_HEIGHT = 0.3
 """Height of a row (inches)."""
 HEIGHT_WITHOUT_ROWS = 3.0
 """Height of everything above and below the rows (inches)."""
+LINE_HEIGHT = 0.24
+"""Height of a line of the heading (inches)."""
 ROW_LABEL_WIDTH = 2.3
 """Largest width of the rows' labels (inches)."""
 LINE_CHARACTERS = 80
@@ -56,6 +59,9 @@ def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = Fa
     without a cap.
     """
     rows = _rows(run)
+    missing = missing_rows(run)
+    if not rows and any(_has_kld(model) for model in run.models):
+        raise ValueError(f"no row has the KLDs of single tokens: {missing}")
     if not rows:
         raise ValueError("no model was compared with a reference")
     on_axis = _values_on_axis(rows)
@@ -66,11 +72,16 @@ def percentile_plot(run: RunResult, *, title: str | None = None, dark: bool = Fa
     labels = [row.model.marked_label for row in rows]
     more_title_lines = max(len(textwrap.wrap(title, LINE_CHARACTERS // 2)) - 1, 0)
     height = HEIGHT_WITHOUT_ROWS + ROW_HEIGHT * (len(rows) + more_title_lines)
+    missing_line = f"not in the plot: {missing}"
+    if missing:
+        height += LINE_HEIGHT * len(textwrap.wrap(missing_line, LINE_CHARACTERS))
     smallest = min(on_axis) / 1.5
     largest = max(on_axis) * 1.5
     subtitle = f"{subtitle_of(run, labels)}\n{EXPLANATION}"
     if any(row.model.has_bound for row in rows):
         subtitle += f"\n{ARROW}"
+    if missing:
+        subtitle += f"\n{missing_line}"
     with picture_style.canvas(height, title, subtitle, dark=dark, characters=LINE_CHARACTERS) as (
         figure,
         axes,
@@ -99,6 +110,37 @@ def _rows(run: RunResult) -> list[Row]:
             rows.append(Row(model.kld, number, model, looks[number], model.kld_percentiles))
     rows.sort(key=lambda row: (row.mean, row.number))
     return rows
+
+
+def _has_kld(model: ModelResult) -> bool:
+    """Return True if a model has a KLD from the reference."""
+    return model.kld is not None and not model.reference
+
+
+def missing_rows(run: RunResult) -> str:
+    """Return the names of the models without percentiles, with the reasons; empty if all have them.
+
+    The reference is not missing: it has no KLD from itself.
+    """
+    labels_by_reason: dict[str, list[str]] = {}
+    labels = picture_style.names_of([model.marked_label for model in run.models])
+    for label, model in zip(labels, run.models, strict=True):
+        if model.reference or (model.kld is not None and model.kld_percentiles):
+            continue
+        labels_by_reason.setdefault(why_missing(model), []).append(label)
+    clauses = []
+    for reason, labels_of_reason in labels_by_reason.items():
+        clauses.append(f"{first_words_and_count(labels_of_reason)} ({reason})")
+    return "; ".join(clauses)
+
+
+def why_missing(model: ModelResult) -> str:
+    """Return why a model has no row in the plot."""
+    if model.kld is None:
+        return "no KLD"
+    if model.kld_kind == "estimate":
+        return "the KLD is an estimate, not known for single tokens"
+    return "percentiles unknown"
 
 
 def _values_on_axis(rows: Sequence[Row]) -> list[float]:

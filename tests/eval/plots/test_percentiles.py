@@ -10,7 +10,7 @@ from compare_q.eval.plots.percentiles import percentile_plot, short_bound
 from compare_q.eval.results import ModelResult
 from compare_q.eval.stats.uncertainty import Mean
 from tests.support.figures import artists_of_kind, real_run, texts_of
-from tests.support.made import PERCENTILES, QUANT, replace, run_of, with_against
+from tests.support.made import BASE, FAILED, PERCENTILES, QUANT, REF, replace, run_of, with_against
 
 pytestmark = pytest.mark.slow
 
@@ -109,3 +109,43 @@ def test_bounds_have_an_arrow_and_numbers_that_are_rounded_down() -> None:
         "≥0",
     ]
     assert not artists_of_kind(percentile_plot(run_of(LARGE, SMALL)), "bound")
+
+
+ESTIMATE = replace(model_of("GGUF Q4_K_M", 0.05, {}), kld_kind="estimate")
+
+
+def heading_of(figure: Figure) -> str:
+    """Return the longest text above the axes, on one line."""
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    return " ".join(max(texts, key=len).split())
+
+
+def test_missing_rows_are_named_with_their_reasons() -> None:
+    """Estimates, rows without a KLD and failed rows; not the reference, nor rows with a bound."""
+    bound = replace(LARGE, label="bounded", kld_kind="bound")
+    rows = [REF, SMALL, bound, ESTIMATE, replace(BASE, label="server"), FAILED]
+    figure = percentile_plot(run_of(*rows))
+    assert texts_of(figure, "label") == ["GGUF Q8_0", "bounded"]
+    heading = heading_of(figure)
+    _, _, missing = heading.partition("not in the plot: ")
+    of_estimates, _, without = missing.partition("; ")
+    assert of_estimates.startswith(ESTIMATE.label)
+    assert "estimate" in of_estimates
+    assert without == "server and broken (no KLD)"
+
+
+def test_all_rows_in_the_plot_leave_no_line_about_missing_ones() -> None:
+    assert "not in the plot" not in heading_of(percentile_plot(run_of(REF, LARGE, SMALL)))
+
+
+def test_estimates_alone_are_the_reason_why_there_is_no_picture() -> None:
+    with pytest.raises(ValueError, match=f"{ESTIMATE.label} .*estimate"):
+        percentile_plot(run_of(REF, ESTIMATE))
+
+
+def test_a_line_about_missing_rows_does_not_make_the_rows_smaller() -> None:
+    def height(*rows: ModelResult) -> float:
+        box = percentile_plot(run_of(*rows)).axes[0].get_window_extent()
+        return float(box.height)
+
+    assert height(REF, LARGE, SMALL, ESTIMATE, FAILED) >= height(REF, LARGE, SMALL) - 1
