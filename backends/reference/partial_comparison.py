@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..common.errors import ModelError
 from ..scoring import partial_kld
 from ..scoring.entries import Entries, Ids, Logprobs, top_tokens
 from ..scoring.rounding import Rounding
@@ -37,7 +38,17 @@ class PartialComparison:
     def of(
         cls, window: Window, logprob: Logprobs, entries: Entries, reference: StoredLogprobs
     ) -> PartialComparison:
-        """Compare with a store; ModelError if it does not fit the window or the ids."""
+        """Compare with a store; ModelError if it does not fit the window.
+
+        The reference has to have the targets.  It may lack entries, which it gives the probability
+        0 (``outside_tokens.py``).
+        """
+        largest = int(window.targets.max(initial=0))
+        if largest >= reference.vocab_size:
+            raise ModelError(
+                f"window {window.index}: token {largest} is outside the reference's "
+                f"{reference.vocab_size} logits"
+            )
         ids: Ids = np.concatenate([window.targets[:, None], entries.ids], axis=1)
         return cls(window, logprob, entries, reference.gathered(window, ids))
 

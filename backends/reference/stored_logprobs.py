@@ -29,7 +29,7 @@ class Gathered(NamedTuple):
     """Log-probabilities of a reference at T scored positions, nats.
 
     Attributes:
-        logprobs: of the requested ids [T, k]; minus infinity for a negative id.
+        logprobs: of the requested ids [T, k]; minus infinity for an id outside the vocabulary.
         top: ids of the most probable tokens [T], the lowest of equal ones.
         top_logprob: their log-probabilities [T].
     """
@@ -76,15 +76,11 @@ class StoredLogprobs:
     def gathered(self, window: Window, ids: NDArray[np.integer]) -> Gathered:
         """Return ln p of the ids [T, k] at a window's scored positions, and of the top tokens.
 
-        Negative ids stand for missing tokens.  ModelError for an id outside the vocabulary.
+        The reference gives an id outside its vocabulary the probability 0.  Negative ids stand for
+        missing tokens.
         """
         import torch
 
-        if ids.size and int(ids.max()) >= self.vocab_size:
-            raise ModelError(
-                f"window {window.index}: token {int(ids.max())} is outside the reference's "
-                f"{self.vocab_size} logits"
-            )
         parts: list[Array] = []
         tops: list[NDArray[np.int64]] = []
         top_logprobs: list[Array] = []
@@ -92,8 +88,9 @@ class StoredLogprobs:
         for logprobs in self.pieces(window):
             end = begin + len(logprobs)
             wanted = torch.from_numpy(ids[begin:end].astype(np.int64)).to(self.device)
-            values = logprobs.gather(1, wanted.clamp(min=0))
-            parts.append(values.masked_fill(wanted < 0, -torch.inf).cpu().numpy())
+            values = logprobs.gather(1, wanted.clamp(min=0, max=self.vocab_size - 1))
+            is_outside = (wanted < 0) | (wanted >= self.vocab_size)
+            parts.append(values.masked_fill(is_outside, -torch.inf).cpu().numpy())
             # numpy's argmax returns the first of equal values.
             on_cpu = logprobs.cpu().numpy()
             top = on_cpu.argmax(axis=1)

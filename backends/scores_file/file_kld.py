@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..reference.outside_tokens import outside_probability
 from ..reference.partial_comparison import PartialComparison, scores_alone
 from ..reference.store import Reader
 from ..reference.stored_logprobs import StoredLogprobs
@@ -94,10 +95,12 @@ def n_entries(top: Entries | None) -> int:
 def is_complete(window: Window, scores: WindowScores, vocab_size: int) -> bool:
     """Return True if the log-probabilities of all tokens are known, and their sums are 1.
 
-    The sums are smaller if the model has more tokens than the reference.
+    The sums are smaller if the model has more tokens than the reference, unless the file has these,
+    too.
     """
     entries = all_entries(window, scores)
-    n_known = (entries.ids != NO_ID).sum(axis=1)
+    is_shared = (entries.ids != NO_ID) & (entries.ids < vocab_size)
+    n_known = is_shared.sum(axis=1)
     sums = np.exp(entries.logprobs).sum(axis=1)
     return bool((n_known == vocab_size).all() and (sums > 1.0 - LOGPROB_ERROR).all())
 
@@ -112,6 +115,9 @@ def compared(
         kld = partial_kld.terms(comparison.ref_logprobs, entries.logprobs).sum(axis=1)
     elif divergence.source == "drawn tokens":
         kld = by_draws(comparison.ref_logprobs, entries.logprobs, scores.drawn)
+        # The asked ids are the reference's.  The other tokens of the model belong to S, too.
+        if scores.top is not None:
+            kld = kld + outside_probability(scores.top, reference.vocab_size)
     elif divergence.source == "sampled text":
         kld = comparison.on_samples()
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..base import (
     Capabilities,
@@ -19,11 +20,15 @@ from ..base import (
 )
 from ..common.errors import ModelError
 from ..common.message_text import amount
+from ..reference.outside_tokens import OutsideTokens
 from ..reference.store import open_reference
 from ..reference.stored_logprobs import StoredLogprobs
 from . import file_kld, format, known_entries
 from .format import SCORES, ScoresHeader, WindowScores
 from .row_file import RowFile, RowFileEngine
+
+KLD_VERSION = 2
+"""Version of ``file_kld.py``; raise it when a KLD of the same file changes."""
 
 
 class ScoresFiles(RowFile):
@@ -35,6 +40,9 @@ class ScoresFiles(RowFile):
             return ModelFacts()
         # One-line calls cut windows of this length.
         return ModelFacts(context=text.longest)
+
+    def stamp(self) -> str:
+        return f"{super().stamp()} {KLD_VERSION}"
 
 
 class ScoresFileEngine(RowFileEngine):
@@ -52,6 +60,7 @@ class ScoresFileEngine(RowFileEngine):
     files = ScoresFiles
 
     header: ScoresHeader
+    outside_tokens: OutsideTokens | None = None  # of the run that scores now
 
     @classmethod
     def lines(cls, file: Path) -> Iterator[WindowScores]:
@@ -71,9 +80,11 @@ class ScoresFileEngine(RowFileEngine):
         for window, scores in pairs:
             known_entries.check_targets(window, scores, str(self.file))
         reference = None
+        self.outside_tokens = None
         has_entries = any(file_kld.has_entries(scores) for _, scores in pairs)
         if request.reference is not None and has_entries:
             reference = StoredLogprobs(open_reference(request.reference))
+            self.outside_tokens = OutsideTokens(reference.vocab_size)
         for window, scores in pairs:
             yield self.scores_of(window, scores, reference)
 
@@ -83,8 +94,16 @@ class ScoresFileEngine(RowFileEngine):
         """Return the scores of a window; without a KLD if ``reference`` is None."""
         if reference is None:
             return file_kld.alone(window, scores)
+        if self.outside_tokens is not None:
+            self.outside_tokens.add(scores.top)
         divergence = file_kld.divergence_of(window, scores, reference.store, self.n_ranked)
         return file_kld.compared(window, scores, reference, divergence)
+
+    def provenance(self) -> dict[str, Any]:
+        facts = super().provenance()
+        if self.outside_tokens is not None:
+            facts["notes"] = [*facts["notes"], *self.outside_tokens.notes()]
+        return facts
 
     def pairs(self, windows: Sequence[Window]) -> list[tuple[Window, WindowScores]]:
         """Return each window with its scores; ModelError if the file lacks some."""

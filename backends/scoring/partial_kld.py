@@ -15,6 +15,10 @@ example of the tested side's 20 most probable ones.  With P and Q, the sums of p
   and q is known at these, too: (1 - P) times the average of the bracket above takes the place of
   the term of x.
 
+The tested side may have tokens that the reference lacks: p = 0 there.  All formulas hold for them,
+too, as long as q sums to 1 over the tokens of both sides.  A draw from p never meets them, so that
+the expectation of an estimate is the KLD minus the probability of those that are not in S.
+
 All arrays are float64, n is the number of tokens, k the number of known entries; logarithms are
 natural.  Log-probabilities of minus infinity are allowed: a token with p > 0 and q = 0 makes every
 value infinite, a token with p = 0 counts nothing.

@@ -603,6 +603,8 @@ class VllmServerEngine(Engine):
                 f"the server returns {sample.top} instead of {TOP} tokens per position, which are "
                 f"less of the KLD; {MORE_LOGPROBS}"
             )
+        if self.kld is not None:
+            notes += self.kld.outside_tokens.notes()
         provenance: dict[str, Any] = {
             "url": self.served.server.url,
             "server": self.info.served.card.model_dump(),

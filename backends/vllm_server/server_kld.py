@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..reference.outside_tokens import OutsideTokens
 from ..reference.partial_comparison import PartialComparison
 from ..reference.store import open_reference
 from ..reference.stored_logprobs import StoredLogprobs
@@ -31,12 +32,14 @@ class ServerKld:
 
     def __init__(self, reference: Path) -> None:
         self.reference = StoredLogprobs(open_reference(reference))
+        self.outside_tokens = OutsideTokens(self.reference.vocab_size)
         self.thread = ThreadPoolExecutor(max_workers=1)
 
     async def compared(
         self, window: Window, logprob: NDArray[np.float32], top: Entries
     ) -> TokenScores:
         """Return the scores of a window; ``logprob`` [T], ``top``: as in ``compared``."""
+        self.outside_tokens.add(top)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self.thread, compared, window, logprob, top, self.reference

@@ -265,6 +265,90 @@ def test_asked_tokens_alone_do_not_tell_the_first_token(case: Case, tmp_path: Pa
     assert scores.same_top is None
 
 
+SHARED = 50
+"""Number of tokens of a reference that lacks the last ones of the model."""
+
+
+def with_outside_tokens(tmp_path: Path) -> Case:
+    """A window of every token of the reference, ln p [50, 50], ln q [50, 60], and the store.
+
+    All positions have the same two distributions.
+    """
+    window = Window.scored_from(0, np.array([0, *range(SHARED)], np.int32))
+    reference = np.tile(random_logprobs(1, SHARED, seed=1), (SHARED, 1))
+    logits = np.pad(reference[:1], ((0, 0), (0, VOCAB - SHARED)), constant_values=-3.0)
+    model = np.tile(random_logprobs(1, VOCAB, seed=2, spread=0.7, like=logits), (SHARED, 1))
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    return window, reference, model, store
+
+
+@pytest.mark.parametrize("top", [5, 55, VOCAB])
+def test_tokens_that_the_reference_lacks_are_a_part_of_the_divergence(
+    tmp_path: Path, top: int
+) -> None:
+    """The KLD is over the reference's tokens; it is exact if the file has all of the model's."""
+    case = with_outside_tokens(tmp_path)
+    _, reference, model, _ = case
+    scores = scored_line(case, tmp_path, top=top)
+    exact = exact_kld(reference, model[:, :SHARED])
+    assert scores.kld is not None
+    assert (scores.kld <= exact + 1e-6).all()
+    if top == VOCAB:
+        assert scores.kld_kind == "exact"
+        np.testing.assert_allclose(scores.kld, exact, atol=2e-6)
+    else:
+        assert scores.kld_kind == "bound"
+
+
+@pytest.mark.parametrize("top", [0, 12, VOCAB - 1])
+def test_the_expectation_by_draws_contains_known_tokens_that_the_reference_lacks(
+    tmp_path: Path, top: int
+) -> None:
+    """Every token of the reference is drawn once; each value counts with its probability."""
+    case = with_outside_tokens(tmp_path)
+    window, reference, model, store = case
+    most_probable = np.argsort(-reference[0])[:5]
+    drawn = np.arange(SHARED)
+    ids = np.concatenate([np.tile(most_probable, (SHARED, 1)), drawn[:, None]], axis=1)
+    recording = Reader(store).recording(window.digest)
+    asked = Asked.of(window.digest, ids.astype(np.int32), 1, recording)
+    scores = scored_line(case, tmp_path, top=top, asked=asked)
+    assert scores.kld_kind == "estimate"
+    assert scores.kld is not None
+    p = np.exp(reference[0])
+    p[most_probable] = 0.0
+    expectation = (p / p.sum() * scores.kld).sum()
+    q = np.exp(model[0])
+    known = np.argsort(-q)[:top]
+    unknown = q[SHARED:].sum() - q[known[known >= SHARED]].sum()
+    exact = exact_kld(reference[:1], model[:1, :SHARED])[0]
+    assert expectation == pytest.approx(exact - unknown, abs=1e-6)
+    assert (unknown > 0.01) == (top < VOCAB - 1)
+
+
+@pytest.mark.parametrize("top", [1, VOCAB])
+def test_a_note_has_the_share_of_known_tokens_that_the_reference_lacks(
+    tmp_path: Path, top: int
+) -> None:
+    window, _, model, store = with_outside_tokens(tmp_path)
+    file = scores_files.write(tmp_path / "s.jsonl", [line_of(window, model, top=top)])
+    engine = ScoresFileEngine(planned("m", "scores_file", str(file), LENGTH))
+    engine.load()
+    list(engine.score([window], ScoreRequest(reference=store, vocab_size=SHARED)))
+    share = 100 * np.exp(model[0, SHARED:]).sum()
+    notes = " ".join(engine.provenance()["notes"])
+    assert (f"{share:.2g} % of its probability" in notes) == (top == VOCAB)
+
+
+def test_targets_that_the_reference_lacks_are_an_error(tmp_path: Path) -> None:
+    window = Window.scored_from(0, np.array([0, 1, SHARED], np.int32))
+    reference = random_logprobs(2, SHARED, seed=1)
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [reference])
+    case = window, reference, random_logprobs(2, VOCAB, seed=2), store
+    with pytest.raises(ModelError, match=f"window 0: token {SHARED}"):
+        scored_line(case, tmp_path, top=VOCAB)
+
+
 def shift_top(line: dict[str, Any]) -> None:
     line["top_ids"] = line["top_ids"][1:] + line["top_ids"][:1]
     line["top_logprobs"] = line["top_logprobs"][1:] + line["top_logprobs"][:1]
@@ -277,10 +361,6 @@ def shift_logprob(line: dict[str, Any]) -> None:
 def drop_position(line: dict[str, Any]) -> None:
     for key in ("logprob", "top_ids", "top_logprobs"):
         line[key] = line[key][1:]
-
-
-def beyond_vocabulary(line: dict[str, Any]) -> None:
-    line["top_ids"][3][4] = VOCAB
 
 
 def other_value_of_target(line: dict[str, Any]) -> None:
@@ -311,7 +391,6 @@ def place_of_target(line: dict[str, Any]) -> tuple[int, int]:
         shift_top,
         shift_logprob,
         drop_position,
-        beyond_vocabulary,
         other_value_of_target,
         without_target,
     ],

@@ -113,6 +113,60 @@ def test_the_expectation_on_samples_is_the_divergence(k: int) -> None:
     np.testing.assert_allclose(expectation, exact(ref, tested), rtol=1e-10)
 
 
+OUTSIDE = 3
+
+
+def with_outside_tokens(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ln p and ln q [n, ENTRIES]; the last ``OUTSIDE`` tokens are not the reference's."""
+    ref, tested = distributions(n)
+    of_reference = normalized(ref[:, :-OUTSIDE])
+    without = np.full((n, OUTSIDE), -np.inf)
+    return np.concatenate([of_reference, without], axis=1), tested
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, ENTRIES])
+def test_tokens_that_the_reference_lacks_are_in_the_expectation_if_they_are_known(k: int) -> None:
+    """The KLD is over the reference's tokens, where q sums to less than 1.
+
+    The expectation is smaller by the probability of the other tokens that are not known.
+    """
+    ref, tested = with_outside_tokens(200)
+    shared = slice(None, -OUTSIDE)
+    gold = exact(ref[:, shared], tested[:, shared])
+    ids = largest(tested, k)
+    taken = (np.take_along_axis(ref, ids, 1), np.take_along_axis(tested, ids, 1))
+    expectation = np.zeros(len(ref))
+    for token in range(ENTRIES - OUTSIDE):
+        values = partial_kld.estimate_on_samples(
+            *taken, ref[:, token], tested[:, token], (ids == token).any(axis=1)
+        )
+        expectation += np.exp(ref[:, token]) * values
+    unknown = np.zeros(len(ref))
+    for token in range(ENTRIES - OUTSIDE, ENTRIES):
+        is_unknown = ~(ids == token).any(axis=1)
+        unknown += np.where(is_unknown, np.exp(tested[:, token]), 0.0)
+    np.testing.assert_allclose(expectation, gold - unknown, rtol=1e-9, atol=1e-12)
+    assert (unknown > 0.01).any() == (k < ENTRIES)
+
+
+@pytest.mark.parametrize("k", [1, 4, ENTRIES - 1, ENTRIES])
+def test_tokens_that_the_reference_lacks_make_no_bound_too_large(k: int) -> None:
+    """They make it larger than without them, and it is the KLD once all tokens are known."""
+    ref, tested = with_outside_tokens(500)
+    shared = slice(None, -OUTSIDE)
+    gold = exact(ref[:, shared], tested[:, shared])
+    ids = largest(tested, k)
+    taken = (np.take_along_axis(ref, ids, 1), np.take_along_axis(tested, ids, 1))
+    bounds = partial_kld.bound(*taken, rounding=0.0)
+    assert (bounds <= gold + 1e-9).all()
+    left_out = np.where(np.isfinite(taken[0]), taken[1], -np.inf)
+    without = partial_kld.bound(taken[0], left_out, rounding=0.0)
+    assert (without <= bounds + 1e-9).all()
+    assert (without < bounds - 0.01).any() == (k < ENTRIES)
+    if k == ENTRIES:
+        np.testing.assert_allclose(bounds, gold, atol=1e-9)
+
+
 def test_weights_correct_for_another_sampler() -> None:
     ref, tested = distributions(200)
     sampler = normalized(ref + GENERATOR.normal(0, 0.3, ref.shape))

@@ -14,7 +14,11 @@ import pytest
 
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.store import open_reference
+from compare_q.backends.reference.stored_logprobs import StoredLogprobs
+from compare_q.backends.scoring.entries import Entries
 from compare_q.backends.vllm_server.server_engine import VllmServerEngine
+from compare_q.backends.vllm_server.server_kld import compared
 from tests.support import scores_files
 from tests.support.scores_files import Array, exact_kld
 from tests.support.toy import toy_windows, with_gaps
@@ -172,6 +176,96 @@ def test_each_window_has_its_own_kind(stub: Stub, tmp_path: Path) -> None:
     np.testing.assert_array_equal(alone.kld, scores[0].kld)
 
 
+SHARED = 300
+"""Number of tokens of a reference that lacks the last ones of the server."""
+
+
+def small_reference(window: Window) -> Array:
+    """Return ln p [T, SHARED] at the scored positions."""
+    return scores_files.normalized(predictions(window, REFERENCE)[:, :SHARED])
+
+
+def with_shared_tokens(windows: list[Window]) -> list[Window]:
+    """Return windows of the tokens that both have."""
+    changed = []
+    for window in windows:
+        token_ids = (window.token_ids % SHARED).astype(np.int32)
+        changed.append(Window.scored_from(window.index, token_ids))
+    return changed
+
+
+def test_tokens_that_the_reference_lacks_are_a_part_of_the_bound(
+    stub: Stub, tmp_path: Path
+) -> None:
+    """Such as rows that pad the server's head: the row does not fail, and a note has their share.
+
+    The bound is that of all known tokens, and at most the KLD over the reference's tokens.
+    """
+    windows = with_shared_tokens(toy_windows(3, 60))
+    logits = [small_reference(window) for window in windows]
+    engine = loaded(stub)
+    store = scores_files.store_of_logits(tmp_path / "store", windows, logits)
+    scores = scores_of(engine, windows, reference=store)
+    outside = []
+    for window, p in zip(windows, logits, strict=True):
+        row = scores[window.index]
+        assert row.kld_kind == "bound"
+        assert row.kld is not None
+        q = predictions(window, 0)
+        assert (row.kld <= exact_kld(p, q[:, :SHARED]) + 1e-6).all()
+        expected = []
+        for at, position in enumerate(window.positions.tolist()):
+            ids = window.token_ids.tolist()
+            top = by_probability(ids[position - 1], 0)[:20]
+            known = {ids[position], *top}
+            shared = [token for token in known if token < SHARED]
+            q_known = np.exp(q[at, sorted(known)]).sum()
+            p_rest = 1 - np.exp(p[at, shared]).sum()
+            of_known = (np.exp(p[at, shared]) * (p[at, shared] - q[at, shared])).sum()
+            expected.append(of_known + p_rest * np.log(p_rest / (1 - q_known)))
+            outside.append(sum(np.exp(q[at, token]) for token in top if token >= SHARED))
+        np.testing.assert_allclose(row.kld, expected, atol=2e-3)
+    share = f"{100 * np.mean(outside):.2g} % of its probability"
+    assert any(share in note for note in engine.provenance()["notes"])
+
+
+@pytest.mark.parametrize("top", [1, 20, VOCAB])
+def test_the_expectation_of_an_estimate_contains_known_tokens_that_the_reference_lacks(
+    tmp_path: Path, top: int
+) -> None:
+    """Every token of the reference is the target once; each value counts with its probability.
+
+    The expectation is the KLD over the reference's tokens, without the probability of the server's
+    other tokens that are not among its most probable ones.
+    """
+    before = 7
+    p = scores_files.normalized(ALL[REFERENCE][[before], :SHARED])[0]
+    q = ALL[0][before]
+    window = Window.scored_from(0, np.array([before, *range(SHARED)], np.int32))
+    window = replace(window, sampler_logprobs=p.astype(np.float32))
+    store = scores_files.store_of_logits(tmp_path / "store", [window], [np.tile(p, (SHARED, 1))])
+    ids = np.array(by_probability(before, 0)[:top], np.int32)
+    entries = Entries(np.tile(ids, (SHARED, 1)), np.tile(q[ids], (SHARED, 1)))
+    reference = StoredLogprobs(open_reference(store))
+    row = compared(window, q[:SHARED].astype(np.float32), entries, reference)
+    assert row.kld_kind == "estimate"
+    assert row.kld is not None
+    expectation = (np.exp(p) * row.kld).sum()
+    unknown = np.exp(q[SHARED:]).sum() - np.exp(q[ids[ids >= SHARED]]).sum()
+    exact = exact_kld(p[None], q[None, :SHARED])[0]
+    assert expectation == pytest.approx(exact - unknown, abs=1e-6)
+    assert (unknown > 0.01) == (top < VOCAB)
+
+
+def test_targets_that_the_reference_lacks_are_an_error(stub: Stub, tmp_path: Path) -> None:
+    ids = np.array([5, 6, SHARED, 7], np.int32)
+    window = Window.scored_from(0, ids)
+    logits = [small_reference(window)]
+    store = scores_files.store_of_logits(tmp_path / "store", [window], logits)
+    with pytest.raises(ModelError, match=f"window 0: token {SHARED}"):
+        scores_of(loaded(stub), [window], reference=store)
+
+
 Edit = Callable[[dict[str, Any]], None]
 
 
@@ -227,13 +321,13 @@ def too_probable(entry: dict[str, Any]) -> None:
         token_scores["logprob"] = -1.0
 
 
-def beyond_vocabulary(entry: dict[str, Any]) -> None:
+def beyond_every_vocabulary(entry: dict[str, Any]) -> None:
     *_, last = entry
-    entry[str(VOCAB)] = entry.pop(last)
+    entry[str(1 << 20)] = entry.pop(last)
 
 
 @pytest.mark.parametrize(
-    "edit", [without_ranks, same_rank, one_more, texts, too_probable, beyond_vocabulary]
+    "edit", [without_ranks, same_rank, one_more, texts, too_probable, beyond_every_vocabulary]
 )
 def test_windows_with_other_entries_fail_in_one_line(
     stub: Stub, tmp_path: Path, edit: Edit
