@@ -7,12 +7,14 @@ adds normal noise to ``DIRECTIONS`` numbers of the prediction, and the token's K
 square of the sum of all noises, as a small KLD is in the Fisher metric.  The noise has a level for
 each article of the text (lognormal lengths with a mean of 4,870 tokens, as in WikiText-2), times a
 level that drifts within the article (autocorrelation time 200 tokens), times one of the token: the
-KLDs of tokens have heavy tails and are autocorrelated.  The parts have shares from ``LARGEST`` times
-the smallest one down; some parts have the share 0.  In each draw, a new text is made, and its
-windows are scored in the stages of ``eval/where/shares.py``, with and without early stop.
+KLDs of tokens have heavy tails and are autocorrelated.  The shares of the parts differ by a factor
+of up to 100, and some are 0.  In each draw, a new text is made, and its windows are scored in the
+stages of ``eval/where/shares.py``, with and without early stop.
 
 Counted are the intervals that contain the mean share of all texts, over all parts, over parts that
-stopped, and over those that did not; and the trials that early stop saves.
+stopped, and over those that did not; and the trials that are scored with early stop.
+``independent_windows`` are the intervals of Student's t over the means of windows, without early
+stop, for comparison.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compare_q.eval.stats.uncertainty import interval
 from compare_q.eval.where import shares
 
 Array = NDArray[np.float64]
@@ -73,6 +76,7 @@ CASES = {
     "heavier tails": Case(32, 1024, 300_000, geometric(8, 100.0, 2), token=1.5),
     "articles differ more": Case(32, 1024, 300_000, geometric(8, 100.0, 2), article=0.7),
     "16 short windows": Case(16, 512, 60_000, geometric(8, 100.0, 2)),
+    "32 neighbouring windows": Case(32, 1024, 32 * 1024, geometric(8, 100.0, 2)),
     "64 short windows": Case(64, 512, 60_000, geometric(8, 100.0, 2)),
     "8 windows": Case(8, 1024, 300_000, geometric(8, 100.0, 2)),
 }
@@ -159,10 +163,20 @@ class Tally:
 
     without_stop: Counts = field(default_factory=Counts)
     with_stop: Counts = field(default_factory=Counts)
+    independent: Counts = field(default_factory=Counts)
     stopped: Counts = field(default_factory=Counts)
     not_stopped: Counts = field(default_factory=Counts)
     trials: int = 0
     trials_without_stop: int = 0
+
+
+def independent(values: Array, length: int) -> shares.Estimate:
+    """Return the mean of a share, with an error as if windows [n] were independent."""
+    means = values / length
+    n = len(means)
+    stderr = float(means.std(ddof=1)) / math.sqrt(n)
+    low, high = interval(float(means.mean()), stderr, n - 1)
+    return shares.Estimate(float(means.mean()), stderr, low, high)
 
 
 def stopped_after(of_parts: Array, whole: Array, tokens: Array) -> dict[int, list[int]]:
@@ -192,8 +206,10 @@ def measured(n_draws: int, case: Case) -> dict[str, Any]:
         windows_of_part = stopped_after(of_parts, whole, tokens)
         for part, truth in enumerate(truths.tolist()):
             tally.without_stop.add(shares.estimate(of_parts[part], tokens, case.text), truth)
+            tally.independent.add(independent(of_parts[part], case.length), truth)
             windows = windows_of_part[part]
-            share = shares.estimate(of_parts[part, windows], tokens[windows], case.text)
+            sums = of_parts[part, windows]
+            share = shares.estimate(sums, tokens[windows], case.text)
             tally.with_stop.add(share, truth)
             if len(windows) < case.windows:
                 tally.stopped.add(share, truth)
@@ -205,6 +221,7 @@ def measured(n_draws: int, case: Case) -> dict[str, Any]:
         "parts": len(case.fractions),
         "windows": case.windows,
         "without_stop": tally.without_stop.coverage,
+        "independent_windows": tally.independent.coverage,
         "with_stop": tally.with_stop.coverage,
         "parts_that_stopped": tally.stopped.coverage,
         "other_parts": tally.not_stopped.coverage,

@@ -22,6 +22,7 @@ COMMANDS = {
     "pack": "record a model as a reference pack, for machines without the model",
     "windows": "write what another engine is to score, for a file of its scores",
     "flips": "compare answers to tasks, from samples that lm_eval logged",
+    "where": "find the modules in which a quantized model loses its KLD",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -230,9 +231,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "layer (default), kind, matrix, or a regular expression for names of modules",
             flag_values.parts_pattern,
         ),
-        switch(
-            "--only", "where", "quantize one part of the reference instead of restoring one"
-        ),
+        switch("--only", "where", "quantize one part of the reference instead of restoring one"),
         flag(
             "-d --dataspec",
             f"{RUN} windows where",
@@ -463,7 +462,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             flag_values.path,
         ),
         flag("--junit", "gate", "FILE", "write the verdicts as JUnit XML", flag_values.path),
-        flag("--html", f"{SHOWING} where", "FILE", "write a report as one HTML file", flag_values.path),
+        flag(
+            "--html",
+            f"{SHOWING} where",
+            "FILE",
+            "write a report as one HTML file",
+            flag_values.path,
+        ),
         flag(
             "--tokens-out",
             RUN,

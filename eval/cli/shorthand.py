@@ -110,8 +110,8 @@ def specs(
 
     The notes are lines about the engines and the text that were chosen.
 
-    ``model_words``, ``reference``, ``general``: as ``models`` takes them.  ``text_words``, ``tokenizer``,
-    ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
+    ``model_words``, ``reference``, ``general``: as ``models`` takes them.  ``text_words``,
+    ``tokenizer``, ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
     addition to the settings file.
     """
     other_pythons = {*pythons, *spec_files.load_settings().python}
@@ -137,8 +137,9 @@ def models(
     """Return the models that the words name; with ``reference``, the first of several is marked.
 
     ``other_pythons``: engines and load_fns that run in another Python.  ``general``: load_fn of
-    models without ``@ENGINE`` that several engines run; "" for the first installed one.  Configs and tokenizers are
-    downloaded from the hub.  InputError with all problems, one per line.
+    models without ``@ENGINE`` that several engines run; "" for the first installed one.
+
+    Configs and tokenizers are downloaded from the hub.  InputError with all problems, one per line.
     """
     named_models: list[NamedModel] = []
     problems: list[str] = []

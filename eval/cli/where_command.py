@@ -17,14 +17,13 @@ from ..common.progress import Progress
 from ..common.terminal import say
 from ..run.workers import signals_interrupt
 from ..specs.spec_types import DataSpec, ModelSpec
-from ..table.markdown import markdown_text
 from ..text import corpus
 from ..where import where_run, where_table
 from ..where.results import WhereResult
 from ..where.search import Question
 from . import output_checks, run_inputs, shorthand
 from .cache_command import large_cache_note, limited
-from .commands import Inputs, WhereCommand
+from .commands import Inputs, PictureFlags, WhereCommand
 from .outputs import print_errors, print_note
 
 FAILED = 1
@@ -92,32 +91,53 @@ def print_and_write(command: WhereCommand, cache: Cache, result: WhereResult) ->
     """Print the table and write the files; return the exit status."""
     result = result.updated(title=command.pictures.title)
     result = result.with_origin([Path(sys.argv[0]).name, *sys.argv[1:]])
-    table = where_table.table_of_parts(result)
     written = Outputs(command.resources.verbose)
     with written.writing("standard output"):
-        where_table.print_table(table, Console())
+        where_table.print_result(result, Console())
 
     def csv_text() -> str:
         return where_table.csv_text(result)
 
-    def text_of_table() -> str:
-        return markdown_text(table)
+    def markdown_text() -> str:
+        return where_table.markdown_of(result)
+
+    def page() -> str:
+        # Imported here, so that a missing package fails this output alone.
+        from ..report import where_page
+
+        return where_page.page_of(result)
 
     texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
         (command.files.output, result.json_text),
         (command.files.csv, csv_text),
-        (command.files.markdown, text_of_table),
+        (command.files.markdown, markdown_text),
+        (command.files.html, page),
     )
     for file, text_of in texts:
         if file is not None:
             with written.writing(file):
                 write_text(file, text_of())
                 say(f"written: {file}")
+    if command.pictures.plot_file is not None:
+        with written.writing(command.pictures.plot_file):
+            draw(command.pictures, result)
     limit_cache(command, cache, written)
     status = print_errors("\n".join(written.failures))
     if not status and unknown(result):
         return FAILED
     return status
+
+
+def draw(flags: PictureFlags, result: WhereResult) -> None:
+    """Draw the picture of ``-p``."""
+    # Imported here, so that a missing matplotlib fails this output alone.
+    from ..plots import fonts, picture_style, where_bars
+
+    assert flags.plot_file is not None
+    with fonts.one_line_on_missing(say):
+        figure = where_bars.where_bars(result, dark=flags.dark)
+        picture_style.save_figure(figure, flags.plot_file)
+    say(f"plot: {flags.plot_file}")
 
 
 def unknown(result: WhereResult) -> bool:

@@ -62,8 +62,7 @@ class Part:
 
     @property
     def layer(self) -> int | None:
-        """The number of the decoder layer of all its modules; None if they have several, or none.
-        """
+        """The decoder layer of all its modules; None if they are of several layers, or of none."""
         layers = {module.layer for module in self.modules}
         if len(layers) > 1:
             return None

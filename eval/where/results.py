@@ -88,7 +88,8 @@ class PartRow(Stored):
         share: KLD that vanishes if the part is restored; with ``only``, KLD that appears if only
             this part is quantized.  None: not known.
         percent: the share in percent of the whole KLD of the same windows.
-        kld: the KLD that is left if the part is restored; with ``only``, the share.
+        kld: the KLD that is left if the part is restored, without an error if the part stopped;
+            with ``only``, the share.
         windows: number of windows in which it was scored.
         stopped: it was scored in fewer windows than others, because its share is small.
         reason: why the share is not known; "" if it is.
@@ -153,7 +154,7 @@ class WhereResult(Stored):
         activations: how the layers of the quantized model ran.
     """
 
-    where: Literal[1] = FORMAT
+    where: Literal[1] = 1
     created: str = ""
     command: tuple[Text, ...] = ()
     commit: str | None = None

@@ -1,4 +1,4 @@
-"""Find the shares of the parts of a quantized model: score trials in stages, then the largest parts.
+"""Find the shares of the parts of a quantized model in stages, and restore the largest together.
 
 In each stage, every part that has not stopped is scored in further windows.  A part stops when its
 share is certainly small (``shares.small_parts``), or when its KLD is not finite in a window.  Then
@@ -159,11 +159,29 @@ class Search:
             reference_bits=float(part.reference_bits),
             share=self.measured(share),
             percent=percent,
-            kld=self.measured(self.sums(self.question.trial_of(part), numbers)),
+            kld=self.kld_of(part, share),
             windows=len(numbers),
             stopped=share.klds is not None and len(numbers) < len(self.windows),
             reason=share.reason,
         )
+
+    def kld_of(self, part: Part, share: Sums) -> Measured | None:
+        """Return the KLD of a part's trial in all windows; ``share``: the sums of its share.
+
+        If the part stopped, it is the whole KLD minus the share, without an error.
+        """
+        if share.klds is None:
+            return None
+        if self.question.only:
+            return self.measured(share)
+        numbers = self.windows_of[part.name]
+        if len(numbers) == len(self.windows):
+            return self.measured(self.sums(self.question.trial_of(part), numbers))
+        whole = self.measured(self.sums(WHOLE, range(len(self.windows))))
+        stopped = self.measured(share)
+        if whole is None or stopped is None:
+            return None
+        return Measured(value=whole.value - stopped.value)
 
     def front_of(
         self, rows: Sequence[PartRow], modules: Sequence[QuantizedModule]

@@ -5,10 +5,19 @@ of the reference with the part quantized alone.  Both are ratios of sums over wi
 sum(n_w), with n_w the scored tokens, and x_w the difference of two sums of KLD in the same window,
 or one sum.  Their error is that of all means of compare_q, with windows as blocks
 (``low_frequency_error`` of ``eval/stats/uncertainty.py``): it stands for other texts like this one,
-and windows need not be independent.  An error over independent windows would be too small: in
-simulated texts its 95 % intervals hold in 91 % of texts, and in 58 % if all windows are neighbours.
+and windows need not be independent.
 
-COVERAGE
+A part whose share is certainly small is scored in fewer windows (``small_parts``).  In simulated
+texts (``benchmarks/where_coverage.py``, results/where_coverage.json: 400 texts in each of 8 cases
+of heavy-tailed, autocorrelated KLDs, with 7 to 18 parts whose shares differ by a factor of up to
+100), the 95 % intervals hold the true share in
+
+- 95.2 % or more of all parts with early stop, and 95.4 % or more without it;
+- 95.0 % or more of the parts that stopped, and 94.8 % or more of the others.
+
+Early stop scores 56 % to 88 % of the trials, and all of them if there are 8 windows.  With errors
+as if windows were independent, the intervals would hold in 94 % of parts at best, and in 73 % if
+the windows are neighbours in the text.
 """
 
 from __future__ import annotations

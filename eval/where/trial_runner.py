@@ -14,7 +14,6 @@ from ...backends.base import QuantizedModule, Trial, TrialScore, Window
 from ...backends.common import storage
 from ...backends.common.errors import ModelError
 from ...backends.common.message_text import amount
-from ...backends.layers import groups
 from ...backends.worker import trial_scores
 from ...backends.worker.protocol import (
     LoadCommand,
@@ -26,7 +25,7 @@ from ...backends.worker.trial_scores import Place
 from ..common.progress import Phase
 from ..run.run_config import RunConfig
 from ..run.run_model import RunModel
-from ..run.workers import Worker, show_nothing
+from ..run.workers import Worker
 from . import trial_file
 from .results import Module
 from .trial_file import Facts
@@ -56,6 +55,7 @@ class TrialRunner:
         self.resources = resources
         self.worker: Worker | None = None
         self.phase: Phase | None = None
+        self.expected = 0
         self.scores = trial_scores.read(file)
 
     def facts(self) -> Facts:
@@ -94,30 +94,36 @@ class TrialRunner:
         return count
 
     def expect(self, n_missing: int) -> None:
-        """Show the progress of all scoring from now on, if at most ``n_missing`` scores remain."""
-        if n_missing and self.phase is None:
-            title = f"scoring parts of {self.quantized.label}"
-            phase = self.config.progress.phase(title, unit="trials")
-            self.phase = self.resources.enter_context(phase)
+        """Note how many scores are missing at most from now on, for the progress."""
+        self.expected = n_missing
         if self.phase is not None:
             self.phase.expect(self.phase.done + n_missing)
 
     def score(self, trials: Sequence[Trial], windows: Sequence[Window]) -> None:
         """Score what is missing; ModelError if that fails."""
-        show = show_nothing
-        if self.phase is not None:
-            show = self.phase.show
         for unscored, unscored_windows in self.missing(trials, windows).items():
             worker = self.started_worker()
+            phase = self.started_phase()
             with self.config.cache.scratch() as file:
                 with storage.keeping("the windows of a run", file.parent):
                     write_windows(file, unscored_windows)
                 command = TrialsCommand(list(unscored), file, self.file)
-                worker.perform(command, self.config.window_timeout_s, show)
+                try:
+                    worker.perform(command, self.config.window_timeout_s, phase.show)
+                except ModelError as error:
+                    raise ModelError(f"{self.label}: {error}") from None
         self.scores = trial_scores.read(self.file)
         count = self.n_missing(trials, windows)
         if count:
             raise ModelError(f"{self.label}: {amount(count, 'trial')} got no score")
+
+    def started_phase(self) -> Phase:
+        """Return the progress of all scoring, which begins with the first missing score."""
+        if self.phase is None:
+            title = f"scoring parts of {self.quantized.label}"
+            phase = self.config.progress.phase(title, unit="trials", total=self.expected)
+            self.phase = self.resources.enter_context(phase)
+        return self.phase
 
     @property
     def label(self) -> str:
@@ -139,9 +145,7 @@ class TrialRunner:
         quantized = self.quantized.with_planned(log_file=log_file)
         reference = self.reference.with_planned(log_file=log_file)
         n_gpus = max(quantized.n_gpus, reference.n_gpus)
-        gpus = self.resources.enter_context(
-            config.gpus.take(max(n_gpus, 1), config.workers.check)
-        )
+        gpus = self.resources.enter_context(config.gpus.take(max(n_gpus, 1), config.workers.check))
         worker = self.resources.enter_context(
             config.workers.started(lambda: config.workers.create(quantized))
         )

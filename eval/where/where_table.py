@@ -1,4 +1,4 @@
-"""The table of ``compare-q where`` with its notes and sentences, and its rows for CSV and pandas."""
+"""The tables of ``compare-q where`` with notes and sentences, and rows for CSV and pandas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from ...backends.common.message_text import amount
 from ..common.terminal import say
 from ..table import csv_text as csv_writer
+from ..table import markdown
 from ..table.columns import Column
 from ..table.numbers import KLD_DIGITS, error_text, number_text, number_with_error
 from ..table.tables import LABEL, Cell, FilledColumn, Table
@@ -37,6 +38,12 @@ COLUMNS = (
     Column("kld", "KLD\nleft", "KLD with the part restored", digits=NUMBER),
     Column("windows", "windows", "in which the part was scored", digits=NUMBER),
 )
+FRONT_COLUMNS = (
+    Column(LABEL, "as in the reference", "parts that are restored", wraps=True),
+    Column("kld", "KLD\nleft", "KLD with these parts restored", digits=NUMBER),
+    Column("bpw", "bits /\nweight", "stored bits of all exchangeable weights", digits=NUMBER),
+)
+FRONT_TITLE = "the parts with the largest shares, restored together:"
 SHARE = "share: KLD that vanishes if the part is as in the reference; its ± is one standard error"
 SHARE_ONLY = (
     "share: KLD of the reference with the part quantized alone; its ± is one standard error"
@@ -153,7 +160,7 @@ def notes_of(result: WhereResult) -> list[str]:
 
 
 def sentences(result: WhereResult) -> list[str]:
-    """Return the closing sentences: the whole, the largest parts, the sum, and the front."""
+    """Return the closing sentences: the whole, the largest parts, and the sum."""
     lines = []
     if result.whole is not None:
         whole = number_with_error(result.whole.value, result.whole.stderr, "nats")
@@ -166,7 +173,6 @@ def sentences(result: WhereResult) -> list[str]:
     else:
         lines.append("No share can be told from 0; more windows (-r) would show smaller shares.")
     lines += sentence_on_sum(result)
-    lines += front_lines(result)
     return lines
 
 
@@ -193,22 +199,25 @@ def sentence_on_sum(result: WhereResult) -> list[str]:
     ]
 
 
-def front_lines(result: WhereResult) -> list[str]:
-    """Return a line for each number of parts that were restored together."""
-    lines = []
+def table_of_front(result: WhereResult) -> Table | None:
+    """Return the table of the parts that were restored together; None if there were none."""
+    if not result.front:
+        return None
+    cells: dict[str, list[Cell]] = {column.name: [] for column in FRONT_COLUMNS}
+    n_before = 0
+    notes = []
     for row in result.front:
-        count = amount(len(row.parts), "part")
-        bits = number_text(bits_per_weight(row, result), 2)
-        left = row.reason
-        if row.kld is not None:
-            left = number_with_error(row.kld.value, row.kld.stderr, "nats")
-        new = ", ".join(row.parts[-MOST_NAMES:])
-        if len(row.parts) > MOST_NAMES:
-            new = f"..., {new}"
-        lines.append(f"  {count} as in the reference ({new}): {left}, {bits} bits per weight")
-    if lines:
-        lines.insert(0, "KLD with the largest shares restored together:")
-    return lines
+        names = ", ".join(row.parts[n_before:])
+        if n_before:
+            names = f"and {names}"
+        n_before = len(row.parts)
+        cells[LABEL].append(Cell(names))
+        cells["kld"].append(measured_cell(row.kld))
+        cells["bpw"].append(Cell(number_text(bits_per_weight(row, result), 2)))
+        if row.reason:
+            notes.append(f"{names}: n/a: {row.reason}")
+    columns = [FilledColumn(column, tuple(cells[column.name])) for column in FRONT_COLUMNS]
+    return Table(title=FRONT_TITLE, columns=tuple(columns), notes=tuple(notes))
 
 
 def bits_per_weight(row: FrontRow, result: WhereResult) -> float | None:
@@ -218,8 +227,30 @@ def bits_per_weight(row: FrontRow, result: WhereResult) -> float | None:
     return row.bits / result.n_weights
 
 
+def print_result(result: WhereResult, console: Console) -> None:
+    """Print both tables, the notes and the sentences."""
+    table = table_of_parts(result)
+    print_table(table, console)
+    say(*table.notes, console=console)
+    front = table_of_front(result)
+    if front is not None:
+        say("", console=console)
+        print_columns(console, front.title, [size_column(filled) for filled in front.columns])
+        say(*front.notes, console=console)
+    say("", *table.finding, console=console)
+
+
+def markdown_of(result: WhereResult) -> str:
+    """Return both tables, the sentences and the notes as Markdown."""
+    text = markdown.markdown_text(table_of_parts(result))
+    front = table_of_front(result)
+    if front is not None:
+        text += "\n" + markdown.markdown_text(front)
+    return text
+
+
 def print_table(table: Table, console: Console) -> None:
-    """Print the first rows of the table, as many columns as fit, the notes and the sentences."""
+    """Print the first rows of the table, with as many columns as fit."""
     n_rows = len(table.columns[0].cells)
     columns = []
     for filled in table.columns:
@@ -238,7 +269,6 @@ def print_table(table: Table, console: Console) -> None:
     if titles:
         line = f"left out in {console.width} columns: {', '.join(titles)}; --csv has them"
         say(line, console=console)
-    say(*table.notes, "", *table.finding, console=console)
 
 
 def rows_of(result: WhereResult) -> list[dict[str, Any]]:
