@@ -111,8 +111,8 @@ def specs(
     The notes are lines about the engines and the text that were chosen.
 
     ``model_words``, ``reference``, ``general``: as ``models`` takes them.  ``text_words``,
-    ``tokenizer``, ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
-    addition to the settings file.
+    ``tokenizer``, ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with
+    another Python, in addition to the settings file.
     """
     other_pythons = {*pythons, *spec_files.load_settings().python}
     named_models = models(

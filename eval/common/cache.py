@@ -3,7 +3,8 @@
 Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens`` and ``trials``, a folder
 ``<cache>/<section>/<key>`` in ``scores`` (``backends/scoring/segments.py``) and ``references``,
 logs of engines in ``logs``.  A key covers the content of models and texts, not their paths.  In
-``runs`` every running run lists the entries that it uses, which ``--cache-limit`` (``eval/cli/cache_command.py``) does not delete.
+``runs`` every running run lists the entries that it uses, which ``--cache-limit``
+(``eval/cli/cache_command.py``) does not delete.
 
 ``format`` names the versions of segments and stores; a run of another version says once that older
 ones are not used.

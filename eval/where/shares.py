@@ -104,9 +104,7 @@ def small_parts(sums: Mapping[str, Array], whole: Array) -> set[str]:
     """Return the names of the parts whose shares are certainly small.
 
     A share is small if it is below ``SMALL_OF_WHOLE`` of the whole KLD, or below
-    ``SMALL_OF_LARGEST`` of the largest share, and not as far below 0.  Differences of these from
-    the share are tested, in which changes of the KLD over the text cancel, so that windows are
-    nearly independent.
+    ``SMALL_OF_LARGEST`` of the largest share, and not as far below 0.
 
     ``sums``: name of each part -> sums of its share over the tokens of each window [n]; ``whole``:
     the sums of the whole KLD [n].
@@ -114,24 +112,26 @@ def small_parts(sums: Mapping[str, Array], whole: Array) -> set[str]:
     if len(whole) < FEWEST_WINDOWS or not sums:
         return set()
     largest = max(sums.values(), key=lambda values: float(values.sum()))
-    limits = (SMALL_OF_WHOLE * whole, SMALL_OF_LARGEST * largest)
     small = set()
     for name, values in sums.items():
-        if any(is_within(values, limit) for limit in limits):
+        is_small_part = is_small(values, whole, SMALL_OF_WHOLE)
+        if is_small_part or is_small(values, largest, SMALL_OF_LARGEST):
             small.add(name)
     return small
 
 
-def is_within(values: Array, limit: Array) -> bool:
-    """Return True if the mean of values is certainly between minus and plus that of limits.
+def is_small(values: Array, others: Array, fraction: float) -> bool:
+    """Return True if sum(values) / sum(others) is certainly within ± ``fraction``.
 
-    ``values``, ``limit``: sums of independent windows [n], at least 2.
+    The error is that of a ratio over independent windows (Cochran, Sampling Techniques, 1977,
+    section 6.3): changes of the KLD over the text cancel in it.  ``values``, ``others``: sums over
+    the tokens of windows [n], at least 2.
     """
-    return is_above_zero(limit - values) and is_above_zero(limit + values)
-
-
-def is_above_zero(values: Array) -> bool:
-    """Return True if the mean of independent values [n] is above 0 by a one-sided t-test."""
     n = len(values)
-    stderr = float(values.std(ddof=1)) / math.sqrt(n)
-    return float(values.mean()) > student_t(n - 1, STOP_TAIL) * stderr
+    total = float(others.sum())
+    if total <= 0:
+        return False
+    ratio = float(values.sum()) / total
+    deviations = values - ratio * others
+    stderr = math.sqrt(n / (n - 1) * float(np.sum(np.square(deviations)))) / total
+    return abs(ratio) + student_t(n - 1, STOP_TAIL) * stderr < fraction

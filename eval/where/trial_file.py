@@ -54,10 +54,10 @@ def key_of(config: RunConfig, reference: RunModel, quantized: RunModel) -> str:
 
 
 def facts_in(file: Path) -> Facts | None:
-    """Return the facts in a file; None if it has none, or does not exist."""
+    """Return the last facts in a file; None if it has none, or does not exist."""
     if not json_files.is_file(file):
         return None
-    for line in json_files.read_bytes(file).splitlines():
+    for line in reversed(json_files.read_bytes(file).splitlines()):
         try:
             return Facts.model_validate_json(line)
         except ValidationError:

@@ -5,15 +5,16 @@ The worker starts when the first score or the modules are missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...backends.base import QuantizedModule, Trial, TrialScore, Window
+from ...backends.base import Layer, QuantizedModule, Trial, TrialScore, Window
 from ...backends.common import storage
 from ...backends.common.errors import ModelError
 from ...backends.common.message_text import amount
+from ...backends.layers import groups
 from ...backends.worker import trial_scores
 from ...backends.worker.protocol import (
     LoadCommand,
@@ -109,9 +110,10 @@ class TrialRunner:
                     write_windows(file, unscored_windows)
                 command = TrialsCommand(list(unscored), file, self.file)
                 try:
-                    worker.perform(command, self.config.window_timeout_s, phase.show)
+                    answer = worker.perform(command, self.config.window_timeout_s, phase.show)
                 except ModelError as error:
                     raise ModelError(f"{self.label}: {error}") from None
+            self.note_activations(answer)
         self.scores = trial_scores.read(self.file)
         count = self.n_missing(trials, windows)
         if count:
@@ -124,6 +126,19 @@ class TrialRunner:
             phase = self.config.progress.phase(title, unit="trials", total=self.expected)
             self.phase = self.resources.enter_context(phase)
         return self.phase
+
+    def note_activations(self, answer: Any) -> None:
+        """Add how layers ran to the facts, once a worker has reported it.
+
+        ``answer``: the value of a ``TrialsCommand``, the provenance of what ran.
+        """
+        facts = self.facts()
+        if facts.activations or not isinstance(answer, Mapping):
+            return
+        layers = groups.groups_from_json(answer.get("layers", ()))
+        lines = activation_lines(layers)
+        if lines:
+            trial_file.write_facts(self.file, facts.updated(activations=tuple(lines)))
 
     @property
     def label(self) -> str:
@@ -183,3 +198,20 @@ class TrialRunner:
             label=f"{self.quantized.label}, {self.reference.label}",
             modules=tuple(Module.of(module) for module in modules),
         )
+
+
+def activation_lines(layers: Sequence[Layer]) -> list[str]:
+    """Return a line for each pair of weights and activations of the layers that ran.
+
+    Unquantized weights are left out.  A line names the activations of the checkpoint's scheme if
+    others ran.
+    """
+    lines: dict[str, None] = {}
+    for layer in layers:
+        if layer.weights in groups.UNQUANTIZED_FORMATS:
+            continue
+        line = f"{layer.activations} with {layer.weights} weights"
+        if layer.asked:
+            line += f", although the checkpoint asks for {layer.asked}"
+        lines[line] = None
+    return list(lines)
