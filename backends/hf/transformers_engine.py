@@ -26,7 +26,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from ..base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
+from ..base import (
+    Capabilities,
+    Engine,
+    Layer,
+    ModelFacts,
+    PlannedModel,
+    QuantizedModule,
+    Storage,
+    Trial,
+    TrialScore,
+    Window,
+)
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
 from ..checkpoint.folder import HuggingFaceFolder
 from ..common.engine_options import check_names, parse_options
@@ -130,6 +141,7 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         noise=True,
         samples=True,
+        restores=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
             "transformers": {"dtype": "auto"},
@@ -365,6 +377,22 @@ class TransformersEngine(LogitsEngine):
 
     def _keep_head_inputs(self, _module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self.head_inputs = inputs[0][0]
+
+    def exchangeable(self, reference: Engine) -> tuple[QuantizedModule, ...]:
+        from . import exchangeable
+
+        assert isinstance(reference, TransformersEngine)
+        return exchangeable.exchangeable(self, reference)
+
+    def trials(
+        self, reference: Engine, windows: Sequence[Window], trials: Sequence[Trial]
+    ) -> Iterator[TrialScore]:
+        from .exchange import Exchange
+
+        assert isinstance(reference, TransformersEngine)
+        exchange = Exchange(self, reference, trials)
+        for window in windows:
+            yield from exchange.scores(window)
 
     def layers(self) -> tuple[Layer, ...]:
         # It imports torch, which the driver does not.
