@@ -193,7 +193,7 @@ def model(
         reason = "as asked"
     else:
         load_fn, reason = backends.engine_for(name, config, other_pythons)
-        if general and load_fn in backends.GENERAL:
+        if general and load_fn in (*backends.GENERAL, backends.DEQUANTIZING):
             load_fn = general
             reason = "exchanges modules"
     # An unknown engine is reported before other faults.

@@ -12,10 +12,10 @@ texts (``benchmarks/where_coverage.py``, results/where_coverage.json: 400 texts 
 of heavy-tailed, autocorrelated KLDs, with 7 to 18 parts whose shares differ by a factor of up to
 100), the 95 % intervals hold the true share in
 
-- 95.2 % or more of all parts with early stop, and 95.4 % or more without it;
-- 95.0 % or more of the parts that stopped, and 94.8 % or more of the others.
+- 94.6 % or more of all parts with early stop, and 95.4 % or more without it;
+- 94.6 % or more of the parts that stopped, and 94.7 % or more of the others.
 
-Early stop scores 56 % to 88 % of the trials, and all of them if there are 8 windows.  With errors
+Early stop scores 52 % to 82 % of the trials, and all of them if there are 8 windows.  With errors
 as if windows were independent, the intervals would hold in 94 % of parts at best, and in 73 % if
 the windows are neighbours in the text.
 """

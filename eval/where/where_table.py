@@ -194,8 +194,8 @@ def sentence_on_sum(result: WhereResult) -> list[str]:
     sum_text = number_text(total, KLD_DIGITS)
     whole_text = number_text(result.whole.value, KLD_DIGITS)
     return [
-        f"The shares add up to {sum_text}, and the whole KLD is {whole_text}: errors of different "
-        "parts cancel or increase each other, so that shares do not add up."
+        f"The shares add up to {sum_text}, and the whole KLD is {whole_text}; they need not be "
+        "equal, since errors of different parts may cancel or increase each other."
     ]
 
 

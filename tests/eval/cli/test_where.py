@@ -281,9 +281,17 @@ def test_models_that_cannot_be_exchanged_are_refused(
     server = "s=http://localhost:1/v1"
     assert_refused(compare_q("where", reference, server, *text), "s", "vllm_server")
     assert_refused(compare_q("where", reference, quantized, *text, "--by", "a("), "--by", "'a('")
+
+
+def test_models_with_other_vocabularies_are_refused(
+    compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
+) -> None:
+    """In the engine that words without one get."""
     other = save_llama(tmp_path / "other", vocab_size=400)
-    ran = compare_q("where", reference, word("q4", other, losses=LOSSES), *text)
-    assert_refused(ran, "vocabular")
+    ran = compare_q("where", toy_model, other, "-d", long_text, "--eval-len", 50)
+    assert ran.status == 2
+    assert "vocabular" in ran.err.splitlines()[-1]
+    assert "400" in ran.err.splitlines()[-1]
 
 
 def test_models_with_equal_weights_have_no_shares(where: Where) -> None:
