@@ -28,8 +28,6 @@ from .prefix_sharing import Calls
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .transformers_engine import TransformersEngine
-
 
 class Change(NamedTuple):
     """What a trial exchanges.
@@ -84,24 +82,15 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        engine: TransformersEngine,
-        reference: TransformersEngine,
-        trials: Sequence[Trial],
-        *,
-        shares_prefix: bool = True,
+        self, pair: ModelPair, trials: Sequence[Trial], *, shares_prefix: bool = True
     ) -> None:
-        self.pair = ModelPair(engine, reference)
-        self.engines: dict[Base, TransformersEngine] = {
-            "quantized": engine,
-            "reference": reference,
-        }
+        self.pair = pair
         self.trials = trials
         self.changes = [self.change_of(trial) for trial in trials]
         # The bases whose trials replay recorded outputs of layers.
         self.sharing: set[Base] = set()
         if shares_prefix:
-            self.sharing = set(self.engines)
+            self.sharing = set(self.pair.engines)
         self.checked: set[Base] = set()
 
     def change_of(self, trial: Trial) -> Change:
@@ -142,7 +131,7 @@ class Exchange:
 
         If trials can share the outputs of its layers, they are recorded in ``calls``.
         """
-        engine = self.engines[base]
+        engine = self.pair.engines[base]
         if not self.gains_by_sharing(base):
             return scored_rows(engine, window)
         with calls.recorded():
@@ -173,7 +162,7 @@ class Exchange:
 
     def is_shareable(
         self,
-        engine: TransformersEngine,
+        engine: LogitsEngine,
         window: Window,
         rows: dict[int, torch.Tensor],
         calls: Calls,
@@ -205,7 +194,7 @@ class Exchange:
         calls: Calls,
     ) -> Iterator[TrialScore]:
         """Yield the scores of the trials with this base; ``calls``: empty if nothing is shared."""
-        scorer = TrialScorer(self.engines[base], reference_rows)
+        scorer = TrialScorer(self.pair.engines[base], reference_rows)
         for index, (trial, change) in enumerate(zip(self.trials, self.changes, strict=True)):
             if trial.base != base:
                 continue

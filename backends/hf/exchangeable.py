@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..checkpoint.folder import Checkpoint
 from ..checkpoint.formats import UnsizedError, stored_weights
-from ..common.errors import InputError, ModelError
+from ..common.errors import ModelError
 from ..common.message_text import and_more
 from ..layers.module_names import is_draft, is_outside, outside_text_model
 from ..layers.schemes import Declared, declared
@@ -32,9 +32,6 @@ from .folded_scales import is_same_up_to_rounding, rounds_alike
 from .model_pair import ModelPair
 from .transformers_layers import is_in_other_tower, name_from_layers, sizes_of, stored_quantized
 from .verify import loaded_names
-
-if TYPE_CHECKING:
-    from .transformers_engine import TransformersEngine
 
 ROUNDING = 0.02
 """Largest difference of two tensors that are not quantized which counts as rounding.
@@ -47,18 +44,12 @@ ELEMENTS = 1 << 24
 
 
 def exchangeable(
-    engine: TransformersEngine, reference: TransformersEngine
+    pair: ModelPair, checkpoint: Checkpoint, reference: Checkpoint
 ) -> tuple[QuantizedModule, ...]:
-    """Return the modules of a loaded model that can be exchanged (``Engine.exchangeable``)."""
-    if engine.options.quantization_config and not engine.checkpoint.config.quantization:
-        raise InputError(
-            f"{engine.planned.label}: engine.quantization_config: a model that is quantized while "
-            "loading has no stored sizes; give a quantized checkpoint"
-        )
-    pair = ModelPair(engine, reference)
-    modules = quantized_modules(pair, engine.checkpoint.headers, reference.checkpoint.headers)
+    """Return the modules that can be exchanged (``Engine.exchangeable``)."""
+    modules = quantized_modules(pair, checkpoint, reference)
     if not modules:
-        raise ModelError(f"{engine.planned.label}: none of its modules is quantized")
+        raise ModelError(f"{pair.label}: none of its modules is quantized")
     if only_layers(pair, modules):
         return tuple(whole_layers(pair, modules))
     different = []

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..common.errors import InputError, ModelError
 from ..common.message_text import dtype_name
 from ..layers.noise import layer_list
+from ..logits_engine import LogitsEngine
 from ..restoring import Base
 from .transformers_layers import name_from_layers
-
-if TYPE_CHECKING:
-    from .transformers_engine import TransformersEngine
 
 OFF_DEVICE = "meta"
 """The device of weights that accelerate has moved to the CPU or to the disk."""
@@ -25,7 +23,8 @@ class ModelPair:
     ModelError or InputError if a module of one model cannot run in the other one.
 
     Attributes:
-        models: the two models, by the base of a trial.
+        engines: the two engines, by the base of a trial.
+        models: their models.
         layers: their decoder layers, in order; a layer that runs several times is there once.
         paths: name (``QuantizedModule.name``) -> path in the models.
         layer_paths: path of a decoder layer -> its number.
@@ -34,11 +33,12 @@ class ModelPair:
         embedding_path: path of the embedding.
     """
 
-    def __init__(self, engine: TransformersEngine, reference: TransformersEngine) -> None:
-        for one in (engine, reference):
-            check_options(one)
+    def __init__(self, engine: LogitsEngine, reference: LogitsEngine) -> None:
+        check_one_device(engine)
+        check_one_device(reference)
         check_same_settings(engine, reference)
         self.label = engine.planned.label
+        self.engines: dict[Base, LogitsEngine] = {"quantized": engine, "reference": reference}
         self.models: dict[Base, Any] = {"quantized": engine.model, "reference": reference.model}
         self.layers = {base: layers_of(model) for base, model in self.models.items()}
         layer_number = {id(layer): n for n, layer in enumerate(self.layers["quantized"])}
@@ -111,26 +111,17 @@ def layers_of(model: Any) -> list[Any]:
     return list(dict.fromkeys(layers))
 
 
-def check_options(engine: TransformersEngine) -> None:
-    """InputError or ModelError if modules of an engine's model cannot be exchanged."""
-    label = engine.planned.label
-    if engine.streamer is not None:
-        raise InputError(
-            f"{label}: engine.streaming: modules of a streamed model cannot be exchanged; remove it"
-        )
-    if engine.noise is not None:
-        raise InputError(
-            f"{label}: engine.noise: modules of a model with noise cannot be exchanged; remove it"
-        )
+def check_one_device(engine: LogitsEngine) -> None:
+    """ModelError if a loaded model is spread over several devices."""
     devices = {str(parameter.device) for parameter in engine.model.parameters()}
     if len(devices) > 1 or OFF_DEVICE in devices:
         raise ModelError(
-            f"{label}: is spread over {', '.join(sorted(devices))}; modules can be exchanged "
-            "between two models that fit on one device"
+            f"{engine.planned.label}: is spread over {', '.join(sorted(devices))}; modules can be "
+            "exchanged between two models that fit on one device"
         )
 
 
-def check_same_settings(engine: TransformersEngine, reference: TransformersEngine) -> None:
+def check_same_settings(engine: LogitsEngine, reference: LogitsEngine) -> None:
     """InputError or ModelError if two models compute with other types, devices or attention."""
     model = engine.model
     other = reference.model
