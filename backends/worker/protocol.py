@@ -94,6 +94,7 @@ class TrialsCommand:
     """Score trials with the two loaded models, and append the scores to a file.
 
     The file is that of ``worker/trial_scores.py``.  A unit of progress is one trial in one window.
+    The value is the provenance and layers of the quantized model, as in the record of scores.
     """
 
     trials: list[Trial]

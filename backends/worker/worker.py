@@ -188,7 +188,7 @@ class Worker:
             elif isinstance(command, ReferenceCommand):
                 value = self.load_reference(command)
             elif isinstance(command, TrialsCommand):
-                self.score_trials(command, send)
+                value = self.score_trials(command, send)
             else:
                 value = call(command, send)
         except Exception as error:
@@ -330,8 +330,11 @@ class Worker:
         reference.load()
         return [asdict(module) for module in self.engine.exchangeable(reference)]
 
-    def score_trials(self, command: TrialsCommand, send: Send) -> None:
-        """Score trials and append their scores to a file; scores before an error are kept."""
+    def score_trials(self, command: TrialsCommand, send: Send) -> dict[str, Any]:
+        """Score trials and append their scores to a file; return what ran.
+
+        Scores before an error are kept.
+        """
         assert self.engine is not None, "no model is loaded"
         assert self.reference is not None, "no reference is loaded"
         windows = protocol.read_windows(command.windows)
@@ -344,6 +347,7 @@ class Worker:
                     send(protocol.Progress(1))
         finally:
             committer.commit()
+        return what_ran(self.engine, self.notes)
 
     def close_reference(self) -> None:
         """Close the reference, if one is loaded."""

@@ -34,13 +34,16 @@ Raise it when numbers or the stored data change, so that stored scores are not m
 class Facts(Stored):
     """What is known once both models are loaded.
 
-    ``label``: of both models, for the list of the cache; ``activations``: how the layers of the
-    quantized model ran.
+    Attributes:
+        label: of both models, for the list of the cache.
+        activations: how the layers of the quantized model ran; empty until trials were scored.
+        notes: of the worker on the quantized model.
     """
 
     label: Text
     modules: tuple[Module, ...]
     activations: tuple[Text, ...] = ()
+    notes: tuple[Text, ...] = ()
 
 
 def key_of(config: RunConfig, reference: RunModel, quantized: RunModel) -> str:

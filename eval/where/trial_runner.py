@@ -113,7 +113,7 @@ class TrialRunner:
                     answer = worker.perform(command, self.config.window_timeout_s, phase.show)
                 except ModelError as error:
                     raise ModelError(f"{self.label}: {error}") from None
-            self.note_activations(answer)
+            self.note_what_ran(answer)
         self.scores = trial_scores.read(self.file)
         count = self.n_missing(trials, windows)
         if count:
@@ -127,18 +127,15 @@ class TrialRunner:
             self.phase = self.resources.enter_context(phase)
         return self.phase
 
-    def note_activations(self, answer: Any) -> None:
-        """Add how layers ran to the facts, once a worker has reported it.
-
-        ``answer``: the value of a ``TrialsCommand``, the provenance of what ran.
-        """
+    def note_what_ran(self, provenance: Mapping[str, Any]) -> None:
+        """Add how the layers ran to the facts; ``provenance``: the value of ``TrialsCommand``."""
         facts = self.facts()
-        if facts.activations or not isinstance(answer, Mapping):
+        if facts.activations:
             return
-        layers = groups.groups_from_json(answer.get("layers", ()))
+        layers = groups.groups_from_json(provenance.get("layers", ()))
         lines = activation_lines(layers)
-        if lines:
-            trial_file.write_facts(self.file, facts.updated(activations=tuple(lines)))
+        notes = tuple(str(note) for note in provenance.get("notes", ()))
+        trial_file.write_facts(self.file, facts.updated(activations=tuple(lines), notes=notes))
 
     @property
     def label(self) -> str:

@@ -131,6 +131,8 @@ def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereR
     search.score_parts()
     rows = [search.row_of(part) for part in all_parts]
     front = search.front_of(rows, modules)
+    # Again: what ran is known now.
+    facts = trials.facts()
     whole = search.sums(WHOLE, range(len(data.windows)))
     return WhereResult(
         subtitle=data.subtitle,
@@ -147,6 +149,7 @@ def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereR
         front=tuple(front),
         unmatched_weights=parts.unmatched(modules, all_parts),
         activations=facts.activations,
+        notes=facts.notes,
     )
 
 

@@ -119,6 +119,13 @@ def test_the_largest_parts_are_restored_together(where: Where, tmp_path: Path) -
     assert result.front[0].bits == 1250 * 4.5 + 300 * 11.5
 
 
+def test_the_result_says_how_activations_ran(where: Where, tmp_path: Path) -> None:
+    first = result_of(where, tmp_path / "1.json")
+    assert first.activations == ("bfloat16 with int4 g32 weights",)
+    # Also if no model is loaded any more.
+    assert result_of(where, tmp_path / "2.json").activations == first.activations
+
+
 def test_a_small_part_stops_after_eight_windows(where: Where, tmp_path: Path, log: Path) -> None:
     result = result_of(where, tmp_path / "o.json", rows=16, wobble=0.1)
     windows = {row.name: (row.windows, row.stopped) for row in result.rows}
