@@ -41,9 +41,8 @@ divergence, in the engines that serve them, in one table with error bars.
     a finished run again, in another order, and as a report
 
 {SUMMARIES}
-`compare-q COMMAND --help` has the flags of a command, `compare-q run --help`
-all flags of a run. `compare-q --version` says the version. A model in a folder
-called like a command is ./NAME.
+`compare-q COMMAND --help` has the flags of a command, `compare-q --version` the
+version. A model in a folder called like a command is ./NAME.
 """
 """``compare-q --help``."""
 

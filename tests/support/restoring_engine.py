@@ -8,7 +8,8 @@ quantized, and the one without is its reference.  The KLD of a trial in a window
 and ``joint`` more if all modules that have a loss are quantized.  ``losses`` has names of modules,
 or of kinds, and modules without a loss have the KLD 0.  ``whole_layers``: only whole decoder layers
 are exchanged, by the losses of their names.  ``nan``: a module whose restoration gives NaN.
-``fail``: number of trials before an error, or before the process is killed (``killed``).
+``fail``: number of trials before an error, or before the process is killed (``killed``);
+``seconds``: of each trial.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,7 @@ class RestoringEngine(FakeEngine):
         for window in windows:
             for number, trial in enumerate(trials):
                 self.count()
+                time.sleep(self.options.seconds)
                 exchanged = set(trial.modules)
                 assert exchanged <= names
                 quantized = exchanged

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
+import compare_q as compare_q_package
 from compare_q import backends
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.where.results import WhereResult
@@ -299,6 +302,59 @@ def test_models_with_other_vocabularies_are_refused(
     assert ran.status == 2
     assert "vocabular" in ran.err.splitlines()[-1]
     assert "400" in ran.err.splitlines()[-1]
+
+
+def test_python_returns_the_same_shares(
+    toy_model: Path, long_text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = (word("ref", toy_model), word("q4", toy_model, losses=LOSSES))
+    found = compare_q_package.where(
+        *words, by="kind", data=str(long_text), rows=8, eval_len=50, quiet=True
+    )
+    frame = found.dataframe().set_index("part")
+    assert frame.loc["down", "share"] == pytest.approx(0.3)
+    assert frame.loc["down", "kld"] == pytest.approx(0.03)
+    found.save(tmp_path / "o.json")
+    assert WhereResult.read(tmp_path / "o.json").rows == found.result.rows
+    found.plot(tmp_path / "o.svg")
+    assert "<svg" in (tmp_path / "o.svg").read_text()
+    assert capfd.readouterr().out == ""
+    with pytest.raises(InputError, match="by"):
+        compare_q_package.where(*words, by="a(")
+
+
+@pytest.mark.engine
+def test_a_search_continues_after_its_worker_was_killed(
+    where: Where, log: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The worker is a process, which the system kills; scores are committed every 2 s."""
+    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
+    options = {"fail": 20, "killed": True, "seconds": 0.15}
+    ran = where("--by", "q|down", **options)
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    assert len(scored(log)) == 20
+    result = result_of(where, tmp_path / "o.json", "--by", "q|down", **options)
+    assert values(result) == pytest.approx({"q": 0.03, "down": 0.3})
+    # Of the whole, 2 parts, and both together, in 8 windows; 12 were not reached.
+    assert 12 <= len(scored(log)) < 20
+
+
+def test_a_search_waits_for_another_one_on_the_same_models(
+    where: Where, own_cache: Path, tmp_path: Path
+) -> None:
+    result_of(where, tmp_path / "1.json")
+    (file,) = (own_cache / "trials").glob("*.jsonl")
+    lock = FileLock(str(file.with_suffix(".lock")))
+    lock.acquire()
+    timer = threading.Timer(1.0, lambda: lock.release(force=True))
+    timer.start()
+    try:
+        ran = where("--by", "kind")
+    finally:
+        timer.join()
+    assert ran.status == 0
+    assert "waiting for another run" in ran.err
 
 
 def test_models_with_equal_weights_have_no_shares(where: Where) -> None:
