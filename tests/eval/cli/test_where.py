@@ -345,7 +345,7 @@ def test_a_search_waits_for_another_one_on_the_same_models(
 ) -> None:
     result_of(where, tmp_path / "1.json")
     (file,) = (own_cache / "trials").glob("*.jsonl")
-    lock = FileLock(str(file.with_suffix(".lock")))
+    lock = FileLock(str(file.with_suffix(".lock")), thread_local=False)
     lock.acquire()
     timer = threading.Timer(1.0, lambda: lock.release(force=True))
     timer.start()
