@@ -40,6 +40,7 @@ from .model_types import (
     Storage,
     TensorBytes,
 )
+from .restoring import QuantizedModule, Trial, TrialScore
 from .sampling import SampledToken
 from .window import KldKind, ScoreRequest, Spans, TokenScores, Window
 
@@ -53,6 +54,7 @@ __all__ = [
     "ModelFacts",
     "ModelFiles",
     "PlannedModel",
+    "QuantizedModule",
     "SampledToken",
     "ScoreRequest",
     "ServingFacts",
@@ -60,6 +62,8 @@ __all__ = [
     "Storage",
     "TensorBytes",
     "TokenScores",
+    "Trial",
+    "TrialScore",
     "Window",
 ]
 
@@ -87,6 +91,7 @@ class Capabilities:
     decodes: int = 0  # maximum number of windows at a time in decode
     noise: bool = False  # it has the option ``noise``
     samples: bool = False  # it has the method ``sample``
+    restores: bool = False  # it has the methods ``exchangeable`` and ``trials``
 
     # ---- Rarely needed.
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
@@ -261,6 +266,26 @@ class Engine(ABC):
         An engine with this method has ``samples`` in its capabilities.
         """
         raise ModelError(f"{self.planned.load_fn} does not sample text")
+
+    def exchangeable(self, reference: Engine) -> tuple[QuantizedModule, ...]:
+        """Return the modules of this loaded model that can be exchanged for the reference's.
+
+        Modules whose weights are the same in both models are left out.  ModelError if the two
+        models cannot be exchanged in parts, because more than roundings differs between them.  An
+        engine with this method has ``restores`` in its capabilities.
+
+        ``reference``: a loaded model in the same engine.
+        """
+        raise ModelError(f"{self.planned.load_fn} does not exchange modules")
+
+    def trials(
+        self, reference: Engine, windows: Sequence[Window], trials: Sequence[Trial]
+    ) -> Iterator[TrialScore]:
+        """Yield the score of every trial in every window, one window after the other.
+
+        Both models are as before when the iterator ends, also by an error.
+        """
+        raise ModelError(f"{self.planned.load_fn} does not exchange modules")
 
     def reason_of(self, error: Exception) -> str:
         """Return one line on an error of the engine that is not a CompareQError."""

@@ -5,10 +5,10 @@ serves it.
 
     result = compare_q.compare("bf16", "nvfp4", data="wiki2")
 
-``compare``, ``load``, ``show`` and ``results_schema`` are in ``eval/api.py``, which is imported
-when a name is first used.  They raise ``InputError`` for bad input.  An installation has ``eval``
-and ``backends`` in this folder.  In a checkout, both are next to this folder, and imported under
-the same names.
+``compare``, ``load``, ``show``, ``where`` and ``results_schema`` are in ``eval/api.py``, which is
+imported when a name is first used.  They raise ``InputError`` for bad input.  An installation has
+``eval`` and ``backends`` in this folder.  In a checkout, both are next to this folder, and imported
+under the same names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compare_q.backends.common.errors import InputError
-    from compare_q.eval.api import Comparison, compare, load, results_schema, show
+    from compare_q.eval.api import (
+        Comparison,
+        Shares,
+        compare,
+        load,
+        results_schema,
+        show,
+        where,
+    )
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 if (CHECKOUT / "pyproject.toml").is_file():
     __path__.append(str(CHECKOUT))
 
 __version__ = "0.4.0"
-__all__ = ["Comparison", "InputError", "compare", "load", "results_schema", "show"]
+__all__ = [
+    "Comparison",
+    "InputError",
+    "Shares",
+    "compare",
+    "load",
+    "results_schema",
+    "show",
+    "where",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ specs = ["bf16.json", {"load_fn": "vllm_score", "model_dir": "nvfp4"}]
 result = compare(data="data.json", models=specs)
 print(result.frame()[["label", "ppl", "kld", "kld_stderr"]])
 show(load("a/results.json", "b/results.json"))  # the rows of finished runs in one table
+where("bf16", "w4a16", by="kind").dataframe()  # the modules in which W4A16 loses
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
+from .. import backends
 from ..backends.common.errors import InputError
 from ..backends.common.message_text import one_line, printable
 from . import merging
@@ -40,6 +42,9 @@ from .table import notes, terminal_table
 from .table.tables import table_of
 from .text import corpus
 from .text.eval_data import EvalData
+from .where import parts, where_run, where_table
+from .where.results import WhereResult
+from .where.search import Question
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,6 +238,55 @@ def paragraph(line: str) -> str:
     return f"<p>{html.escape(line)}</p>"
 
 
+@dataclass(frozen=True, repr=False)
+class Shares:
+    """The shares of the parts of a quantized model in its KLD: ``result`` is what ``-o`` writes
+    (``eval/where/results.py``).
+    """
+
+    result: WhereResult
+
+    def dataframe(self) -> pd.DataFrame:
+        """One row per part in the order of the model, with the columns of ``--csv``.
+
+        KLDs and shares in nats; unknown values are NaN or NA.
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame(where_table.rows_of(self.result))
+        for column in frame.columns:
+            if column == "layer":
+                frame[column] = frame[column].astype("Int64")
+            elif column.startswith(("share", "percent", "kld", "bits")):
+                frame[column] = frame[column].astype("float64")
+        return frame
+
+    def plot(
+        self, file: str | Path | None = None, *, title: str | None = None, dark: bool = False
+    ) -> Figure:
+        """Return the picture of ``-p``, and write it to ``file`` if given.
+
+        InputError if no share is known, or if the suffix of the file is unknown.
+        """
+        # Imported here: only plots need matplotlib.
+        from .plots import picture_style, where_bars
+
+        try:
+            figure = where_bars.where_bars(self.result, title=title, dark=dark)
+            if file is not None:
+                picture_style.save_figure(figure, Path(file))
+        except ValueError as error:
+            raise InputError(f"plot: {one_line(error)}") from None
+        return figure
+
+    def save(self, file: str | Path) -> None:
+        """Write the JSON file of ``-o``; ``WhereResult.read`` reads it."""
+        self.result.with_origin(["compare_q"]).write(Path(file))
+
+    def __repr__(self) -> str:
+        return f"<Shares of {len(self.result.rows)} parts of {self.result.quantized.label}>"
+
+
 def chosen_columns(columns: Sequence[str] | None, results: RunResult) -> tuple[str, ...] | None:
     """Return the names of columns, the label first; None for the default.
 
@@ -330,6 +384,70 @@ def compare(
     if outcome.signal:
         raise KeyboardInterrupt
     return Comparison(outcome.results, outcome.data, config.cache)
+
+
+def where(
+    reference: str | os.PathLike[str],
+    quantized: str | os.PathLike[str],
+    by: str = "layer",
+    data: SpecInput | None = None,
+    *,
+    only: bool = False,
+    rows: int | str | None = None,
+    eval_len: int | None = None,
+    eval_stride: int | None = None,
+    sample: str | None = None,
+    tokenizer: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    clear_cache: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> Shares:
+    """Find the parts of a quantized model in which its KLD from the reference is lost.
+
+    ``reference``, ``quantized``: MODEL arguments of the command line.  ``by``: "layer", "kind",
+    "matrix", or a regular expression for the names of modules.  ``only``: quantize one part of the
+    reference at a time, instead of restoring one.  The other arguments are those of ``compare``.
+
+    InputError for bad input, before any engine starts; ModelError if a model fails, or if the two
+    models cannot be exchanged in parts.
+    """
+    arguments = {
+        "rows": rows,
+        "eval_len": eval_len,
+        "eval_stride": eval_stride,
+        "sample": sample,
+        "tokenizer": tokenizer,
+    }
+    flags = {}
+    for name, value in arguments.items():
+        if value is not None:
+            flags[name] = flag_table.converted(name, value)
+    n_windows = flags.pop("rows", None)
+    try:
+        parts.check_pattern(by)
+    except InputError as error:
+        raise InputError(f"by: {error}") from None
+    config = local_config(
+        Cache(Path(cache_dir or default_root())),
+        Progress(quiet=quiet),
+        clear=clear_cache,
+        verbose=verbose,
+    )
+    words = [str(reference), str(quantized)]
+    flags["general"] = backends.DEQUANTIZING
+    data_specs, model_specs, lines = specs_of_words(words, data, flags, config.progress)
+    where_run.check_engines(model_specs)
+    for line in lines:
+        config.progress.say(line)
+    texts = dict(zip(corpus.names_of(data_specs), data_specs, strict=True))
+    if n_windows is None:
+        texts = shorthand.with_default_windows(texts, None)
+    try:
+        result = where_run.where(config, texts, model_specs, n_windows, Question(by, only))
+    finally:
+        config.cache.release()
+    return Shares(result)
 
 
 def specs_of_words(

@@ -26,7 +26,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from ..base import Capabilities, Layer, ModelFacts, PlannedModel, Storage, Window
+from ..base import (
+    Capabilities,
+    Engine,
+    Layer,
+    ModelFacts,
+    PlannedModel,
+    QuantizedModule,
+    Storage,
+    Trial,
+    TrialScore,
+    Window,
+)
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
 from ..checkpoint.folder import HuggingFaceFolder
 from ..common.engine_options import check_names, parse_options
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..reference.head import RecomputableHead
+    from .model_pair import ModelPair
 
 DEFAULT_DTYPES = {
     "transformers": "float16",
@@ -130,6 +142,7 @@ class TransformersEngine(LogitsEngine):
         summary="any checkpoint Transformers runs, logits on GPU or CPU",
         noise=True,
         samples=True,
+        restores=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
             "transformers": {"dtype": "auto"},
@@ -366,6 +379,41 @@ class TransformersEngine(LogitsEngine):
     def _keep_head_inputs(self, _module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self.head_inputs = inputs[0][0]
 
+    def exchangeable(self, reference: Engine) -> tuple[QuantizedModule, ...]:
+        # It imports torch, which the driver does not.
+        from . import exchangeable
+
+        other = other_engine(reference)
+        if self.options.quantization_config and not self.checkpoint.config.quantization:
+            raise InputError(
+                f"{self.planned.label}: engine.quantization_config: a model that is quantized "
+                "while loading has no stored sizes; give a quantized checkpoint"
+            )
+        checkpoints = (self.checkpoint.headers, other.checkpoint.headers)
+        return exchangeable.exchangeable(self._pair(other), *checkpoints)
+
+    def trials(
+        self, reference: Engine, windows: Sequence[Window], trials: Sequence[Trial]
+    ) -> Iterator[TrialScore]:
+        from .exchange import Exchange
+
+        exchange = Exchange(self._pair(other_engine(reference)), trials)
+        for window in windows:
+            yield from exchange.scores(window)
+
+    def _pair(self, reference: TransformersEngine) -> ModelPair:
+        """Return this loaded model and its reference; InputError if an option forbids trials."""
+        from .model_pair import ModelPair
+
+        for engine in (self, reference):
+            for option in ("streaming", "noise"):
+                if getattr(engine.options, option):
+                    raise InputError(
+                        f"{engine.planned.label}: engine.{option}: cannot be combined with trials "
+                        "that exchange modules; remove it"
+                    )
+        return ModelPair(self, reference)
+
     def layers(self) -> tuple[Layer, ...]:
         # It imports torch, which the driver does not.
         from . import transformers_layers
@@ -419,6 +467,16 @@ class TransformersEngine(LogitsEngine):
         self.head_inputs = None
         self.noise = None
         self.streamer = None
+
+
+def other_engine(engine: Engine) -> TransformersEngine:
+    """Return an engine that is one of Transformers; InputError if it is another one."""
+    if not isinstance(engine, TransformersEngine):
+        raise InputError(
+            f"{engine.planned.label}: load_fn: modules can be exchanged between two models in "
+            "Transformers"
+        )
+    return engine
 
 
 def check_dtype(dtype: str, stored: Mapping[str, Any]) -> None:

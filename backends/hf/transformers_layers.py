@@ -64,11 +64,16 @@ def layers(model: Any, quantization: dict[str, Any], checkpoint: Checkpoint) -> 
 
 def quantized_modules(checkpoint: Checkpoint) -> set[str]:
     """Return the quantized modules of a checkpoint, by their names from ``layers.`` on."""
-    modules = {name_from_layers(module) for module in checkpoint.quantized}
+    return {name_from_layers(module) for module in stored_quantized(checkpoint)}
+
+
+def stored_quantized(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of the quantized modules of a checkpoint."""
+    modules = set(checkpoint.quantized)
     # A matrix of 16-bit floats with scales has rounded weights, too.
     for name in checkpoint.tensors:
         if QUANTIZED_ENDING.search(name):
-            modules.add(name_from_layers(QUANTIZED_ENDING.sub("", name)))
+            modules.add(QUANTIZED_ENDING.sub("", name))
     return modules
 
 

@@ -21,7 +21,7 @@ do not run on a CPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -84,7 +84,7 @@ def check_weights(checkpoint: Checkpoint, model: Any) -> None:
     ``model``: an object of Transformers with all its weights in memory.
     """
     samples = list(sampled(checkpoint))
-    names = loaded_names(checkpoint, model, samples)
+    names = loaded_names(checkpoint, model, {sample.module for sample in samples})
     tensors = model.state_dict()
     for sample in samples:
         weight = loaded_weight(tensors, names.get(sample.module, set()))
@@ -153,14 +153,13 @@ def numbers_in(name: str) -> list[int]:
 
 
 def loaded_names(
-    checkpoint: Checkpoint, model: Any, samples: Sequence[Sample]
+    checkpoint: Checkpoint, model: Any, modules: Collection[str]
 ) -> Mapping[str, set[str]]:
-    """Return each sample's module -> the names of its weights in the loaded model.
+    """Return stored module -> the names of its weights in the loaded model.
 
     Modules that Transformers cannot map are left out.  Transformers cuts some stored matrices into
     several, as HRM's gate, query, key and value.
     """
-    modules = {sample.module for sample in samples}
     stored = stored_tensors(checkpoint, modules)
     weights = [name for name in stored if not name.endswith("bias")]
     names: dict[str, set[str]] = {}

@@ -22,6 +22,7 @@ from ..base import PlannedModel, ScoreRequest, Window
 from ..common import storage
 from ..common.errors import ModelError
 from ..common.message_text import one_line
+from ..restoring import Trial
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,31 @@ class SampleCommand:
 
 
 @dataclass(frozen=True)
+class ReferenceCommand:
+    """Load ``model`` beside the loaded model; return the modules that can be exchanged.
+
+    The value is a list of the fields of ``QuantizedModule``.  The next ``LoadCommand`` closes both.
+    """
+
+    model: PlannedModel
+    type: Literal["reference"] = "reference"
+
+
+@dataclass(frozen=True)
+class TrialsCommand:
+    """Score trials with the two loaded models, and append the scores to a file.
+
+    The file is that of ``worker/trial_scores.py``.  A unit of progress is one trial in one window.
+    The value is the provenance and layers of the quantized model, as in the record of scores.
+    """
+
+    trials: list[Trial]
+    windows: Path  # the file that ``write_windows`` wrote
+    scores: Path
+    type: Literal["trials"] = "trials"
+
+
+@dataclass(frozen=True)
 class CallCommand:
     """Return the value of ``function`` (``module:name``).
 
@@ -126,7 +152,16 @@ class Failed:
     type: Literal["failed"] = "failed"
 
 
-Command = InspectEngine | PrepareCommand | LoadCommand | ScoreCommand | SampleCommand | CallCommand
+Command = (
+    InspectEngine
+    | PrepareCommand
+    | LoadCommand
+    | ScoreCommand
+    | SampleCommand
+    | ReferenceCommand
+    | TrialsCommand
+    | CallCommand
+)
 Message = Progress | Log | Done | Failed
 COMMAND_ADAPTER: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="type")])
 MESSAGE_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])

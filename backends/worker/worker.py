@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,12 @@ from .protocol import (
     LoadCommand,
     Message,
     PrepareCommand,
+    ReferenceCommand,
     SampleCommand,
     ScoreCommand,
+    TrialsCommand,
 )
+from .trial_committer import TrialCommitter
 
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
@@ -155,6 +159,7 @@ class Worker:
         self.shared = ""  # the processes that used its GPUs before it loaded its model
         self.model: PlannedModel | None = None
         self.engine: Engine | None = None
+        self.reference: Engine | None = None  # loaded beside the engine, for trials
         self.prepared_at: float | None = None  # None: the engine's model was not prepared
         self.moments: dict[str, float] = {}  # for a second text, without the moments of loading
         self.load_seconds = 0.0
@@ -164,6 +169,10 @@ class Worker:
         """Perform one command; the last message is ``Done`` or ``Failed``."""
         if isinstance(command, PrepareCommand | LoadCommand | InspectEngine):
             self.model = command.model
+        # The model that an error is about.
+        model = self.model
+        if isinstance(command, ReferenceCommand):
+            model = command.model
         value: Any = None
         try:
             if isinstance(command, PrepareCommand):
@@ -176,15 +185,22 @@ class Worker:
                 value = inspect(command.model).model_dump()
             elif isinstance(command, SampleCommand):
                 value = self.sample(command, send)
+            elif isinstance(command, ReferenceCommand):
+                value = self.load_reference(command)
+            elif isinstance(command, TrialsCommand):
+                value = self.score_trials(command, send)
             else:
                 value = call(command, send)
         except Exception as error:
-            send(protocol.Failed(self.failure(error)))
+            send(protocol.Failed(self.failure(error, model)))
         else:
             send(protocol.Done(value))
 
-    def failure(self, error: Exception) -> str:
-        """Return the reason of a failed command for the user; log the traceback of a bug."""
+    def failure(self, error: Exception, model: PlannedModel | None) -> str:
+        """Return the reason of a failed command for the user; log the traceback of a bug.
+
+        ``model``: the model that the command loads, or the loaded one.
+        """
         reason = str(error)
         if not isinstance(error, CompareQError):  # a bug, in compare_q or in an engine
             os.write(2, traceback.format_exc().encode())
@@ -192,7 +208,7 @@ class Worker:
                 reason = with_class(error)
             else:
                 reason = self.engine.reason_of(error)
-        memory_reason = out_of_memory(self.model, error, self.shared)
+        memory_reason = out_of_memory(model, error, self.shared)
         if memory_reason:
             return memory_reason
         return reason
@@ -204,7 +220,7 @@ class Worker:
         """
         if not self.import_note:
             self.close()
-            self.engine = self.checked_engine(command.model)
+            self.engine, self.notes = checked_engine(command.model)
             self.engine.prepare_load()
             self.prepared_at = time.time()
 
@@ -228,23 +244,11 @@ class Worker:
         if command.share is not None:
             keep_to_share(*command.share)
         if engine is None:
-            engine = self.checked_engine(model)
+            engine, self.notes = checked_engine(model)
         self.engine = engine
         engine.load()
         self.moments = {"started": self.requested + waited_s, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.moments["started"]
-
-    def checked_engine(self, model: PlannedModel) -> Engine:
-        """Return the engine of a model whose files were checked; ModelError if they are wrong."""
-        engine_class = backends.engine_class(model.engine)
-        with suppress(Exception):  # loading reports the same error more clearly
-            engine_class.import_engine(verbose=model.log_file is None)
-        machine.choose_mkl_kernels()
-        self.notes = contents.checked(engine_class.files(model))
-        fault = engine_class.misreads(model)
-        if fault:
-            raise ModelError(fault)
-        return engine_class(model)
 
     def score(self, command: ScoreCommand, send: Send) -> None:
         """Score windows and commit their scores.  Scores committed before an error are kept.
@@ -317,23 +321,79 @@ class Worker:
             return machine.gpu_users(gpus, ours=1)
         return ""
 
-    def close(self) -> None:
-        """Close the engine, if one is loaded, and record the time.
+    def load_reference(self, command: ReferenceCommand) -> list[dict[str, Any]]:
+        """Load a reference beside the model; return the modules that can be exchanged."""
+        assert self.engine is not None, "no model is loaded"
+        self.close_reference()
+        reference, _ = checked_engine(command.model)
+        self.reference = reference
+        reference.load()
+        return [asdict(module) for module in self.engine.exchangeable(reference)]
 
-        Errors are logged: an interrupted engine may fail to close.
+    def score_trials(self, command: TrialsCommand, send: Send) -> dict[str, Any]:
+        """Score trials and append their scores to a file; return what ran.
+
+        Scores before an error are kept.
         """
+        assert self.engine is not None, "no model is loaded"
+        assert self.reference is not None, "no reference is loaded"
+        windows = protocol.read_windows(command.windows)
+        engines = (self.engine, self.reference)
+        committer = TrialCommitter(command.scores, engines, command.trials, windows)
+        try:
+            with watched_children(send):
+                for score in self.engine.trials(self.reference, windows, command.trials):
+                    committer.add(score, COMMIT_S)
+                    send(protocol.Progress(1))
+        finally:
+            committer.commit()
+        return what_ran(self.engine, self.notes)
+
+    def close_reference(self) -> None:
+        """Close the reference, if one is loaded."""
+        reference = self.reference
+        self.reference = None
+        closed(reference)
+
+    def close(self) -> None:
+        """Close the engine and the reference, if they are loaded, and record the time."""
+        self.close_reference()
         engine = self.engine
         self.engine = None
-        try:
-            if engine is not None:
-                engine.close()
-        except Exception:
-            os.write(2, traceback.format_exc().encode())
+        closed(engine)
         if self.last is not None:
             command, record = self.last
             self.last = None
             record["moments"]["closed"] = time.time()
             segments.write_record(command.scores, command.session, record)
+
+
+def checked_engine(model: PlannedModel) -> tuple[Engine, list[str]]:
+    """Return the engine of a model whose files were checked, and notes about its weights.
+
+    ModelError if the files are wrong.
+    """
+    engine_class = backends.engine_class(model.engine)
+    with suppress(Exception):  # loading reports the same error more clearly
+        engine_class.import_engine(verbose=model.log_file is None)
+    machine.choose_mkl_kernels()
+    notes = contents.checked(engine_class.files(model))
+    fault = engine_class.misreads(model)
+    if fault:
+        raise ModelError(fault)
+    return engine_class(model), notes
+
+
+def closed(engine: Engine | None) -> None:
+    """Close an engine, if there is one.
+
+    Errors are logged: an interrupted engine may fail to close.
+    """
+    try:
+        if engine is not None:
+            engine.close()
+    except Exception:
+        os.write(2, traceback.format_exc().encode())
 
 
 def call(command: CallCommand, send: Send) -> Any:

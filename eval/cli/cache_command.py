@@ -26,12 +26,14 @@ from ...backends.scoring import segments
 from ..common.cache import ENTRY_NAMES, Cache, own_files, remove_lock
 from ..common.terminal import say
 from ..run.claims import claimed_windows, lock_file
+from ..where import trial_file
 from .commands import CacheCommand
 
 CONTENTS = {
     "tokens": "tokenized text",
     "scores": "scores",
     "references": "reference",
+    "trials": "scores of parts",
     "logs": "engine's log",
 }
 """Section of the cache -> the content of its entries, in words."""
@@ -132,6 +134,10 @@ def label_of(section: str, path: Path) -> str:
                 labels.append(record.get("label"))
         elif section == "references":
             labels.append(read_manifest(path).identity.get("label"))
+        elif section == trial_file.SECTION:
+            facts = trial_file.facts_in(path)
+            if facts is not None:
+                labels.append(facts.label)
     for label in labels:
         if label:
             return str(label)

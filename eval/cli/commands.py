@@ -12,6 +12,7 @@ from ..common.cache import default_root
 from ..flips import flip_conditions
 from ..table import conditions
 from ..table.memory_fit import Fit
+from ..where import parts
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,19 @@ class FlipsCommand:
 
 
 @dataclass(frozen=True)
+class WhereCommand:
+    """``where``; ``by``, ``only``: how the modules are divided and exchanged (``eval/where/``)."""
+
+    inputs: Inputs
+    resources: Resources
+    files: OutputFiles
+    pictures: PictureFlags
+    by: str = parts.LAYER
+    only: bool = False
+    cache_limit: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
 class DoctorCommand:
     """``doctor``; ``models``: folders, files, hub ids, or files of specs."""
 
@@ -215,6 +229,7 @@ Command = (
     | PackCommand
     | WindowsCommand
     | FlipsCommand
+    | WhereCommand
     | DoctorCommand
     | CacheCommand
     | EnginesCommand
@@ -227,6 +242,7 @@ COMMAND_TYPES: dict[str, type[Command]] = {
     "pack": PackCommand,
     "windows": WindowsCommand,
     "flips": FlipsCommand,
+    "where": WhereCommand,
     "doctor": DoctorCommand,
     "cache": CacheCommand,
     "engines": EnginesCommand,

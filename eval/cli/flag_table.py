@@ -22,6 +22,7 @@ COMMANDS = {
     "pack": "record a model as a reference pack, for machines without the model",
     "windows": "write what another engine is to score, for a file of its scores",
     "flips": "compare answers to tasks, from samples that lm_eval logged",
+    "where": "find the modules in which a quantized model loses its KLD",
     "doctor": "describe checkpoints and what is wrong with them; loads nothing",
     "cache": "list what is kept of earlier runs, and keep it small",
     "engines": "list the engines, and how to install what is missing",
@@ -40,9 +41,8 @@ divergence, in the engines that serve them, in one table with error bars.
     a finished run again, in another order, and as a report
 
 {SUMMARIES}
-`compare-q COMMAND --help` has the flags of a command, `compare-q run --help`
-all flags of a run. `compare-q --version` says the version. A model in a folder
-called like a command is ./NAME.
+`compare-q COMMAND --help` has the flags of a command, `compare-q --version` the
+version. A model in a folder called like a command is ./NAME.
 """
 """``compare-q --help``."""
 
@@ -151,7 +151,7 @@ RUN = "run check"
 """Commands with the flags of a run."""
 SCORING = "run check gate pack"
 """Commands that score models."""
-CUTTING = f"{SCORING} windows"
+CUTTING = f"{SCORING} windows where"
 """Commands that cut texts into windows."""
 SHOWING = "run check show"
 """Commands with a table and pictures."""
@@ -179,6 +179,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "MODEL",
             "models of the later run, for tokenizer and length; a reference pack has its text",
         ),
+        arguments("models", "where", "MODEL", "the reference, then the quantized model"),
         arguments(
             "models",
             "doctor",
@@ -223,8 +224,16 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             flag_values.path,
         ),
         flag(
+            "--by",
+            "where",
+            "PARTS",
+            "layer (default), kind, matrix, or a regular expression for names of modules",
+            flag_values.parts_pattern,
+        ),
+        switch("--only", "where", "quantize one part of the reference instead of restoring one"),
+        flag(
             "-d --dataspec",
-            f"{RUN} windows",
+            f"{RUN} windows where",
             "TEXT",
             "data specs (JSON), whose windows are joined; with MODELs also "
             "wiki2, code, chat, or a file of text",
@@ -269,7 +278,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         flag(
             "--sample",
-            "run check pack windows",
+            "run check pack windows where",
             "WHICH",
             f"with MODELs: windows that -r takes: {' or '.join(get_args(Sample))}",
             flag_values.one_of(get_args(Sample)),
@@ -341,15 +350,17 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             flag_values.path,
         ),
         switch(
-            "-cc --clear_cache", RUN, "first delete what is cached of this run's windows and models"
+            "-cc --clear_cache",
+            f"{RUN} where",
+            "first delete what is cached of this run's windows and models",
         ),
-        switch("--verify-weights", RUN, "identify models by every byte, not by samples"),
+        switch("--verify-weights", f"{RUN} where", "identify models by every byte, not by samples"),
     ),
     "where": (
-        flag("--gpus", SCORING, "LIST", "GPUs to use, as 0,1", flag_values.names),
+        flag("--gpus", f"{SCORING} where", "LIST", "GPUs to use, as 0,1", flag_values.names),
         flag(
             "--python",
-            SCORING,
+            f"{SCORING} where",
             "ENGINE=PYTHON",
             "Python or virtual environment for an engine",
             flag_values.python_of_engine,
@@ -365,22 +376,22 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         flag(
             "--deadline",
-            SCORING,
+            f"{SCORING} where",
             "SECONDS",
             "stop a model that is silent for this time",
             flag_values.seconds,
         ),
-        switch("--verbose", "run check show gate pack", "let engines print their logs"),
+        switch("--verbose", "run check show gate pack where", "let engines print their logs"),
         flag(
             "--cache-dir",
-            "run check gate pack windows cache",
+            "run check gate pack windows where cache",
             "FOLDER",
             "where scores and references are kept",
             flag_values.path,
         ),
         flag(
             "--cache-limit",
-            "run check cache",
+            "run check where cache",
             "SIZE",
             "delete the oldest entries above SIZE, as 20GB",
             flag_values.size,
@@ -423,15 +434,21 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "files": (
         flag(
             "-o --output",
-            "run check show gate pack windows flips",
+            "run check show gate pack windows flips where",
             "FILE",
             "write the results as JSON, the pack, or the windows",
             flag_values.path,
         ),
-        flag("--csv", "run check show flips", "FILE", "write the results as CSV", flag_values.path),
+        flag(
+            "--csv",
+            "run check show flips where",
+            "FILE",
+            "write the results as CSV",
+            flag_values.path,
+        ),
         flag(
             "--markdown",
-            "run check show gate flips",
+            "run check show gate flips where",
             "FILE",
             "write the table, or the verdicts, as Markdown",
             flag_values.path,
@@ -444,7 +461,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             flag_values.path,
         ),
         flag("--junit", "gate", "FILE", "write the verdicts as JUnit XML", flag_values.path),
-        flag("--html", SHOWING, "FILE", "write a report as one HTML file", flag_values.path),
+        flag(
+            "--html",
+            f"{SHOWING} where",
+            "FILE",
+            "write a report as one HTML file",
+            flag_values.path,
+        ),
         flag(
             "--tokens-out",
             RUN,
@@ -462,9 +485,10 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "picture": (
         switch("-p --plot", SHOWING, "draw a scatter plot, into -pf or compare_q.png"),
+        switch("-p --plot", "where", "draw bars of the shares, into -pf or compare_q.png"),
         flag(
             "-pf --plot_file",
-            SHOWING,
+            f"{SHOWING} where",
             "FILE",
             "file of the plot: .png, .svg or .pdf; implies -p",
             flag_values.path,
@@ -504,8 +528,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             kind="yes or no",
             field="log_y",
         ),
-        flag("-t --title", SHOWING, "TITLE", "title of plots and report", unicode),
-        switch("-dark --dark", SHOWING, "dark plots"),
+        flag("-t --title", f"{SHOWING} where", "TITLE", "title of plots and report", unicode),
+        switch("-dark --dark", f"{SHOWING} where", "dark plots"),
     ),
 }
 """Every flag, under its heading in the help."""

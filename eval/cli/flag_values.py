@@ -19,6 +19,7 @@ from ...backends.common.message_text import nearest
 from ..plots import measures
 from ..table import columns
 from ..table.memory_fit import Fit
+from ..where import parts
 
 SIZE = r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*"
 """A number of bytes with its unit.  Without a unit it is refused: 20 for 20 GB would empty the
@@ -116,6 +117,13 @@ def margin(word: str) -> float:
     if 0 < share < 1:
         return share
     raise InputError(f"{word!r}: expected a percentage above 0 and below 100, such as 1%")
+
+
+def parts_pattern(word: str) -> str:
+    """``--by``: a word, or a regular expression."""
+    check_not_empty(word)
+    parts.check_pattern(word)
+    return word
 
 
 def limit(word: str) -> float:

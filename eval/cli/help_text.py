@@ -10,6 +10,7 @@ from .flag_table import COMMANDS, FLAGS, Flag
 ARGUMENTS = {
     "show": " FILE ...",
     "flips": " REF NEW ...",
+    "where": " REFERENCE QUANTIZED",
     "cache": "",
     "engines": "",
     "windows": " [MODEL ...] -o FILE",

@@ -27,6 +27,7 @@ from .commands import (
     PackCommand,
     RunCommand,
     ShowCommand,
+    WhereCommand,
     WindowsCommand,
 )
 from .outputs import print_errors
@@ -91,6 +92,10 @@ def run(command: Command) -> int:
             from . import flips_command
 
             return flips_command.run(command)
+        case WhereCommand():
+            from . import where_command
+
+            return where_command.run(command)
         case DoctorCommand():
             from . import doctor_command
 

@@ -103,18 +103,21 @@ def specs(
     reference: bool = True,
     tokenizer: str | None = None,
     pythons: Collection[str] = (),
+    general: str = "",
     **windows: Any,
 ) -> tuple[list[DataSpec], list[ModelSpec], list[str]]:
     """Return (the texts, the models, notes) of a run without specs.
 
     The notes are lines about the engines and the text that were chosen.
 
-    ``model_words``, ``reference``: as ``models`` takes them.  ``text_words``, ``tokenizer``,
-    ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with another Python, in
-    addition to the settings file.
+    ``model_words``, ``reference``, ``general``: as ``models`` takes them.  ``text_words``,
+    ``tokenizer``, ``windows``: as ``texts`` takes them.  ``pythons``: engines and load_fns with
+    another Python, in addition to the settings file.
     """
     other_pythons = {*pythons, *spec_files.load_settings().python}
-    named_models = models(model_words, other_pythons, progress, reference=reference)
+    named_models = models(
+        model_words, other_pythons, progress, reference=reference, general=general
+    )
     data, notes_on_texts = texts(text_words, named_models, tokenizer, **windows)
     model_specs = [named.spec for named in named_models]
     notes = []
@@ -124,12 +127,19 @@ def specs(
 
 
 def models(
-    words: Sequence[str], other_pythons: Set[str], progress: Progress, *, reference: bool
+    words: Sequence[str],
+    other_pythons: Set[str],
+    progress: Progress,
+    *,
+    reference: bool,
+    general: str = "",
 ) -> list[NamedModel]:
     """Return the models that the words name; with ``reference``, the first of several is marked.
 
-    ``other_pythons``: engines and load_fns that run in another Python.  Configs and tokenizers are
-    downloaded from the hub.  InputError with all problems, one per line.
+    ``other_pythons``: engines and load_fns that run in another Python.  ``general``: load_fn of
+    models without ``@ENGINE`` that several engines run; "" for the first installed one.
+
+    Configs and tokenizers are downloaded from the hub.  InputError with all problems, one per line.
     """
     named_models: list[NamedModel] = []
     problems: list[str] = []
@@ -138,7 +148,9 @@ def models(
     for word in words:
         try:
             is_reference = needs_reference and not is_rollouts(parts_of(word).model)
-            named_models.append(model(word, other_pythons, progress, reference=is_reference))
+            named_models.append(
+                model(word, other_pythons, progress, reference=is_reference, general=general)
+            )
             needs_reference = needs_reference and not is_reference
         except InputError as error:
             for line in str(error).splitlines():
@@ -150,8 +162,18 @@ def models(
     return [named._replace(spec=spec) for spec, named in zip(specs, named_models, strict=True)]
 
 
-def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: bool) -> NamedModel:
-    """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``."""
+def model(
+    word: str,
+    other_pythons: Set[str],
+    progress: Progress,
+    *,
+    reference: bool,
+    general: str = "",
+) -> NamedModel:
+    """Return one model, from ``[label=]MODEL[@engine[:option=value,option=value]]``.
+
+    The other arguments are those of ``models``.
+    """
     parts = parts_of(word)
     name = parts.model
     try:
@@ -171,6 +193,9 @@ def model(word: str, other_pythons: Set[str], progress: Progress, *, reference: 
         reason = "as asked"
     else:
         load_fn, reason = backends.engine_for(name, config, other_pythons)
+        if general and load_fn in (*backends.GENERAL, backends.DEQUANTIZING):
+            load_fn = general
+            reason = "exchanges modules"
     # An unknown engine is reported before other faults.
     _, engine_class = backends.resolve(load_fn, None)
     options = {**engine_class.capabilities.one_line.get(load_fn, {}), **parts.options}

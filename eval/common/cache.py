@@ -1,9 +1,10 @@
 """The cache: files named by a hash of what they depend on, and written whole or not at all.
 
-Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens``, a folder ``<cache>/<section>/<key>`` in
-``scores`` (``backends/scoring/segments.py``) and ``references``, logs of engines in ``logs``.  A
-key covers the content of models and texts, not their paths.  In ``runs`` every running run lists
-the entries that it uses, which ``--cache-limit`` (``eval/cli/cache_command.py``) does not delete.
+Layout: ``<cache>/<section>/<key>.<suffix>`` in ``tokens`` and ``trials``, a folder
+``<cache>/<section>/<key>`` in ``scores`` (``backends/scoring/segments.py``) and ``references``,
+logs of engines in ``logs``.  A key covers the content of models and texts, not their paths.  In
+``runs`` every running run lists the entries that it uses, which ``--cache-limit``
+(``eval/cli/cache_command.py``) does not delete.
 
 ``format`` names the versions of segments and stores; a run of another version says once that older
 ones are not used.
@@ -46,9 +47,12 @@ ENTRY_NAMES = {
     "tokens": re.compile(r"([0-9a-f]{40})\.npz"),
     "scores": re.compile(r"([0-9a-f]{40})"),
     "references": re.compile(r"([0-9a-f]{40})"),
+    "trials": re.compile(r"([0-9a-f]{40})\.jsonl"),
     "logs": re.compile(r".*\.([0-9a-f]{40})\.log", re.DOTALL),
 }
 """Section -> the names of its files, or of its folders (scores and references)."""
+SUFFIXES = {"tokens": ".npz", "trials": ".jsonl"}
+"""Section -> the suffix of its files, if their names are keys with a suffix."""
 LARGEST_LOG = 16 * 2**20
 """If an engine's log has more bytes, the next run begins a new one."""
 ALL_LOGS = 256 * 2**20
@@ -307,9 +311,8 @@ class Cache:
             with self.marks.open("a", encoding="utf-8") as file:
                 file.write(f"{words}\n")
         # --cache-limit deletes what was not used for longest, by the time of the last change.
-        for suffix in (".npz", ""):
-            with suppress(OSError):
-                os.utime(self.path(section, key, suffix))
+        with suppress(OSError):
+            os.utime(self.path(section, key, SUFFIXES.get(section, "")))
 
     def sweep_runs(self) -> None:
         """Delete the marks of killed runs, and their temporary entries that no other run uses."""
@@ -355,10 +358,7 @@ class Cache:
         """
         if section == "logs":
             return
-        suffix = ""
-        if section == "tokens":
-            suffix = ".npz"
-        path = self.path(section, key, suffix)
+        path = self.path(section, key, SUFFIXES.get(section, ""))
         self.remove(section, path)
         remaining_files = own_files(section, path)
         if remaining_files:

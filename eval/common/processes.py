@@ -43,6 +43,7 @@ from ...backends.worker.protocol import (
     Message,
     SampleCommand,
     ScoreCommand,
+    TrialsCommand,
 )
 from .progress import Progress, Show, message_display
 
@@ -264,6 +265,8 @@ class WorkerProcess:
                     failure = "finished no window"
                 elif isinstance(command, SampleCommand):
                     failure = "sampled no token"
+                elif isinstance(command, TrialsCommand):
+                    failure = "finished no trial"
                 hint = self.log_hint()
                 raise ModelError(
                     f"{failure} for {silence_s:.0f} s, and was ended (--deadline){hint}"

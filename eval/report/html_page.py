@@ -62,9 +62,36 @@ def page_of(
     ``show`` reads back from the page, if its rows have another order.
     """
     script = (FOLDER / "report.js").read_text(encoding="utf-8")
-    style = (FOLDER / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = jinja2.Environment(
+    if stored is None:
+        stored = results
+    # Without any "<", so that no HTML parser mistakes a part of it for the end of the script
+    # element.
+    json_text = stored.model_dump_json().replace("<", "\\u003c")
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=results.title or PAGE_TITLE,
+            policy=(
+                f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+                "base-uri 'none'"
+            ),
+            style=style(),
+            script=Markup(script),
+            figures=figures_of_run(results),
+            table=tables.table_of(results, names),
+            slices=columns_of_slices(results),
+            command=shell_command(results.command),
+            run=results,
+            results=Markup(json_text),
+        )
+    )
+
+
+def environment() -> jinja2.Environment:
+    """Return what renders the pages of this folder."""
+    pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -72,32 +99,18 @@ def page_of(
         lstrip_blocks=True,
         finalize=on_one_line,
     )
-    environment.filters |= {
+    pages.filters |= {
         "percent": percent,
         "significant": significant_text,
         "signs": lambda text: text.translate(SPACES),
     }
-    if stored is None:
-        stored = results
-    # Without any "<", so that no HTML parser mistakes a part of it for the end of the script
-    # element.
-    json_text = stored.model_dump_json().replace("<", "\\u003c")
-    return environment.get_template("report.html").render(
-        title=results.title or PAGE_TITLE,
-        policy=(
-            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-            "base-uri 'none'"
-        ),
-        style=Markup(style),
-        script=Markup(script),
-        figures=figures_of_run(results),
-        table=tables.table_of(results, names),
-        slices=columns_of_slices(results),
-        sort_key=sort_key,
-        command=shell_command(results.command),
-        run=results,
-        results=Markup(json_text),
-    )
+    pages.globals["sort_key"] = sort_key
+    return pages
+
+
+def style() -> Markup:
+    """Return the style sheet of all pages."""
+    return Markup((FOLDER / "report.css").read_text(encoding="utf-8"))
 
 
 def on_one_line(value: Any) -> Any:
