@@ -66,7 +66,7 @@ class OutputWriter:
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Write one array."""
         with self.archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-            np.lib.format.write_array(stream, array, allow_pickle=False)
+            np.save(stream, array, allow_pickle=False)
 
     def close(self) -> None:
         """Write the index, and close the file."""

@@ -213,7 +213,7 @@ class VllmDriver:
         if config.parallel_config.world_size > 1:
             raise ModelError("several ranks share the model")
         if not config.model_config.enforce_eager:
-            raise ModelError("engine.enforce_eager: false: compiled graphs do not show their layers")
+            raise ModelError("compiled graphs do not show their layers")
         length = len(window.token_ids)
         self.call("compare_q_begin_outputs", str(file), compare, length, noise_seed)
         for _ in self.run([window], None):

@@ -176,7 +176,12 @@ class ScoringExtension:
             self._compare_q_begin_noise(noise_seed)
         n_layers = self.model_config.get_total_num_hidden_layers()
         shown = ShownOutputs(
-            self.model_runner, n_layers, self._compare_q_source, file, compare, length
+            self.model_runner,
+            n_layers,
+            self._compare_q_source,
+            Path(file),
+            length,
+            compare=compare,
         )
         self._compare_q_outputs = shown
         self._compare_q_kept = shown.logits

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..common.message_text import with_class
-from ..layers.module_outputs import ModuleHooks, OutputComparer, OutputWriter
+from ..layers.module_outputs import ModuleHooks, OutputComparer, OutputWriter, error_text
 from ..layers.noise import vllm_decoder_layers
 from ..module_differences import differences_to_json
 from .hooks import before_forwards
@@ -20,12 +19,19 @@ CHUNK_ROWS = 1024
 class ShownOutputs:
     """The hooks of one run, from now until ``end``; ModelError if the model cannot have them.
 
-    ``compare``: with the file; False: write it.  ``length``: tokens of the window.  ``logits``
-    receives the steps, and keeps the window's logits.
+    ``logits`` receives the steps, and keeps the window's logits.  ``n_layers``: of the model.
+    ``length``: tokens of the window.  ``compare``: with the file; False: write it.
     """
 
     def __init__(
-        self, runner: Any, n_layers: int, source: LogitsSource, file: str, compare: bool, length: int
+        self,
+        runner: Any,
+        n_layers: int,
+        source: LogitsSource,
+        file: Path,
+        length: int,
+        *,
+        compare: bool,
     ) -> None:
         self.length = length
         self.logits = KeptLogits(source, CHUNK_ROWS)
@@ -33,9 +39,11 @@ class ShownOutputs:
         self.writer: OutputWriter | None = None
         visitor: OutputComparer | OutputWriter
         if compare:
-            visitor = self.comparer = OutputComparer(Path(file))
+            self.comparer = OutputComparer(file)
+            visitor = self.comparer
         else:
-            visitor = self.writer = OutputWriter(Path(file))
+            self.writer = OutputWriter(file)
+            visitor = self.writer
         model = runner.get_model()
         layers = list(vllm_decoder_layers(model, n_layers).values())
         self.hooks = ModuleHooks(model, layers, visitor, length, pairs=True)
@@ -46,13 +54,15 @@ class ShownOutputs:
         differences = []
         error = ""
         try:
-            self.hooks.show_logits(self.logits.logits, self.length)
-            self.hooks.remove()
+            try:
+                self.hooks.show_logits(self.logits.logits, self.length)
+            finally:
+                self.hooks.remove()
             if self.writer is not None:
                 self.writer.close()
             if self.comparer is not None:
                 differences = self.comparer.differences()
                 self.comparer.close()
         except Exception as failure:
-            error = with_class(failure)
+            error = error_text(failure)
         return json.dumps({"error": error, "differences": differences_to_json(differences)})
