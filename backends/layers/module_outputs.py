@@ -259,7 +259,8 @@ class ModuleHooks:
         for piece in pieces:
             end = begin + len(piece)
             is_inside = (self.positions >= begin) & (self.positions < end)
-            kept.append(piece[self.positions[is_inside] - begin].float().cpu().numpy())
+            rows = piece.detach()[self.positions[is_inside] - begin]
+            kept.append(rows.float().cpu().numpy())
             begin = end
         # Several forwards have their own rows.
         if self.error or begin != length or len(self.rows) != len(self.positions):
