@@ -14,7 +14,7 @@ The states of 128 positions of an 8B model take about 1.5 GB in a file.
 
 
 class ModulePlace(NamedTuple):
-    """What is compared: the input or the output of a module in a forward.
+    """The input or the output of a module in a forward.
 
     Attributes:
         name: such as "layers.7.self_attn.o_proj"; decoder layers are called "layers.<number>" in

@@ -38,7 +38,7 @@ class Visitor(Protocol):
     """Gets the positions of each forward, and then the tensors of its modules in their order."""
 
     def begin(self, positions: Sequence[int]) -> None:
-        """Begin a forward; ``positions``: those of its rows that are compared."""
+        """Begin a forward; ``positions``: of the rows that are compared."""
 
     def visit(self, place: ModulePlace, rows: Floats) -> None:
         """Take what a module takes or returns, [n, size] at the n positions."""
@@ -131,7 +131,7 @@ def relative_differences(rows: Floats, other: Floats) -> NDArray[np.float64]:
     row_values = rows.astype(np.float64)
     other_values = other.astype(np.float64)
     is_finite = np.isfinite(other_values)
-    # Equal infinities, and NaN in both, are no difference.
+    # Equal infinities, and NaN in both, do not differ.
     is_same = (row_values == other_values) | (np.isnan(row_values) & np.isnan(other_values))
     with np.errstate(invalid="ignore"):
         change = np.where(is_same, 0.0, row_values - other_values)
