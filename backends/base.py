@@ -40,6 +40,7 @@ from .model_types import (
     Storage,
     TensorBytes,
 )
+from .module_differences import ModuleDifference, ModulePlace
 from .restoring import QuantizedModule, Trial, TrialScore
 from .sampling import SampledToken
 from .window import KldKind, ScoreRequest, Spans, TokenScores, Window
@@ -53,6 +54,8 @@ __all__ = [
     "Layer",
     "ModelFacts",
     "ModelFiles",
+    "ModuleDifference",
+    "ModulePlace",
     "PlannedModel",
     "QuantizedModule",
     "SampledToken",
@@ -92,6 +95,7 @@ class Capabilities:
     noise: bool = False  # it has the option ``noise``
     samples: bool = False  # it has the method ``sample``
     restores: bool = False  # it has the methods ``exchangeable`` and ``trials``
+    outputs: bool = False  # it has the methods ``record_outputs`` and ``compare_outputs``
 
     # ---- Rarely needed.
     suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
@@ -286,6 +290,23 @@ class Engine(ABC):
         Both models are as before when the iterator ends, also by an error.
         """
         raise ModelError(f"{self.planned.load_fn} does not exchange modules")
+
+    def record_outputs(self, window: Window, file: Path) -> None:
+        """Run a window alone, and write what every module takes and returns into a new file.
+
+        ModelError if this model does not show its modules.  An engine with this method has
+        ``outputs`` in its capabilities; ``layers/module_outputs.py`` writes and reads the file.
+        """
+        raise ModelError(f"{self.planned.load_fn} does not show its layers")
+
+    def compare_outputs(self, window: Window, file: Path) -> list[ModuleDifference]:
+        """Run a window alone, and return how far its modules are from those in the file.
+
+        The file was written by ``record_outputs`` of another model, maybe in another engine.
+        Modules that only one of the two has are left out.  The differences are in the order in
+        which this model runs.  ModelError if the runs cannot be compared.
+        """
+        raise ModelError(f"{self.planned.load_fn} does not show its layers")
 
     def reason_of(self, error: Exception) -> str:
         """Return one line on an error of the engine that is not a CompareQError."""

@@ -19,7 +19,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +31,7 @@ from ..base import (
     Engine,
     Layer,
     ModelFacts,
+    ModuleDifference,
     PlannedModel,
     QuantizedModule,
     Storage,
@@ -45,7 +46,8 @@ from ..common.errors import InputError, ModelError
 from ..common.message_text import and_more, dtype_name, one_line
 from ..common.packages import check_installed, installed_versions
 from ..layers.groups import WITHOUT_CACHE, group_layers
-from ..layers.noise import OPTIONS, Noise, NoiseOptions, provenance_of, seed_of
+from ..layers.module_outputs import ModuleHooks, OutputComparer, OutputWriter, Visitor
+from ..layers.noise import OPTIONS, Noise, NoiseOptions, layer_list, provenance_of, seed_of
 from ..logits_engine import PIECE_ELEMENTS, LogitsEngine
 from ..reference.head import Head
 from ..sampling import SampledToken
@@ -143,6 +145,7 @@ class TransformersEngine(LogitsEngine):
         noise=True,
         samples=True,
         restores=True,
+        outputs=True,
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
             "transformers": {"dtype": "auto"},
@@ -413,6 +416,32 @@ class TransformersEngine(LogitsEngine):
                         "that exchange modules; remove it"
                     )
         return ModelPair(self, reference)
+
+    def record_outputs(self, window: Window, file: Path) -> None:
+        writer = OutputWriter(file)
+        self._show_outputs(window, writer)
+        writer.close()
+
+    def compare_outputs(self, window: Window, file: Path) -> list[ModuleDifference]:
+        with closing(OutputComparer(file)) as comparer:
+            self._show_outputs(window, comparer)
+            return comparer.differences()
+
+    def _show_outputs(self, window: Window, visitor: Visitor) -> None:
+        """Run a window, and pass what its modules take and return to a visitor."""
+        import torch
+
+        decoder = self.model.get_decoder()
+        count = self.model.config.get_text_config().num_hidden_layers
+        layers = layer_list(decoder, count, type(self.model).__name__)
+        length = len(window.token_ids)
+        hooks = ModuleHooks(decoder, layers, visitor, length)
+        try:
+            self.prepare([window])
+            hooks.begin(torch.from_numpy(window.token_ids), torch.arange(length))
+            hooks.show_logits(self.pieces(window), length)
+        finally:
+            hooks.remove()
 
     def layers(self) -> tuple[Layer, ...]:
         # It imports torch, which the driver does not.

@@ -9,14 +9,16 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Layer, Window
+from ..base import Layer, ModuleDifference, Window
 from ..common.errors import ModelError
 from ..layers.groups import KVCache, group_kv_caches, group_layers
+from ..module_differences import differences_from_json
 from ..scoring import token_statistics
 from .scoring_plan import EXTRA_ARGS_KEY, ProbePlan, ScoringPlan
 
@@ -199,6 +201,25 @@ class VllmDriver:
             else:
                 merged[name] = first_filled(values)
         return merged
+
+    def outputs(
+        self, window: Window, file: Path, noise_seed: int | None, *, compare: bool
+    ) -> list[ModuleDifference]:
+        """Run a window alone; write what modules take and return, or compare it with the file.
+
+        ModelError if the model has several ranks, or runs compiled graphs.
+        """
+        config = self.llm.llm_engine.vllm_config
+        if config.parallel_config.world_size > 1:
+            raise ModelError("several ranks share the model")
+        if not config.model_config.enforce_eager:
+            raise ModelError("compiled graphs do not show their layers")
+        length = len(window.token_ids)
+        self.call("compare_q_begin_outputs", str(file), compare, length, noise_seed)
+        for _ in self.run([window], None):
+            pass
+        (answer,) = self.call("compare_q_end_outputs")
+        return differences_from_json(without_error(answer)["differences"])
 
     def what_ran(self) -> tuple[tuple[Layer, ...], tuple[KVCache, ...]]:
         """Return how the model's layers and caches ran, for all pipeline stages."""

@@ -29,6 +29,7 @@ from .private_names import RANK_NAMES, check_attributes, check_names
 from .probe_scorer import ProbeScorer
 from .scorer import Scorer
 from .scoring_plan import ProbePlan, ScoringPlan
+from .shown_outputs import ShownOutputs
 
 
 class ScoringExtension:
@@ -44,6 +45,7 @@ class ScoringExtension:
     _compare_q_scorer: Scorer | ProbeScorer | None = None
     _compare_q_kept: KeptLogits | None = None
     _compare_q_noise: Noise | None = None
+    _compare_q_outputs: ShownOutputs | None = None
 
     def compare_q_install(self, decodes: bool = False) -> str:
         """Set the hooks; return the model runner's generation.  ``decodes``: note which graphs run.
@@ -164,6 +166,35 @@ class ScoringExtension:
         if not scorer.error:
             scorer.error = self._compare_q_end_noise()
         return json.dumps(scorer.end())
+
+    def compare_q_begin_outputs(
+        self, file: str, compare: bool, length: int, noise_seed: int | None
+    ) -> None:
+        """Show what modules take and return in the next tagged request (``ShownOutputs``)."""
+        if noise_seed is not None:
+            # Its hooks come first: the outputs have the noise.
+            self._compare_q_begin_noise(noise_seed)
+        n_layers = self.model_config.get_total_num_hidden_layers()
+        shown = ShownOutputs(
+            self.model_runner,
+            n_layers,
+            self._compare_q_source,
+            Path(file),
+            length,
+            compare=compare,
+        )
+        self._compare_q_outputs = shown
+        self._compare_q_kept = shown.logits
+
+    def compare_q_end_outputs(self) -> str:
+        """End what ``compare_q_begin_outputs`` began; return the differences as JSON."""
+        shown = self._compare_q_outputs
+        self._compare_q_outputs = None
+        self._compare_q_kept = None
+        assert shown is not None
+        answer = shown.end()
+        self._compare_q_end_noise()
+        return answer
 
     def _compare_q_begin_noise(self, seed: int) -> None:
         """Add noise to the layers of this rank."""

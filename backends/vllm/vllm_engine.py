@@ -40,6 +40,7 @@ from ..base import (
     Engine,
     Layer,
     ModelFacts,
+    ModuleDifference,
     PlannedModel,
     SampledToken,
     ScoreRequest,
@@ -157,6 +158,7 @@ class VllmEngine(Engine):
         refuses=True,
         noise=True,
         samples=True,
+        outputs=True,
         eager={"enforce_eager": True},
         arithmetic={"kv_cache_dtype": "auto", "quantization": ""}
         | dict.fromkeys(("dtype", "attention_backend", "linear_backend", "moe_backend")),
@@ -333,6 +335,16 @@ class VllmEngine(Engine):
     ) -> Iterator[SampledToken]:
         self.phase_start = self._log_bytes()
         return sampled_tokens(self.driver, prompts, n_tokens, seed)
+
+    def record_outputs(self, window: Window, file: Path) -> None:
+        self.phase_start = self._log_bytes()
+        seed = noise.seed_of(self.planned.options)
+        self.driver.outputs(window, file, seed, compare=False)
+
+    def compare_outputs(self, window: Window, file: Path) -> list[ModuleDifference]:
+        self.phase_start = self._log_bytes()
+        seed = noise.seed_of(self.planned.options)
+        return self.driver.outputs(window, file, seed, compare=True)
 
     def reason_of(self, error: Exception) -> str:
         """Return the most informative line of an exception.

@@ -104,6 +104,20 @@ class TrialsCommand:
 
 
 @dataclass(frozen=True)
+class OutputsCommand:
+    """Run windows with the loaded model, and record or compare what its modules return.
+
+    The value is a list of the windows' differences (``differences_to_json``), which are empty if
+    they were recorded.
+    """
+
+    windows: Path  # the file that ``write_windows`` wrote
+    files: list[Path]  # one of each window
+    compare: bool  # with the files; False: write them
+    type: Literal["outputs"] = "outputs"
+
+
+@dataclass(frozen=True)
 class CallCommand:
     """Return the value of ``function`` (``module:name``).
 
@@ -160,6 +174,7 @@ Command = (
     | SampleCommand
     | ReferenceCommand
     | TrialsCommand
+    | OutputsCommand
     | CallCommand
 )
 Message = Progress | Log | Done | Failed

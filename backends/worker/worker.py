@@ -23,7 +23,15 @@ from typing import Any
 
 from ... import backends
 from .. import hub
-from ..base import Engine, EngineInfo, ModelFacts, PlannedModel, TokenScores, Window
+from ..base import (
+    Engine,
+    EngineInfo,
+    ModelFacts,
+    ModuleDifference,
+    PlannedModel,
+    TokenScores,
+    Window,
+)
 from ..checkpoint import contents
 from ..common import machine
 from ..common.engine_options import content_of, named_files, strings_in
@@ -31,6 +39,7 @@ from ..common.errors import CompareQError, InputError, ModelError
 from ..common.message_text import bytes_in_words, one_line, printable, with_class
 from ..common.process import ending, in_worker
 from ..layers.groups import groups_to_json
+from ..module_differences import differences_to_json
 from ..reference.store import open_reference
 from ..sampling import Continuations
 from ..scoring import segments
@@ -41,6 +50,7 @@ from .protocol import (
     InspectEngine,
     LoadCommand,
     Message,
+    OutputsCommand,
     PrepareCommand,
     ReferenceCommand,
     SampleCommand,
@@ -189,6 +199,8 @@ class Worker:
                 value = self.load_reference(command)
             elif isinstance(command, TrialsCommand):
                 value = self.score_trials(command, send)
+            elif isinstance(command, OutputsCommand):
+                value = self.outputs(command, send)
             else:
                 value = call(command, send)
         except Exception as error:
@@ -348,6 +360,23 @@ class Worker:
         finally:
             committer.commit()
         return what_ran(self.engine, self.notes)
+
+    def outputs(self, command: OutputsCommand, send: Send) -> list[list[Any]]:
+        """Record the outputs of the model's modules, or return their differences, per window."""
+        assert self.engine is not None, "no model is loaded"
+        windows = protocol.read_windows(command.windows)
+        differences = []
+        with watched_children(send):
+            for window, file in zip(windows, command.files, strict=True):
+                differences_of_window: list[ModuleDifference] = []
+                if command.compare:
+                    differences_of_window = self.engine.compare_outputs(window, file)
+                else:
+                    self.engine.record_outputs(window, file)
+                differences.append(differences_to_json(differences_of_window))
+                send(protocol.Progress(1))
+        self.engine.check_unchanged()
+        return differences
 
     def close_reference(self) -> None:
         """Close the reference, if one is loaded."""

@@ -152,6 +152,7 @@ class GateCommand:
     phase: str | None = None
     baseline: Path | None = None
     arbiter: str | None = None  # an engine
+    where: bool = False  # name the module where a variant begins to differ
     fail_if: tuple[conditions.Condition, ...] = ()
 
 

@@ -326,6 +326,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "report which variant is nearer to float32 in this engine",
             flag_values.text,
         ),
+        switch("--where", "gate", "name the module at which a variant begins to differ"),
         flag(
             "--fail-if",
             "run check show gate",

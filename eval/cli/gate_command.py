@@ -23,6 +23,8 @@ from ..common.terminal import say
 from ..gate import gate_report, variants
 from ..gate.floor import FLOOR_COPIES, Floor, VariantTokens
 from ..gate.gate_report import GateResult
+from ..gate.places import NOT_KNOWN
+from ..gate.shown_outputs import ShownOutputs, worst_row, worst_window
 from ..gate.variants import BATCH_OF_ONE, DECODE, FULL, PREFILL, PREFILL_AGAIN, Variant
 from ..gate.verdicts import Row, Verdict, first_verdict, verdict_of
 from ..report import worst_tokens
@@ -271,7 +273,10 @@ class Gate:
             if variant_pass.texts and variant_pass.spec.name not in scored_names:
                 unscored.append(variant_pass.spec)
         self.score(unscored)
-        return self.report(floors, self.verdicts_of(floors))
+        verdicts = self.verdicts_of(floors)
+        if self.command.where:
+            verdicts = self.with_places(verdicts, floors)
+        return self.report(floors, verdicts)
 
     def rows_on_both_texts(self, specs: Sequence[ModelSpec]) -> list[Row]:
         """Return two rows for each scored spec: on the full batches, and at batch 1."""
@@ -334,6 +339,29 @@ class Gate:
             if not first_rows:
                 first_rows = rows
         return verdicts
+
+    def with_places(
+        self, verdicts: Sequence[Verdict], floors: Mapping[str, Floor]
+    ) -> list[Verdict]:
+        """Return the verdicts; those of variants that differ name the module where they do."""
+        words_of_label: dict[str, str] = {}
+        windows = []
+        for variant, verdict in zip(self.variants, verdicts, strict=True):
+            if verdict.outcome != "differs" or variant is self.variants[0]:
+                continue
+            row = worst_row([row for row, _ in self.rows_of(variant)], floors)
+            if row is None:
+                words_of_label[verdict.label] = f"{NOT_KNOWN}it does not differ in prefill"
+                continue
+            windows.append((variant, worst_window(self.config, row, self.windows[row.text])))
+        shown = ShownOutputs(self.config, self.variants[0], self.windows[FULL].length)
+        for (variant, _), words in zip(windows, shown.places(windows), strict=True):
+            words_of_label[variant.spec.name] = words
+        placed_verdicts = []
+        for verdict in verdicts:
+            words = words_of_label.get(verdict.label, "")
+            placed_verdicts.append(verdict.updated(where=words))
+        return placed_verdicts
 
     def rows_of(self, variant: Variant) -> Iterator[tuple[Row, ModelSpec]]:
         """Yield the rows of a variant, with the specs that made them."""

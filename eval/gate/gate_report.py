@@ -144,7 +144,12 @@ def shape_of(row: ModelResult) -> str:
 
 
 def lines(verdict: Verdict, *, rows: bool = False) -> Iterator[str]:
-    """Yield what a variant really used, its ``rows``, and the tokens on which it differs most."""
+    """Yield where a variant begins to differ, and what it really used.
+
+    Then come its ``rows``, and the tokens on which it differs most.
+    """
+    if verdict.where:
+        yield f"where: {verdict.where}"
     used = [used_in_words(row) for row in verdict.rows]
     yield used[0]
     for row, words in zip(verdict.rows, used, strict=True):

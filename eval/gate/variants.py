@@ -39,10 +39,14 @@ class Variant:
     must_change: bool = False
 
     @property
+    def engine(self) -> str:
+        """The name of its engine in the registry."""
+        return backends.resolve(self.spec.load_fn, self.spec.fwd_fn)[0]
+
+    @property
     def capabilities(self) -> Capabilities:
         """The properties of its engine."""
-        engine, _ = backends.resolve(self.spec.load_fn, self.spec.fwd_fn)
-        return backends.engine_class(engine).capabilities
+        return backends.engine_class(self.engine).capabilities
 
     def copied(self, name: str, options: Mapping[str, Any] = {}, **keys: Any) -> ModelSpec:
         """Return the spec of a pass, ``LABEL | name``, with more options and keys."""

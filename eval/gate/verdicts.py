@@ -49,6 +49,11 @@ class Verdict(Stored):
     worst_tokens: tuple[WorstToken, ...] = Field(
         default=(), description="of a variant that differs"
     )
+    where: Text = Field(
+        default="",
+        description="the module where a variant that differs begins to differ, in words, or why "
+        "that is not known; empty without --where",
+    )
 
 
 class Row(NamedTuple):

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from ... import backends
 from ...backends.common.errors import InputError
-from ...backends.worker.protocol import LoadCommand, SampleCommand
+from ...backends.worker.protocol import SampleCommand
 from ..specs.spec_types import PROMPT_TOKENS, DataSpec
 from ..text import corpus, sampled, stored_tokens, text_windows, tokens_cache
 from ..text.eval_data import EvalData
 from ..text.text_tokens import Tokens
 from ..text.text_windows import TextWindows
 from . import plan
+from .loaded_worker import loaded_worker
 from .model_checks import check_model, raise_all
 from .model_identity import identity
 from .run_config import RunConfig
@@ -153,26 +154,15 @@ def sample(
     config: RunConfig, model: RunModel, spec: DataSpec, prompts: Prompts, key: str
 ) -> Tokens:
     """Load the model in a worker, sample the windows, and return their tokens."""
-    log_file = None
-    if not config.verbose:
-        log_file = config.cache.log_file(model.label, key)
-    model = model.with_planned(log_file=log_file)
     n_tokens = spec.eval_len - PROMPT_TOKENS
     command = SampleCommand(prompts.token_ids, n_tokens, spec.seed or 0)
+    text = corpus.display_name(spec)
+    n_all = n_tokens * len(prompts.token_ids)
     with (
-        config.gpus.take(max(model.n_gpus, 1), config.workers.check) as gpus,
-        config.workers.started(lambda: config.workers.create(model)) as worker,
+        loaded_worker(config, model, key, f"{model.label} for {text}") as worker,
+        config.progress.phase(f"sampling {text}", unit="tokens", total=n_all) as phase,
     ):
-        devices = None
-        if gpus is not None:
-            devices = tuple(gpus[: model.n_gpus])
-        load = LoadCommand(model.planned, devices)
-        text = corpus.display_name(spec)
-        with config.progress.phase(f"loading {model.label} for {text}") as phase:
-            worker.perform(load, config.load_timeout_s, phase.show)
-        n_all = n_tokens * len(prompts.token_ids)
-        with config.progress.phase(f"sampling {text}", unit="tokens", total=n_all) as phase:
-            answer = worker.perform(command, config.window_timeout_s, phase.show)
+        answer = worker.perform(command, config.window_timeout_s, phase.show)
     return sampled.tokens_of(
         prompts.text,
         prompts.token_ids,

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -223,6 +224,20 @@ class MadeEngine(FakeEngine):
                 with file.open("r+b") as stream:
                     self.memory = mmap.mmap(stream.fileno(), 0)
                 made("queue").write_text(str(file))
+
+
+ENDLESS = f"{__name__}:EndlessOutputs"
+OUTPUTS = b"outputs of modules"
+
+
+class EndlessOutputs(FakeEngine):
+    """A fake engine that writes ``OUTPUTS`` into the file of its modules, and does not end."""
+
+    capabilities = replace(FakeEngine.capabilities, outputs=True)
+
+    def record_outputs(self, window: Window, file: Path) -> None:
+        file.write_bytes(OUTPUTS)
+        time.sleep(LONG_S)
 
 
 def made(name: str) -> Path:

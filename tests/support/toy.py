@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.shapes import write_tokenizer
 from compare_q import backends
@@ -163,6 +165,16 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
     model = model_class(config_class(**shape))
     model.to(getattr(torch, shape["dtype"])).save_pretrained(folder)
     save_toy_tokenizer(folder)
+    return folder
+
+
+def with_changed_weight(model: Path, folder: Path, module: str) -> Path:
+    """Save a copy of a model in which the weight of one module is 1.5 times as large."""
+    shutil.copytree(model, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights[f"{module}.weight"] *= 1.5
+    save_file(weights, file, metadata={"format": "pt"})
     return folder
 
 

@@ -255,6 +255,22 @@ def test_verdicts_and_exit_statuses(
     assert (ran.status, list(outcome_of.values())) == (status, outcomes), ran.out + ran.err
 
 
+def test_where_gives_the_reason_of_an_engine_that_does_not_show_its_layers(gate: Any) -> None:
+    """Without the flag, no variant has a place; the verdicts and the exit status are the same."""
+    words = (*VARIANTS, "new:engine.shift=0.5")
+    ran, outcome_of, content = gate(*words, "--where")
+    assert (ran.status, list(outcome_of.values())) == (1, ["as before", "differs"])
+    assert [variant["where"] for variant in content["variants"]] == [
+        "",
+        "not known: fake does not show its layers",
+    ]
+    assert "where: not known: fake" in ran.out
+    ran, outcome_of, content = gate(*words)
+    assert (ran.status, list(outcome_of.values())) == (1, ["as before", "differs"])
+    assert {variant["where"] for variant in content["variants"]} == {""}
+    assert "where:" not in ran.out
+
+
 def test_a_condition_on_a_slice_is_about_the_row_of_the_gate(gate: Any) -> None:
     """A row of the gate is of the whole text or of a part; its slices are of the same tokens."""
     ran, _, content = gate("--fail-if", "ppl:begin > 1")

@@ -1,6 +1,7 @@
 """Faults in vLLM's CPU kernels, which a plugin of vLLM adds.
 
-``$PLANTED`` names one of ``FAULTS``, or "scale".
+``$PLANTED`` names one of ``FAULTS``, or "scale".  ``$PLANTED_LAYER``: number of the only
+layer whose attention has the fault; without it, all have.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 FROM = int(os.environ.get("PLANTED_FROM", "256"))
 """First position at which ``late_attention`` is wrong."""
+LAYER = os.environ.get("PLANTED_LAYER", "")
 
 
 def positions(metadata: Any) -> torch.Tensor:
@@ -70,7 +72,11 @@ def plant() -> None:
             metadata = keys.get("attn_metadata")
             if metadata is None and len(positional) > 6:
                 metadata = positional[6]
-            if metadata is not None:
+            layer = keys.get("layer")
+            if layer is None:
+                layer = positional[1]
+            is_faulty = not LAYER or f".layers.{LAYER}." in layer.layer_name
+            if metadata is not None and is_faulty:
                 output = keys.get("output")
                 if output is None and len(positional) > 7:
                     output = positional[7]
