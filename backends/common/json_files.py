@@ -136,16 +136,39 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
     ``"time_step_limit": [0.0, Infinity]``, and Transformers takes the last of two keys.
     """
     try:
-        value = json.loads(content.decode(), object_pairs_hook=object_of if strict else None)
-        check_values(value, strict=strict)
-        return value
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        return value_of(content, where, strict=strict)
     except json.JSONDecodeError as error:
         place = ""
         if error.doc.strip():
             place = f"line {error.lineno}, column {error.colno}: "
         raise InputError(f"{where}: {place}not valid JSON: {fault(error)}") from None
+
+
+def parsed_line(content: bytes, where: str, *, strict: bool = True) -> Any:
+    """Return the value in one line of a file of JSON Lines, as ``parsed`` does.
+
+    ``where`` ends with the number of the line: "FILE: line 3".
+    """
+    try:
+        return value_of(content.rstrip(b"\r\n"), where, strict=strict)
+    except json.JSONDecodeError as error:
+        place = ""
+        if error.doc.strip():
+            place = f", column {error.colno}"
+        in_words = fault(error, is_line=True)
+        raise InputError(f"{where}{place}: not valid JSON: {in_words}") from None
+
+
+def value_of(content: bytes, where: str, *, strict: bool) -> Any:
+    """Return the value of JSON in UTF-8, as ``parsed`` does; JSONDecodeError for invalid JSON."""
+    try:
+        value = json.loads(content.decode(), object_pairs_hook=object_of if strict else None)
+        check_values(value, strict=strict)
+        return value
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except json.JSONDecodeError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(
             f"{where}: cannot be read: not UTF-8 text: {error.reason} at byte {error.start:,}; "
@@ -157,8 +180,11 @@ def parsed(content: bytes, where: str, *, strict: bool = True) -> Any:
         raise InputError(f"{where}: an integer of thousands of digits") from None
 
 
-def fault(error: json.JSONDecodeError) -> str:
-    """Return the fault in invalid JSON: a frequent mistake, or expected and actual characters."""
+def fault(error: json.JSONDecodeError, *, is_line: bool = False) -> str:
+    """Return the fault in invalid JSON: a frequent mistake, or expected and actual characters.
+
+    ``is_line``: the JSON is a line of a file of JSON Lines.
+    """
     at = error.pos
     if error.doc.startswith(",", at):  # Python 3.13 points at the comma
         at += 1
@@ -173,6 +199,8 @@ def fault(error: json.JSONDecodeError) -> str:
         return "a comma with nothing after it"
     if remainder.startswith(("//", "/*", "#")):
         return "a comment, which JSON does not have"
+    if error.msg == "Extra data" and is_line:
+        return "a second value; write each value on a line of its own"
     if error.msg == "Extra data":
         return "a second value; this file must hold one, unlike files of JSON Lines"
     word = re.match(r"\w+|.", remainder)

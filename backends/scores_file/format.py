@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..common.engine_options import describe
 from ..common.errors import InputError
-from ..common.json_files import LARGEST_JSON_BYTES, open_regular, parsed
+from ..common.json_files import LARGEST_JSON_BYTES, open_regular, parsed_line
 from ..common.jsonl_kinds import KIND
 from ..common.message_text import printable
 from ..scoring.entries import NO_ID, Entries, Ids, Logprobs
@@ -211,7 +211,7 @@ def read_header(file: Path) -> ScoresHeader:
 
 def header_in(where: str, content: bytes) -> ScoresHeader:
     """Return the first line of a file of scores; InputError that begins with ``where``."""
-    value = parsed(content, where)
+    value = parsed_line(content, where)
     kind = None
     if isinstance(value, dict):
         kind = value.get(KIND)
@@ -254,7 +254,7 @@ def read_scores(file: Path) -> Iterator[WindowScores]:
             header_in(where, content)
             has_header = True
             continue
-        line = validated(ScoresLine, parsed(content, where), where)
+        line = validated(ScoresLine, parsed_line(content, where), where)
         if line.window in seen:
             raise InputError(
                 f"{where}: window: {line.window} is also in line {seen[line.window]}; "

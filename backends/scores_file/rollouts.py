@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from ..common.errors import InputError
-from ..common.json_files import parsed
+from ..common.json_files import parsed_line
 from ..common.jsonl_kinds import KIND, ROLLOUTS
 from ..common.message_text import printable
 from ..scoring.entries import Ids, Logprobs
@@ -86,7 +86,7 @@ def read_header(file: Path) -> RolloutsHeader:
 
 def header_in(where: str, content: bytes) -> RolloutsHeader:
     """Return the first line of a file of rollouts; InputError that begins with ``where``."""
-    value = parsed(content, where)
+    value = parsed_line(content, where)
     if not isinstance(value, dict) or value.get(KIND) != ROLLOUTS:
         raise InputError(
             f'{where}: is not a file of rollouts: its first line must have "{KIND}": "{ROLLOUTS}" '
@@ -103,7 +103,7 @@ def read_rollouts(file: Path) -> Iterator[Rollout]:
     for number, where, content in lines_in(file):
         n_lines += 1
         if n_lines > 1:
-            line = validated(RolloutLine, parsed(content, where), where)
+            line = validated(RolloutLine, parsed_line(content, where), where)
             yield checked(line, number, where)
     if n_lines == 1:
         raise InputError(

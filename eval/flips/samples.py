@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backends.common.errors import InputError
-from ...backends.common.json_files import open_regular, parsed
+from ...backends.common.json_files import open_regular, parsed_line
 from ...backends.common.message_text import CONTROL, amount, printable, shortened
 
 UNCONDITIONAL = "acc_mutual_info"
@@ -95,7 +95,7 @@ def read_samples(task: str, file: Path) -> TaskSamples:
             if not line.strip():
                 continue
             # lm-eval writes NaN, which check_keys refuses with the name of the metric.
-            keys = parsed(line, place, strict=False)
+            keys = parsed_line(line, place, strict=False)
             check_keys(keys, place)
             documents = filters.setdefault(keys["filter"], {})
             document = keys["doc_id"]

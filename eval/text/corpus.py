@@ -22,7 +22,7 @@ from ...backends.common.json_files import (
     is_file,
     is_folder,
     open_regular,
-    parsed,
+    parsed_line,
     read_bytes,
 )
 from ...backends.common.message_text import one_line, printable, redacted, shortened, unicode
@@ -362,7 +362,7 @@ def jsonl_records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(lines, 1):
             where = f"path: {printable(file)}: line {number}"
             if line.strip():
-                row = parsed(line, where, strict=False)
+                row = parsed_line(line, where, strict=False)
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: must be a JSON object")
                 yield where, row

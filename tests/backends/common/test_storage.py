@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.json_files import open_regular, parsed, read_bytes, read_json
+from compare_q.backends.common.json_files import (
+    open_regular,
+    parsed,
+    parsed_line,
+    read_bytes,
+    read_json,
+)
 from compare_q.eval.common import output_files
 from tests.support.toy import refusal
 
@@ -172,3 +178,27 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
 )
 def test_what_no_reader_takes(content: bytes, gold: str) -> None:
     assert refusal(parsed, content, "w").startswith(gold)
+
+
+@pytest.mark.parametrize(
+    ("content", "gold"),
+    [
+        (b'{"a": 1,}\n', "w: line 3, column 9: not valid JSON"),
+        # The line ends after 9 characters.
+        (b'{"a": [1,\r\n', "w: line 3, column 10: not valid JSON: it ends too early"),
+        (b'{"a": 1} {"a": 2}', "w: line 3, column 10: not valid JSON: a second value"),
+        (b" \n", "w: line 3: not valid JSON: there is nothing in it"),
+        (b'{"a": NaN}', "w: line 3: a: nan is not a number in JSON"),
+        (b"9" * 5000, "w: line 3: an integer of thousands of digits"),
+    ],
+)
+def test_a_fault_in_a_line_has_one_place(content: bytes, gold: str) -> None:
+    text = refusal(parsed_line, content, "w: line 3")
+    assert text.startswith(gold)
+    assert "JSON Lines" not in text
+
+
+def test_a_line_has_the_value_that_a_file_has() -> None:
+    for content in (b'{"a": [1, 2.5, null]}\n', b"[]\r\n", b"1"):
+        assert parsed_line(content, "w: line 1") == parsed(content, "w")
+    assert np.isnan(parsed_line(b"NaN", "w: line 1", strict=False))

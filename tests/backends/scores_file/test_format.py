@@ -175,6 +175,18 @@ def test_empty_lines_count_in_the_numbers_of_lines(tmp_path: Path) -> None:
         list(format.read_scores(file))
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_broken_json_has_the_line_of_the_file_and_the_column(tmp_path: Path, number: int) -> None:
+    file = scores_files.write(tmp_path / "s.jsonl", [LINE, LINE])
+    lines = file.read_text().splitlines()
+    lines[number - 1] = '{"window": 1,, "logprob": []}'
+    file.write_text("\n".join(lines))
+    with pytest.raises(InputError) as caught:
+        list(format.read_scores(file))
+    # The second comma.
+    assert str(caught.value).startswith(f"{file}: line {number}, column 14: ")
+
+
 @pytest.mark.parametrize("keys", [{}, dict.fromkeys(LINE)])
 def test_lines_with_different_keys_are_refused(tmp_path: Path, keys: dict[str, Any]) -> None:
     other = {**keys, "window": "0" * 32, "logprob": [-1.0]}

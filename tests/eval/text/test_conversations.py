@@ -141,7 +141,7 @@ def test_malformed_rows(tmp_path: Path, row: Any, gold: str) -> None:
     with file.open("a") as stream:
         stream.write(line)
     message = refusal(rows_of, file)
-    assert message.startswith(f"path: {file}: line 2: ")
+    assert message.startswith(f"path: {file}: line 2")
     assert gold in message
 
 

@@ -143,7 +143,7 @@ def test_local_text(tmp_path: Path, content: str, gold: str, llamacpp: str) -> N
 def test_bad_lines_are_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(f'{{"text": "a"}}\n\n{line}\n')
-    assert refusal(path=str(file)).startswith(f"path: {file}: line 3: ")
+    assert refusal(path=str(file)).startswith(f"path: {file}: line 3")
     # A line that is not read may be wrong.
     assert text(path=str(file), max_text_rows=1) == "a"
 
