@@ -11,6 +11,7 @@ from typing import Any
 
 from .errors import InputError
 from .json_files import is_file, open_regular, parsed
+from .message_text import is_name
 
 KIND = "compare_q"
 """Key of the kind in the first line."""
@@ -40,3 +41,12 @@ def first_line(file: Path) -> dict[str, Any]:
 def kind_of(file: Path) -> str:
     """Return the kind that the first line of a file names; "" without one."""
     return str(first_line(file).get(KIND, ""))
+
+
+def label_of(file: Path) -> str:
+    """Return the label in the first line of a file; "" without one that can be a name."""
+    label = first_line(file).get("label")
+    # The engine that reads the file refuses other labels.
+    if isinstance(label, str) and is_name(label):
+        return label
+    return ""

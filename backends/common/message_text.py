@@ -168,6 +168,11 @@ def printable(text: object) -> str:
     return CONTROL.sub(escaped, redacted(str(text)))
 
 
+def is_name(text: str) -> bool:
+    """Return True if a text can be a name in the table: one line, with a character that is seen."""
+    return bool(text.strip()) and not CONTROL.search(text)
+
+
 def escaped(match: re.Match[str]) -> str:
     """Return the characters of a match, escaped as in Python."""
     return match[0].encode("unicode_escape").decode()

@@ -34,13 +34,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..common.engine_options import describe
 from ..common.errors import InputError
 from ..common.json_files import LARGEST_JSON_BYTES, open_regular, parsed_line
 from ..common.jsonl_kinds import KIND
-from ..common.message_text import printable
+from ..common.message_text import is_name, printable
 from ..scoring.entries import NO_ID, Entries, Ids, Logprobs
 from ..scoring.rounding import Rounding, rounding_of
 from ..window import Window
@@ -56,6 +56,16 @@ MOST_ENTRIES = 1 << 20
 """Four times the largest vocabulary."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+def shown(name: str) -> str:
+    """Return a name that the table shows; ValueError for one that cannot be read."""
+    if not is_name(name):
+        raise ValueError("must be one line of printable text")
+    return name
+
+
+ShownName = Annotated[Name, AfterValidator(shown)]
 
 
 class Line(BaseModel):
@@ -94,11 +104,11 @@ class RowHeader(Line):
     """
 
     version: int
-    label: Name | None = None
-    engine: Name | None = None
-    engine_version: Name | None = None
-    model: Name | None = None
-    hardware: Name | None = None
+    label: ShownName | None = None
+    engine: ShownName | None = None
+    engine_version: ShownName | None = None
+    model: ShownName | None = None
+    hardware: ShownName | None = None
 
 
 class ScoresHeader(RowHeader):

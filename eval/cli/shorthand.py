@@ -243,7 +243,7 @@ def own_label(name: str, options: Mapping[str, Any]) -> str:
     options.
     """
     path = expanded(name)
-    label = str(jsonl_kinds.first_line(path).get("label") or short_name(name))
+    label = jsonl_kinds.label_of(path) or short_name(name)
     if pack_files.is_pack(path):
         label = pack_files.read(path).label
     for key, value in options.items():

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...backends.common import json_files
 from ...backends.common.engine_options import UNKNOWN_KEY, describe
 from ...backends.common.errors import InputError
-from ...backends.common.jsonl_kinds import first_line
+from ...backends.common.jsonl_kinds import label_of
 from ...backends.common.message_text import printable, shortened, unicode
 from ...backends.reference import pack_files
 from . import misplaced_keys
@@ -237,8 +237,8 @@ def labelled_by_file(spec: ModelSpec) -> ModelSpec:
     """Return a spec without a label with the label in the first line of its file, if any."""
     if spec.label is not None:
         return spec
-    label = first_line(Path(spec.located)).get("label")
-    if not isinstance(label, str) or not label:
+    label = label_of(Path(spec.located))
+    if not label:
         return spec
     return spec.model_copy(update={"label": unicode(label)})
 

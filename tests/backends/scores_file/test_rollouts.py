@@ -117,6 +117,7 @@ def test_mistakes_in_a_line_name_it(tmp_path: Path, change: Change, parts: list[
         ('{"compare_q": "rollouts", "version": 1}\n', ["no sequence"]),
         ('{"compare_q": "rollouts", "version": 2}\n', ["line 1", "version"]),
         ('{"compare_q": "rollouts", "version": 1, "top_p": 0.9}\n', ["line 1", "top_p"]),
+        ('{"compare_q": "rollouts", "version": 1, "label": "  "}\n', ["line 1: label"]),
         ('{"compare_q": "scores", "version": 1}\n', ["line 1", "rollouts"]),
         ('{"prompt_ids": [1]}\n', ["line 1", "rollouts"]),
         ("[1]\n", ["line 1", "rollouts"]),

@@ -202,6 +202,25 @@ def test_the_file_itself_is_a_model_of_a_one_line_call(
     assert row["ppl"] == pytest.approx(VOCAB)
 
 
+@pytest.mark.parametrize("label", ["   ", "a\nb"])
+def test_a_label_that_cannot_be_read_is_refused(
+    windows: Lines,
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    toy_text: Path,
+    tmp_path: Path,
+    label: str,
+) -> None:
+    """As a model of the command line, and of a spec."""
+    file = scores_files.write(tmp_path / "u.jsonl", map(uniform, windows), label=label)
+    parts = [f"{file}: line 1", "label"]
+    words = [file, "-d", toy_text, "--tokenizer", toy_model]
+    assert_refused(compare_q(*words), *parts)
+    data, spec = write_specs([spec_of(file)])
+    assert_refused(compare_q("-d", data, "-m", spec), *parts)
+
+
 def test_a_file_of_windows_is_not_a_model(
     windows: Lines, compare_q: Run, toy_text: Path, tmp_path: Path
 ) -> None:
