@@ -236,6 +236,11 @@ def check_values(value: Any, *, strict: bool = True, depth: int = 0, key: str = 
                 check_values(item, strict=strict, depth=depth + 1, key=name)
         else:
             for item in value:
+                # Most items of a long list are numbers, and the call would take most of the time.
+                if type(item) is float and math.isfinite(item):
+                    continue
+                if type(item) is int and -LARGEST_INTEGER <= item <= LARGEST_INTEGER:
+                    continue
                 check_values(item, strict=strict, depth=depth + 1, key=key)
     elif isinstance(value, str):
         # Most texts are ASCII, and isascii is much faster than the search.

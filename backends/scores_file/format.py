@@ -327,6 +327,8 @@ def validated(model: type[Model], value: Any, where: str) -> Model:
 def checked(line: ScoresLine, number: int, where: str) -> WindowScores:
     """Return the scores of a line; InputError for what cannot be log-probabilities."""
     logprob = np.array(line.logprob, np.float64)
+    # Several parts of a run have the same arrays (``kept_lines.py``).
+    logprob.setflags(write=False)
     n_scored = len(logprob)
     check_at_most_zero(logprob, f"{where}: logprob")
     top = entries_of(line.top_ids, line.top_logprobs, n_scored, f"{where}: top_")
@@ -403,6 +405,8 @@ def entries_of(
         all_ids[position, : len(row)] = row
         all_logprobs[position, : len(row)] = values
     check_at_most_zero(all_logprobs, f"{where}logprobs")
+    all_ids.setflags(write=False)
+    all_logprobs.setflags(write=False)
     return Entries(all_ids, all_logprobs)
 
 

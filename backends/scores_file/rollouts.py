@@ -37,6 +37,7 @@ from .format import (
     lines_in,
     validated,
 )
+from .kept_lines import lines_of
 
 PAGE = "docs/rollouts.md"
 
@@ -129,11 +130,12 @@ def checked(line: RolloutLine, number: int, where: str) -> Rollout:
         raise InputError(f"{where}: logprobs: all are null; leave this sequence out")
     check_at_most_zero(sampled[~np.isnan(sampled)], f"{where}: logprobs")
     of_prompt = np.full(len(line.prompt_ids), np.nan)
-    return Rollout(
-        number,
-        np.array([*line.prompt_ids, *line.sampled_ids], np.int32),
-        np.concatenate([of_prompt, sampled]),
-    )
+    token_ids = np.array([*line.prompt_ids, *line.sampled_ids], np.int32)
+    token_logprobs = np.concatenate([of_prompt, sampled])
+    # Several parts of a run have the same arrays (``kept_lines.py``).
+    token_ids.setflags(write=False)
+    token_logprobs.setflags(write=False)
+    return Rollout(number, token_ids, token_logprobs)
 
 
 def logprobs_of(
@@ -160,4 +162,4 @@ def check_ids(ids: Sequence[int], where: str) -> None:
 
 def longest(file: Path) -> int:
     """Return the number of tokens in the longest sequence of a file; InputError."""
-    return max(len(rollout.token_ids) for rollout in read_rollouts(file))
+    return max(len(rollout.token_ids) for rollout in lines_of(read_rollouts, file))

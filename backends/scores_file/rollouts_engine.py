@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..base import (
 )
 from ..common.jsonl_kinds import ROLLOUTS
 from . import rollouts
+from .kept_lines import lines_of
 from .rollouts import Rollout, RolloutsHeader
 from .row_file import RowFile, RowFileEngine
 
@@ -51,8 +52,8 @@ class RolloutsEngine(RowFileEngine):
     header: RolloutsHeader
 
     @classmethod
-    def lines(cls, file: Path) -> Iterator[Rollout]:
-        return rollouts.read_rollouts(file)
+    def lines(cls, file: Path) -> Iterable[Rollout]:
+        return lines_of(rollouts.read_rollouts, file)
 
     def load(self) -> None:
         self.header = rollouts.read_header(self.file)

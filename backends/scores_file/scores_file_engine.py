@@ -6,7 +6,7 @@ and its KL divergence is exact, an estimate or a bound, by what the file has (``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ..reference.store import open_reference
 from ..reference.stored_logprobs import StoredLogprobs
 from . import file_kld, format, known_entries
 from .format import SCORES, ScoresHeader, WindowScores
+from .kept_lines import lines_of
 from .row_file import RowFile, RowFileEngine
 
 KLD_VERSION = 2
@@ -63,8 +64,8 @@ class ScoresFileEngine(RowFileEngine):
     outside_tokens: OutsideTokens | None = None  # of the run that scores now
 
     @classmethod
-    def lines(cls, file: Path) -> Iterator[WindowScores]:
-        return format.read_scores(file)
+    def lines(cls, file: Path) -> Iterable[WindowScores]:
+        return lines_of(format.read_scores, file)
 
     def load(self) -> None:
         self.header = format.read_header(self.file)

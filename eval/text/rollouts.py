@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...backends.common.message_text import amount
+from ...backends.scores_file.kept_lines import lines_of
 from ...backends.scores_file.rollouts import Rollout, read_header, read_rollouts
 from ..common.progress import Progress
 from ..specs.spec_types import DataSpec
@@ -26,7 +27,7 @@ def tokens_of(spec: DataSpec, tokenizer: Path, progress: Progress) -> Tokens:
     file = corpus.text_file(spec)
     sequences: list[Rollout] = []
     with progress.phase(f"reading {corpus.display_name(spec)}", unit="sequences") as phase:
-        for rollout in read_rollouts(file):
+        for rollout in lines_of(read_rollouts, file):
             sequences.append(rollout)
             phase.advance()
     loaded = vocabulary.load_tokenizer(tokenizer, trust_remote_code=spec.trust_remote_code)
