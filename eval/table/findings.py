@@ -13,7 +13,7 @@ from ..results import ModelResult, RunResult
 from ..stats.uncertainty import SHORT
 from . import precision_sentences
 from .measured_rows import blocks_of, measured_rows
-from .numbers import kld_in_words, kld_text, number_with_error
+from .numbers import PPL_DIGITS, kld_in_words, kld_text, number_text, number_with_error
 from .rollout_sentences import rollout_sentences
 from .wording import (
     MOST_NAMED_ROWS,
@@ -29,6 +29,8 @@ SMALLEST_SAVING = 1.05
 """The smallest ratio of two file sizes that is given."""
 VERBS = {"kld": ("loses more", "lose more"), "nll": ("has a higher one", "have higher ones")}
 """Score -> the verb for one worse row, and for several."""
+MEASURES = {"kld": "KLD", "nll": "PPL"}
+"""Score -> the number of a row."""
 CERTAINLY = " for certain"
 """After the verb of a significant difference."""
 
@@ -111,23 +113,22 @@ def kld_sentences(run: RunResult, rows: Sequence[ModelResult], reference: str) -
     if order.best.label in lossless_labels:
         first_clause += f", {why_unranked(run.models)}"
     smallest = order.best.kld or 0.0
-    compared = [model for model in rows if model not in order.undecided]
-    if ratios_are_clear([model.kld or 0.0 for model in compared], smallest):
-        ratios = {model.label: times_in_words(model, order.best) for model in compared}
-        sentences = ranking_sentences(order, "kld", first_clause, ratios, "{} the KLD")
-        return [
-            *sentences,
-            *size_sentences(order, lossless_labels),
-            *undecided_sentences(order.undecided),
-        ]
-    sizes = {}
-    for model in compared:
-        kld = model.kld or 0.0
-        sizes[model.label] = kld_in_words(kld, model.kld_kind)
-        if not sizes[model.label]:
-            sizes[model.label] = kld_text(kld, model.kld_kind)
-    sentences = ranking_sentences(order, "kld", first_clause, sizes, "a KLD of {}")
+    klds = {model.label: measured_kld(model) for model in rows}
+    worse_klds = [model.kld or 0.0 for model in order.worse]
+    # A ratio would claim more than that there is a difference.
+    if not caution(rows) and ratios_are_clear([smallest, *worse_klds], smallest):
+        ratios = {model.label: times_in_words(model, order.best) for model in order.worse}
+        sentences = ranking_sentences(order, "kld", first_clause, ratios, "{} the KLD", klds)
+        sentences += size_sentences(order, lossless_labels)
+    else:
+        sentences = ranking_sentences(order, "kld", first_clause, klds, "a KLD of {}", klds)
     return sentences + undecided_sentences(order.undecided)
+
+
+def measured_kld(model: ModelResult) -> str:
+    """Return the KLD of a row in a sentence: "0.03280", "at least 0.03280"."""
+    kld = model.kld or 0.0
+    return kld_in_words(kld, model.kld_kind) or kld_text(kld, model.kld_kind)
 
 
 def times_in_words(model: ModelResult, best: ModelResult) -> str:
@@ -147,12 +148,17 @@ def undecided_sentences(rows: Sequence[ModelResult]) -> list[str]:
     """
     if not rows:
         return []
-    klds = joined_words([kld_text(model.kld or 0.0, model.kld_kind) for model in rows])
-    verb = "loses"
-    if len(rows) > 1:
-        verb = "lose"
-    whether = f"Whether {labels_in_words(rows)} {verb} more or less is not known"
-    return [f"{whether}, because only a bound of the KLD is known: {klds}."]
+    klds = sizes_in_words(rows, {model.label: measured_kld(model) for model in rows})
+    labels = labels_in_words(rows)
+    if len(rows) == 1:
+        return [
+            f"The KLD of {labels} is {klds}; whether it loses more or less is not known, because "
+            "only a bound is known."
+        ]
+    return [
+        f"The KLDs of {labels} are {klds}; whether they lose more or less is not known, because "
+        "only bounds are known."
+    ]
 
 
 def best_row_clause(best: ModelResult, reference: str) -> str:
@@ -211,26 +217,35 @@ def ppl_sentences(measured: Sequence[ModelResult]) -> list[str]:
     if len(rows) == 1:
         sentence = f"{best.marked_label} has a PPL of {number} on this text"
         return [f"{sentence}; there is no other to compare it with."]
+    ppls = {model.label: number_text(model.ppl, PPL_DIGITS) for model in rows}
+    first_clause = f"{best.marked_label} has the lowest PPL, {number}"
+    if caution(rows):
+        return ranking_sentences(order, "nll", first_clause, ppls, "{}", ppls)
     increases = {}
-    for model in rows:
+    for model in order.worse:
         percent = 100 * ((model.ppl or 0.0) / (best.ppl or 1.0) - 1)
         if percent >= 0.01:
             increases[model.label] = f"{ratio_in_words(percent)} %"
         else:
             increases[model.label] = "less than 0.01 %"
-    first_clause = f"{best.marked_label} has the lowest PPL, {number}"
-    return ranking_sentences(order, "nll", first_clause, increases, "by {}")
+    return ranking_sentences(order, "nll", first_clause, increases, "by {}", ppls)
 
 
 def ranking_sentences(
-    order: Ranking, score: str, first_clause: str, sizes: Mapping[str, str], frame: str
+    order: Ranking,
+    score: str,
+    first_clause: str,
+    sizes: Mapping[str, str],
+    frame: str,
+    numbers: Mapping[str, str],
 ) -> list[str]:
     """Return a sentence on the best row and how the others compare with it.
 
-    A second one follows if some differences are not known.
+    A second one follows if some differences are not known: of such rows, the first sentence has
+    only what was measured.
 
     ``first_clause``: on the best row; ``sizes``: label -> how much worse a row is, which goes into
-    ``frame``.
+    ``frame``; ``numbers``: label -> the row's KLD or PPL.
     """
     clauses = [first_clause]
     if order.same:
@@ -248,10 +263,13 @@ def ranking_sentences(
         return [f"{'; '.join(clauses)}."]
     subject = subject_of(order.unknown, order)
     verb = verb_of(order.unknown, score)
-    amounts = frame.format(sizes_in_words(order.unknown, sizes))
-    clauses.append(f"{subject} {verb}: {amounts}")
+    values = sizes_in_words(order.unknown, numbers)
+    if len(order.unknown) == 1:
+        clauses.append(f"{subject} has a {MEASURES[score]} of {values}")
+    else:
+        clauses.append(f"{subject} have {MEASURES[score]}s of {values}")
     reason = order.reason or "they cannot be compared token by token"
-    doubt = f"Whether {subject} really {verb} is not known: {reason}."
+    doubt = f"Whether {subject} {verb} is not known: {reason}."
     return [f"{'; '.join(clauses)}.", doubt]
 
 

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from compare_q.backends.common import storage
-from compare_q.backends.common.json_files import open_regular, parsed, parsed_line, read_bytes, read_json
+from compare_q.backends.common.json_files import (
+    open_regular,
+    parsed,
+    parsed_line,
+    read_bytes,
+    read_json,
+)
 from compare_q.eval.common import output_files
 from tests.support.toy import refusal
 
@@ -154,6 +160,7 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
         (b'{"a": {"b": "\\ud800"}}', "w: no Unicode text: half of a surrogate pair"),
         (b'{"\\udfff": 1}', "w: no Unicode text: half of a surrogate pair"),
         (b'{"a": NaN}', "w: a: nan is not a number in JSON"),
+        (b'{"a": [1.5, -Infinity]}', "w: a: -inf is not a number in JSON"),
         (b"1e999", "w: inf is not a number in JSON"),
         (b'{"a": 1, "\\u001b[2J": 1, "\\u001b[2J": 2}', "w: \\x1b[2J: stands twice in one object"),
         (

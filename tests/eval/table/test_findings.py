@@ -194,18 +194,18 @@ def sentences_on(*models: ModelResult, **keys: Any) -> str:
         # Below 20,000 tokens nothing is certain; below 2,000 nothing is ranked.
         (
             shortened(8191, REF, FP8, Q4),
-            ["Q4_K_M loses more: 4.1", "8,191 tokens"],
-            [CERTAIN + ":"],
+            ["Q4_K_M loses more: a KLD of 0.03280", "8,191 tokens"],
+            [CERTAIN + ":", "times"],
         ),
         (
             shortened(1999, REF, FP8, Q4),
-            ["Whether Q4_K_M", "not known", "1,999"],
-            [CERTAIN + ":"],
+            ["Q4_K_M has a KLD of 0.03280. Whether Q4_K_M loses", "not known", "1,999"],
+            [CERTAIN + ":", "loses more:", "times"],
         ),
         (
             of_one_block(REF, FP8, Q4),
-            ["Whether Q4_K_M", "no errors are known"],
-            [CERTAIN + ":"],
+            ["Q4_K_M has a KLD of 0.03280", "Whether Q4_K_M", "no errors are known"],
+            [CERTAIN + ":", "loses more:", "times"],
         ),
         (
             [REF, row("FP8", 0.008, **HOLES), Q4],
@@ -214,12 +214,15 @@ def sentences_on(*models: ModelResult, **keys: Any) -> str:
         ),
         (
             [REF, FP8, Q4, row("Q3", 0.08, **HOLES)],
-            [f"Q4_K_M loses more{CERTAIN}", "Whether Q3 really"],
-            [],
+            [
+                f"Q4_K_M loses more{CERTAIN}: 4.1 times the KLD; Q3 has a KLD of 0.08000.",
+                "Whether Q3 loses",
+            ],
+            ["10 times"],
         ),
         (
             MANY,
-            [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 really"],
+            [f"a0, a1 and a2 lose more{CERTAIN}", "Whether b0, b1 and b2 lose"],
             ["others"],
         ),
         ([REF, Q4, replace(BASE, label="server")], ["No KLD: server."], []),
@@ -263,7 +266,7 @@ def random_rows(seed: int) -> list[ModelResult]:
 def labels_of(clause: str) -> list[str]:
     """Return the labels of the rows that a clause is about, without the best row."""
     if clause.startswith("Whether "):
-        subject = clause.removeprefix("Whether ").partition(" really ")[0]
+        subject = clause.removeprefix("Whether ").partition(" lose")[0]
     else:
         # "it" is the best row.
         subject = clause.partition(" it ")[2] or clause
@@ -316,8 +319,7 @@ def test_no_statement_contradicts_pairs_or_noise_floor(seed: int) -> None:
     assert f"{CERTAIN}:" not in text or "nothing of this is certain" not in text
     _, *clauses = re.split("; |[.] ", text)
     for clause in clauses:
-        subject = clause.partition(" lose")[0]
-        is_known = not clause.startswith("Whether") and f"Whether {subject} really" not in text
+        is_known = not clause.startswith("Whether") and " lose" in clause
         for label in labels_of(clause):
             if clause.startswith("The PPL"):
                 line = line_of_pair(rows[label], rows["bf16"], "PPL", run)
@@ -389,9 +391,9 @@ def test_a_bound_that_may_be_better_is_neither_the_best_nor_worse() -> None:
     sentences = verdict(run).split(". ")
     assert sentences[0].startswith("Q4_K_M keeps ")
     assert "served" not in sentences[0]
-    (about_bound,) = [sentence for sentence in sentences if "Whether served" in sentence]
-    assert "at least 0.02000" in about_bound
-    assert "not known" in about_bound
+    (about_bound,) = [sentence for sentence in sentences if "served is at least" in sentence]
+    # What is known comes first.
+    assert about_bound.index("at least 0.02000") < about_bound.index("not known")
 
 
 def test_bounds_alone_are_at_least_their_numbers() -> None:
@@ -400,6 +402,29 @@ def test_bounds_alone_are_at_least_their_numbers() -> None:
     assert "at least 0.10000" in sentences
     assert "loses more:" not in sentences
     assert "times" not in sentences
+    many = [bound(label, 0.05) for label in "abcdef"]
+    sentences = verdict(run_of(REF, *many))
+    assert "at least 0.05000 (b) to at least 0.05000 (f)" in sentences
+
+
+@pytest.mark.parametrize("length", [1999, 8191])
+@pytest.mark.parametrize("kind", ["exact", "estimate", "bound"])
+def test_uncertain_differences_have_no_ratio(length: int, kind: str) -> None:
+    """On short texts: the row has its own number, and 0.0354 is not called 1.08 times 0.0328."""
+    other = replace(row("other", 0.0354), kld_kind=kind)
+    text = sentences_on(*shortened(length, REF, Q4, other))
+    assert "0.03540" in text
+    assert "times" not in text
+    assert CERTAIN not in text
+
+
+@pytest.mark.parametrize("length", [1999, 8191])
+def test_uncertain_differences_of_ppl_have_no_percentage(length: int) -> None:
+    low = plain("a", 7.5, (10.0, 20.0, 30.0, 40.0))
+    high = plain("b", 7.8, HIGHER)
+    text = sentences_on(*shortened(length, low, high), reference=None)
+    assert "7.8000" in text
+    assert "%" not in text
 
 
 def test_an_estimate_below_0_is_not_0_within_rounding() -> None:
