@@ -125,6 +125,22 @@ def test_the_same_weights_are_left_out(quantized: Callable[[str], Path]) -> None
     assert engine.exchangeable(loaded(quantized("W4A16"))) == ()
 
 
+def test_the_same_weights_with_other_activations_are_exchanged(
+    quantized: Callable[[str], Path], toy_model: Path, tmp_path: Path
+) -> None:
+    """The reference has the weights of the W8A8 checkpoint, and does not round activations."""
+    engine = loaded(quantized("W8A8"), dtype="bfloat16")
+    weights = {}
+    for name, parameter in engine.model.named_parameters():
+        if name.endswith("proj.weight"):
+            weights[name] = parameter.detach()
+    reference = loaded(changed(toy_model, tmp_path / "same", {}, **weights), dtype="bfloat16")
+    modules = engine.exchangeable(reference)
+    assert len(modules) == len(weights) == 14
+    up = engine.model.model.layers[0].mlp.up_proj
+    assert torch.equal(up.weight, reference.model.model.layers[0].mlp.up_proj.weight)
+
+
 def with_folded_norms(tensors: Tensors) -> None:
     """Move scales of channels into a norm, as AWQ does, in one layer."""
     scales = factors(64)
