@@ -186,8 +186,8 @@ def test_a_failed_search_keeps_what_it_scored(where: Where, tmp_path: Path, log:
     assert ran.status == 1
     # Not one of the first 12 again.
     assert len(scored(log)) == 12
-    while where("-o", tmp_path / "o.json", fail=12).status == 1:
-        pass
+    for _ in range(5):
+        where("-o", tmp_path / "o.json", fail=12)
     assert values(WhereResult.read(tmp_path / "o.json"))["layer 1"] == pytest.approx(0.21)
 
 
