@@ -18,10 +18,10 @@ HEIGHT = 6.4
 QUANTIZED = 2
 REFERENCE = 8
 """Places of colours in ``Theme.families``: INT, unquantized."""
-MEASURED = "line: measured with more and more parts as in the reference"
-FORECAST = "dashes: whole KLD minus shares"
+FRONT_SIGNS = "line: measured; dashes: whole KLD minus shares"
 RINGS = "rings: recipes"
-FORECAST_RINGS = "rings: recipes in 8 bits, a forecast"
+FORECAST_RINGS = "rings: recipes in 8 bits, which are forecasts"
+ERROR_BARS = "error bars: ± one standard error"
 
 
 class Point(NamedTuple):
@@ -57,12 +57,16 @@ def notes_of(result: WhereResult) -> list[str]:
     """Return the lines below the title."""
     signs = []
     if result.front:
-        signs += [MEASURED, FORECAST]
+        signs.append(FRONT_SIGNS)
     if recipe_points(result):
-        signs.append(RINGS)
+        rings = RINGS
         if any(recipe.keep_bits != FULL_BITS for recipe in result.recipes):
-            signs[-1] = FORECAST_RINGS
-    return [result.subtitle, "; ".join(signs)]
+            rings = FORECAST_RINGS
+        signs.append(rings)
+    lines = [result.subtitle, "; ".join(signs)]
+    if any(point.stderr for point in front_points(result)):
+        lines.append(ERROR_BARS)
+    return lines
 
 
 def point_of(bits: float, kld: Measured | None, result: WhereResult) -> Point | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from ...backends.common.message_text import amount
@@ -44,7 +45,7 @@ def lists_of(found: Recipe, modules: Sequence[Module]) -> tuple[list[PasteList],
     """Return the lists of a recipe with modules, and notes on them; ``modules``: all modules."""
     notes = []
     if found.keep_bits == FULL_BITS:
-        lists = [ignore_list(found, modules), model_opt_list(found)]
+        lists = [ignore_list(found, modules), model_opt_list(found, modules)]
     else:
         lists = [groups_list(found, modules)]
     gguf, n_unknown = gguf_list(found, modules)
@@ -118,17 +119,33 @@ def arguments_of(weights: str) -> Mapping[str, Any]:
     return {**arguments, "strategy": "group", "group_size": int(group[1])}
 
 
-def model_opt_list(found: Recipe) -> PasteList:
+def model_opt_list(found: Recipe, modules: Sequence[Module]) -> PasteList:
     """Return entries of ModelOpt's ``quant_cfg``, whose wildcards are those of ``fnmatch``.
 
     A quantizer has the name of its module with ``.weight_quantizer`` or the like.
     """
+    all_names = [module.name for module in modules]
     lines = []
-    for name in found.modules:
+    for name in wildcards_of(found.modules, all_names):
         entry = {"quantizer_name": f"*{name}.*", "enable": False}
         # Python, which ModelOpt's configurations are written in.
         lines.append(f"{entry!r},\n")
     return PasteList(tool='ModelOpt: append to "quant_cfg"', text="".join(lines))
+
+
+def wildcards_of(names: Sequence[str], all_names: Sequence[str]) -> list[str]:
+    """Return ``fnmatch`` patterns of names: one with ``*`` for all layers, or else each name."""
+    wildcards: list[str] = []
+    for pattern in patterns_of(names, all_names):
+        members = [name for name in names if re.fullmatch(pattern, name)]
+        wildcard = pattern.replace(r"\d+", "*").replace("\\", "")
+        matches = {name for name in all_names if fnmatchcase(name, wildcard)}
+        # A choice of numbers is not a wildcard, and * also matches names with further dots.
+        if matches == set(members):
+            wildcards.append(wildcard)
+        else:
+            wildcards += members
+    return wildcards
 
 
 def gguf_list(found: Recipe, modules: Sequence[Module]) -> tuple[PasteList | None, int]:

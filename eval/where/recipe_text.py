@@ -9,7 +9,7 @@ from rich.console import Console
 from ...backends.common.message_text import amount
 from ..common.terminal import say
 from ..table import markdown
-from ..table.numbers import number_with_error
+from ..table.numbers import KLD_DIGITS, error_text, number_text
 from .recipe import FULL_BITS
 from .results import Measured, Recipe, WhereResult
 
@@ -22,7 +22,10 @@ def sentence_of(recipe: Recipe, result: WhereResult) -> str:
     """Return the sentence on a recipe: what to keep, and the KLD and the size then."""
     outcome = f"{kld_text(recipe)}, {size_text(recipe, result)}"
     if not recipe.is_reached:
-        return f"{recipe.target}: cannot be reached; {kept_text(recipe)}: {outcome}"
+        return (
+            f"{recipe.target}: cannot be reached with parts whose share is above 0 for certain; "
+            f"the smallest KLD: {kept_text(recipe)}: {outcome}"
+        )
     if not recipe.parts:
         return f"{recipe.target}: {reason_without_parts(recipe)}: {outcome}"
     return f"{recipe.target}: {kept_text(recipe)}: {outcome}"
@@ -31,7 +34,7 @@ def sentence_of(recipe: Recipe, result: WhereResult) -> str:
 def kept_text(recipe: Recipe) -> str:
     """Return which parts are kept: "keep down, o and 3 more in 16 bits"."""
     if not recipe.parts:
-        return "no part can be kept"
+        return "no part is kept"
     names = ", ".join(recipe.parts[:MOST_NAMES])
     n_more = len(recipe.parts) - MOST_NAMES
     if n_more > 0:
@@ -54,10 +57,13 @@ def kld_text(recipe: Recipe) -> str:
 
 
 def measured_text(measured: Measured | None) -> str:
-    """Return a number with its error."""
+    """Return a KLD with the digits that a target can be compared with, and its error."""
     if measured is None:
         return "n/a"
-    return number_with_error(measured.value, measured.stderr, "nats")
+    text = number_text(measured.value, KLD_DIGITS)
+    if measured.stderr is not None:
+        text += f" ± {error_text(measured.stderr)}"
+    return f"{text} nats"
 
 
 def size_text(recipe: Recipe, result: WhereResult) -> str:
@@ -65,15 +71,6 @@ def size_text(recipe: Recipe, result: WhereResult) -> str:
     if not result.n_weights:
         return "size n/a"
     return f"{recipe.bits / result.n_weights:.3f} bits per weight"
-
-
-def sentences(result: WhereResult) -> list[str]:
-    """Return a sentence for each recipe, each followed by its notes."""
-    lines = []
-    for recipe in result.recipes:
-        lines.append(sentence_of(recipe, result))
-        lines += [f"{recipe.target}: {note}" for note in recipe.notes]
-    return lines
 
 
 def print_recipes(result: WhereResult, console: Console) -> None:
