@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """What a trial exchanges.
+    """The modules that a trial exchanges.
 
-    ``paths``: of the modules.  ``layers``: the numbers of the decoder layers that compute something
-    else; None if something before the layers does.
+    ``paths``: their paths in the models.  ``layers``: the numbers of the decoder layers that have
+    some of them; None if the embedding or another module before the layers is one.
     """
 
     paths: tuple[str, ...]
@@ -116,7 +116,7 @@ class Exchange:
         return Change(tuple(paths), frozenset(layers))
 
     def scores(self, window: Window) -> Iterator[TrialScore]:
-        """Yield the score of every trial in a window; those of one base follow each other."""
+        """Yield the score of every trial in a window, first of the trials of base "reference"."""
         calls = Calls(self.pair.layers["reference"])
         rows = self.rows_of_base("reference", window, calls)
         yield from self.scores_of_base("reference", window, rows, calls)

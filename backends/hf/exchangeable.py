@@ -219,7 +219,7 @@ def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     ]:
         module = name.rpartition(".")[0]
         if module not in unused and not is_in_other_tower(module):
-            tensors[name] = tensor
+            tensors[name] = tensor.detach()
     return tensors
 
 

@@ -23,16 +23,27 @@ EXPERTS = 4
 """Largest number of experts of a layer that are compared, spread over all of them."""
 LARGEST_FACTOR = 1.15
 """A channel with a larger factor counts as scaled (``scaled_share``)."""
-LARGEST_SHARE = 0.1
-"""Largest share of scaled channels of a matrix that counts as quantization."""
+LARGEST_SHARE = 0.05
+"""Largest share of scaled channels of a matrix that counts as quantization.
+
+Measured on SmolLM2-135M.  W4A16 in groups of 32, NVFP4A16, NVFP4 and W8A8: 0 in all 210 matrices.
+Round-to-nearest with 2 bits (groups of 32 and 96, whole rows, with and without zero points): at
+most 0.035.  Up and down with factors of 0.5 to 2, uniform in their logarithm: 0.31 to 0.42 in
+W4A16, and at least 0.18 with 2 bits.  Factors of 1 / 1.3 to 1.3 in 4 bits: at least 0.19, of
+1 / 1.2 to 1.2: 0.062 to 0.082.  Smaller factors (1 / 1.1 to 1.1: 0) are not noticed.
+"""
 SMALLEST_COSINE = 0.5
-"""Smallest cosine of the weights of two matrices that counts as quantization."""
+"""Smallest cosine of the weights of two matrices that counts as quantization.
+
+Measured on the same models: at least 0.988 in 4 and 8 bits, and 0.69 in 2 bits with one scale per
+row.  After a random rotation of the states between the layers, all are between -0.04 and 0.
+"""
 
 
 def is_same_up_to_rounding(module: torch.nn.Module, reference: torch.nn.Module) -> bool:
     """Return True if two modules compute the same function up to quantization.
 
-    False if that is not known: neither the outputs nor the weights of the modules can be compared.
+    False if that is not known, because the modules cannot be compared (``responses``).
     """
     pairs = list(responses(module, reference))
     for response, reference_response in pairs:
@@ -56,9 +67,9 @@ def cosine(matrix: torch.Tensor, reference: torch.Tensor) -> float:
 def scaled_share(matrix: torch.Tensor, reference: torch.Tensor) -> float:
     """Return the share of rows of a matrix [R, C] that are multiples of the reference's rows.
 
-    A row has the factor c = <w, r> / <r, r> and the relative residual |w - c r| / |r|, by which c
-    is uncertain: its standard error is the residual / sqrt(C).  A row counts if c minus two errors
-    is above ``LARGEST_FACTOR``.
+    A row w has the factor c = <w, r> / <r, r> (least squares) and the relative residual
+    |w - c r| / |r|.  The standard error of c is the residual / sqrt(C).  A row counts if c minus
+    two errors is above ``LARGEST_FACTOR``.
     """
     power = reference.square().sum(1)
     is_known = power > 0
@@ -118,7 +129,7 @@ def without_bias(module: Any, inputs: torch.Tensor) -> torch.Tensor:
 def expert_weights(
     module: torch.nn.Module, reference: torch.nn.Module
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield matrices of some experts; nothing if the weights are no floats of the same shapes."""
+    """Yield matrices of some experts; nothing if the weights are not floats of one shape."""
     weights = dict(module.named_parameters())
     pairs = []
     for name, reference_weight in reference.named_parameters():

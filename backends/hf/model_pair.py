@@ -25,11 +25,11 @@ class ModelPair:
     Attributes:
         engines: the two engines, by the base of a trial.
         models: their models.
-        layers: their decoder layers, in order; a layer that runs several times is there once.
+        layers: their decoder layers, in order; a layer that runs several times is listed once.
         paths: name (``QuantizedModule.name``) -> path in the models.
         layer_paths: path of a decoder layer -> its number.
         places: path -> all paths of the same module object.
-        head_path: path of the head; "" if the model has none.
+        head_path: path of the head; "" if the model does not have one.
         embedding_path: path of the embedding.
     """
 

@@ -139,7 +139,7 @@ def kind_of(module: QuantizedModule) -> str:
     """Return the kind of a module: q, down, experts, shared_experts.down, qkv, lm_head.
 
     It is the last name of the module without ``_proj``.  All routed experts of all layers are one
-    kind; experts for all tokens have kinds of their own.
+    kind; experts for all tokens have other kinds.
     """
     if WHOLE_LAYER.fullmatch(module.name):
         return LAYER

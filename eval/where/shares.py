@@ -4,7 +4,7 @@ The share of a part is KLD(quantized model) - KLD(part restored), or, the other 
 of the reference with the part quantized alone.  Both are ratios of sums over windows w, sum(x_w) /
 sum(n_w), with n_w the scored tokens, and x_w the difference of two sums of KLD in the same window,
 or one sum.  Their error is that of all means of compare_q, with windows as blocks
-(``low_frequency_error`` of ``eval/stats/uncertainty.py``): it stands for other texts like this one,
+(``low_frequency_error`` of ``eval/stats/uncertainty.py``).  It is about other texts like this one,
 and windows need not be independent.
 
 A part whose share is certainly small is scored in fewer windows (``small_parts``).  In simulated
@@ -33,7 +33,7 @@ from ..stats.uncertainty import interval, low_frequency_error, n_waves, student_
 
 Array = NDArray[np.float64]
 FEWEST_WINDOWS = 8
-"""A part is scored in at least this many windows, and so many windows are a stage."""
+"""Windows of a stage, and the minimum number of windows in which a part is scored."""
 STOP_TAIL = 0.0005
 """Probability with which a test calls a part small that is not: that beyond each end of a 99.9 %
 interval."""
@@ -54,13 +54,6 @@ class Estimate:
     stderr: float | None = None
     low: float | None = None
     high: float | None = None
-
-    @property
-    def is_told_from_zero(self) -> bool | None:
-        """True if 0 is outside the interval; None without an interval."""
-        if self.low is None or self.high is None:
-            return None
-        return not self.low <= 0 <= self.high
 
 
 def estimate(sums: Array, tokens: Array, length: int) -> Estimate:

@@ -32,7 +32,7 @@ Raise it when numbers or the stored data change, so that stored scores are not m
 
 
 class Facts(Stored):
-    """What is known once both models are loaded.
+    """Facts that are known once both models are loaded.
 
     Attributes:
         label: of both models, for the list of the cache.

@@ -209,6 +209,6 @@ def activation_lines(layers: Sequence[Layer]) -> list[str]:
             continue
         line = f"{layer.activations} with {layer.weights} weights"
         if layer.asked:
-            line += f", although the checkpoint asks for {layer.asked}"
+            line += f", although the checkpoint requests {layer.asked}"
         lines[line] = None
     return list(lines)

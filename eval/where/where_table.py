@@ -171,7 +171,7 @@ def sentences(result: WhereResult) -> list[str]:
         )
     largest = largest_parts(result)
     if largest:
-        lines.append(f"Most of it is in {largest}.")
+        lines.append(f"The largest shares that can be told from 0: {largest}.")
     else:
         lines.append("No share can be told from 0; more windows (-r) would show smaller shares.")
     lines += sentence_on_sum(result)
@@ -179,13 +179,13 @@ def sentences(result: WhereResult) -> list[str]:
 
 
 def largest_parts(result: WhereResult) -> str:
-    """Return the parts with the largest shares, as far as they are above 0 for certain."""
+    """Return the parts with the largest shares of those that are above 0 for certain."""
     words = []
-    for row in result.ranked[:MOST_NAMES]:
+    for row in result.ranked:
         is_above_zero = row.is_told_from_zero and row.share is not None and row.share.value > 0
         if is_above_zero and row.percent is not None:
             words.append(f"{row.name} ({row.percent.value:.0f} %)")
-    return ", ".join(words)
+    return ", ".join(words[:MOST_NAMES])
 
 
 def sentence_on_sum(result: WhereResult) -> list[str]:

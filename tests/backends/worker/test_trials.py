@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -254,7 +256,7 @@ def test_a_killed_worker_keeps_what_it_has_appended(
 ) -> None:
     """Another worker continues the file."""
     monkeypatch.setenv(processes.IN_PROCESS_VARIABLE, "0")
-    windows = toy_windows(400, 60)
+    windows = toy_windows(3000, 60)
     trials = [Trial(()), Trial(("layers.0.mlp.up_proj",)), Trial(("layers.1.mlp.up_proj",))]
     scores = tmp_path / "scores"
     options = {"dtype": "float32"}
@@ -275,12 +277,11 @@ def test_a_killed_worker_keeps_what_it_has_appended(
             for message in scoring.messages(TrialsCommand(trials, file, scores), 300):
                 assert not isinstance(message, Failed), message
                 if killed and scores.exists():
+                    os.kill(scoring.group, signal.SIGKILL)
                     break
         finally:
-            if killed:
-                scoring.kill()
-            else:
-                scoring.close()
+            scoring.kill()
+            scoring.close()
 
     run("killed", windows, killed=True)
     kept = trial_scores.read(scores)

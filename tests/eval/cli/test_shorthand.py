@@ -413,7 +413,7 @@ def test_what_is_named_wrongly_is_one_line(
         (["https://huggingface.co/a/b/tree/main"], "tree/main: ", "name the model as a/b"),
         ([toy, "-d", "https://a.org/b.txt"], "-d: https:/a.org/b.txt: ", "download"),
         ([toy, "-d", tmp_path / "data.json", "--eval-len", "32"], "eval_len: ", "data.json"),
-        (["nowhere"], "nowhere: no such folder or file; a model on the hub is named owner/name"),
+        (["absent"], "absent: no such folder or file; a model on the hub is named owner/name"),
         ([f"{toy_model}@vlm"], "unknown engine 'vlm' (did you mean 'vllm'?)"),
         (
             [toy_text],

@@ -42,6 +42,12 @@ def test_marks_of_shares_that_cannot_be_told_from_0_and_of_parts_that_stopped() 
     assert any(note.startswith("o: n/a: not finite") for note in notes)
 
 
+def test_the_closing_sentence_names_only_shares_that_can_be_told_from_0() -> None:
+    """q, the second in size, cannot."""
+    sentence = where_table.table_of_parts(result(*ROWS)).finding[1]
+    assert sentence.endswith("down (30 %), k (0 %).")
+
+
 def test_with_only_there_is_no_kld_left() -> None:
     assert cells("kld", *ROWS, only=True) == []
 
