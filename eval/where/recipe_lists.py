@@ -59,8 +59,8 @@ def lists_of(found: Recipe, modules: Sequence[Module]) -> tuple[list[PasteList],
     divided = divided_layers(found.modules, [module.name for module in modules])
     if divided:
         notes.append(
-            f"vLLM fuses {divided} and refuses checkpoints in which only some of them are "
-            "quantized alike; a regular expression for --by can put them into one part"
+            f"vLLM fuses {divided}, and refuses checkpoints that quantize only some of them; a "
+            "regular expression for --by can put them into one part"
         )
     return lists, notes
 
@@ -183,10 +183,12 @@ def gguf_names(names: Sequence[str]) -> list[str]:
 def divided_layers(names: Collection[str], all_names: Sequence[str]) -> str:
     """Return the matrices that vLLM fuses, of which only some are among ``names``; "" if none."""
     kept = set(names)
+    every = set(all_names)
+    divided: dict[str, None] = {}
     for name in all_names:
         parent, _, leaf = name.rpartition(".")
         for fused in FUSED_LAYERS:
-            members = {f"{parent}.{member}" for member in fused} & set(all_names)
+            members = {f"{parent}.{member}" for member in fused} & every
             if leaf in fused and 0 < len(members & kept) < len(members):
-                return ", ".join(fused)
-    return ""
+                divided[", ".join(fused)] = None
+    return " and ".join(divided)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import compare_q as compare_q_package
 from compare_q import backends
+from compare_q.backends.common.errors import InputError
 from compare_q.eval.where.results import Recipe, WhereResult
 from tests.support import fake_engine, restoring_engine
 from tests.support.restoring_engine import scored, word
@@ -189,3 +191,21 @@ def test_the_second_picture_is_checked_before_scoring(
     assert ran.status == 2
     assert "p-recipes.png" in ran.err.splitlines()[-1]
     assert scored(log) == []
+
+
+def test_python_finds_the_same_recipes(
+    toy_model: Path, long_text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = (word("ref", toy_model), word("q4", toy_model, losses=LOSSES))
+    found = compare_q_package.where(
+        *words, "kind", str(long_text), recipes=["kld=0.1"], rows=8, eval_len=50, quiet=True
+    )
+    (recipe,) = found.result.recipes
+    assert kld(recipe) == pytest.approx(0.03)
+    found.plot_recipes(tmp_path / "front.svg")
+    assert "<svg" in (tmp_path / "front.svg").read_text()
+    for wrong in ({"recipes": "kld=1"}, {"recipes": ["kld"]}, {"keep_bits": 4}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            compare_q_package.where(*words, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="recipes"):
+        compare_q_package.where(*words, only=True, recipes=["kld=1"])
