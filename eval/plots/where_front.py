@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -158,7 +158,12 @@ def draw_targets(axes: Axes, result: WhereResult, theme: Theme) -> None:
     for number, recipe in enumerate(result.recipes):
         key, _, text = recipe.target.partition("=")
         value = float(text)
-        style = {"color": theme.muted, "lw": 0.9, "dashes": (1, 2), "gid": f"target-{number}"}
+        style: dict[str, Any] = {
+            "color": theme.muted,
+            "lw": 0.9,
+            "dashes": (1, 2),
+            "gid": f"target-{number}",
+        }
         if key == "kld":
             axes.axhline(value, **style)
             place = (0.995, value)
