@@ -18,7 +18,7 @@ HEIGHT = 6.4
 QUANTIZED = 2
 REFERENCE = 8
 """Places of colours in ``Theme.families``: INT, unquantized."""
-FRONT_SIGNS = "line: measured; dashes: whole KLD minus shares"
+FRONT_SIGNS = "line: measured in 16 bits; dashes: whole KLD minus shares"
 RINGS = "rings: recipes"
 FORECAST_RINGS = "rings: recipes in 8 bits, which are forecasts"
 ERROR_BARS = "error bars: ± one standard error"

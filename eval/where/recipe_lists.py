@@ -76,7 +76,7 @@ def compressed_patterns(names: Sequence[str], modules: Sequence[Module]) -> list
 def end_of(pattern: str) -> str:
     """Return the end of an expression for a module: modules inside it match as well, or not."""
     last_name = pattern.split(".")[-1]
-    # A whole layer, or all experts of one, whose matrices have names of their own in checkpoints.
+    # A whole layer, or all experts of one, whose matrices have their own names in checkpoints.
     if last_name == EXPERTS or last_name.endswith(("d+", ")")) or last_name.isdigit():
         return r"(\.|$)"
     return "$"
