@@ -9,7 +9,7 @@ activation of each layer.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +151,23 @@ def copy_tokenizer(source: Path, out: Path) -> None:
         shutil.copy(file, out)
 
 
-def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = None) -> None:
+def quantize(
+    source: Path,
+    preset: str,
+    out: Path,
+    *,
+    group_size: int | None = None,
+    ignore: Sequence[str] = (),
+) -> None:
     """Quantize every linear layer of ``source`` except the head, and write ``out``.
 
     ``preset`` is a scheme name of compressed-tensors (``W4A16``, ``W8A16``, ``W8A8``,
     ``FP8_DYNAMIC``, ``FP8_BLOCK``, ``NVFP4A16``, ``NVFP4``, ``MXFP4A16``); ``group_size`` replaces
-    the preset's where it has one.  A GPU is used if available.  ValueError for a preset with static
-    input scales, which are not calibrated here.
+    the preset's where it has one.  ``ignore``: names of further layers that are not quantized, or
+    patterns of them that begin with ``re:``, as a recipe of ``compare-q where`` lists them.
+
+    A GPU is used if available.  ValueError for a preset with static input scales, which are not
+    calibrated here.
     """
     transformers.utils.logging.disable_progress_bar()
     scheme = preset_name_to_scheme(preset, ["Linear"])
@@ -181,7 +191,7 @@ def quantize(source: Path, preset: str, out: Path, *, group_size: int | None = N
         peaks = input_peaks(model, windows)
     config = QuantizationConfig(
         config_groups={"group_0": scheme},
-        ignore=["lm_head"],
+        ignore=["lm_head", *ignore],
         quantization_status=QuantizationStatus.CALIBRATION,
     )
     apply_quantization_config(model, config)

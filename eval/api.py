@@ -42,7 +42,8 @@ from .table import notes, terminal_table
 from .table.tables import table_of
 from .text import corpus
 from .text.eval_data import EvalData
-from .where import parts, where_run, where_table
+from .where import parts, recipe, where_run, where_table
+from .where.recipe import Target
 from .where.results import WhereResult
 from .where.search import Question
 
@@ -279,6 +280,24 @@ class Shares:
             raise InputError(f"plot: {one_line(error)}") from None
         return figure
 
+    def plot_recipes(
+        self, file: str | Path | None = None, *, title: str | None = None, dark: bool = False
+    ) -> Figure:
+        """Return the picture of the front of recipes, and write it to ``file`` if given.
+
+        InputError if the KLD is not known, or if the suffix of the file is unknown.
+        """
+        # Imported here: only plots need matplotlib.
+        from .plots import picture_style, where_front
+
+        try:
+            figure = where_front.where_front(self.result, title=title, dark=dark)
+            if file is not None:
+                picture_style.save_figure(figure, Path(file))
+        except ValueError as error:
+            raise InputError(f"plot: {one_line(error)}") from None
+        return figure
+
     def save(self, file: str | Path) -> None:
         """Write the JSON file of ``-o``; ``WhereResult.read`` reads it."""
         self.result.with_origin(["compare_q"]).write(Path(file))
@@ -393,6 +412,8 @@ def where(
     data: SpecInput | None = None,
     *,
     only: bool = False,
+    recipes: Sequence[str] = (),
+    keep_bits: int = recipe.FULL_BITS,
     rows: int | str | None = None,
     eval_len: int | None = None,
     eval_stride: int | None = None,
@@ -407,7 +428,9 @@ def where(
 
     ``reference``, ``quantized``: MODEL arguments of the command line.  ``by``: "layer", "kind",
     "matrix", or a regular expression for the names of modules.  ``only``: quantize one part of the
-    reference at a time, instead of restoring one.  The other arguments are those of ``compare``.
+    reference at a time, instead of restoring one.  ``recipes``: targets such as "kld=0.1" and
+    "bpw=5.5", whose recipes keep parts in ``keep_bits``, 16 or 8.  The other arguments are those of
+    ``compare``.
 
     InputError for bad input, before any engine starts; ModelError if a model fails, or if the two
     models cannot be exchanged in parts.
@@ -428,6 +451,7 @@ def where(
         parts.check_pattern(by)
     except InputError as error:
         raise InputError(f"by: {error}") from None
+    question = Question(by, only, targets_of(recipes, keep_bits, only=only), keep_bits)
     config = local_config(
         Cache(Path(cache_dir or default_root())),
         Progress(quiet=quiet),
@@ -444,10 +468,24 @@ def where(
     if n_windows is None:
         texts = shorthand.with_default_windows(texts, None)
     try:
-        result = where_run.where(config, texts, model_specs, n_windows, Question(by, only))
+        result = where_run.where(config, texts, model_specs, n_windows, question)
     finally:
         config.cache.release()
     return Shares(result)
+
+
+def targets_of(recipes: Sequence[str], keep_bits: int, *, only: bool) -> tuple[Target, ...]:
+    """Return the targets of ``where``; InputError for wrong ones."""
+    if isinstance(recipes, str):
+        raise InputError(f"recipes: expected a list of targets, such as [{recipes!r}]")
+    if keep_bits not in (recipe.FULL_BITS, recipe.FEWER_BITS):
+        raise InputError(f"keep_bits: {keep_bits!r}: expected 16 or 8")
+    if recipes and only:
+        raise InputError("recipes: restore parts of the quantized model; leave only out")
+    try:
+        return tuple(recipe.target_of(word) for word in recipes)
+    except InputError as error:
+        raise InputError(f"recipes: {error}") from None
 
 
 def specs_of_words(

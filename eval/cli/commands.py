@@ -13,6 +13,7 @@ from ..flips import flip_conditions
 from ..table import conditions
 from ..table.memory_fit import Fit
 from ..where import parts
+from ..where.recipe import Target
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class PictureFlags:
         plot_file: file of the scatter plot, also if only ``-p`` was given.
         card: file of the plot in the size for sharing.
         plots: folder for every kind of plot.
+        front: file of the front of ``where --recipe``, next to ``plot_file``.
         measure: "kld" or "ppl"; None for KLD if it is known.
         kld_value: a word of ``measures.KLD_VALUES``; ``measure`` is "kld" with it.
         x_axis: a word of ``measures.size_of``; None for bits per weight.
@@ -105,6 +107,7 @@ class PictureFlags:
     plot_file: Path | None = None
     card: Path | None = None
     plots: Path | None = None
+    front: Path | None = None
     measure: str | None = None
     kld_value: str | None = None
     x_axis: str | None = None
@@ -192,7 +195,10 @@ class FlipsCommand:
 
 @dataclass(frozen=True)
 class WhereCommand:
-    """``where``; ``by``, ``only``: how the modules are divided and exchanged (``eval/where/``)."""
+    """``where``; ``by``, ``only``: how the modules are divided and exchanged (``eval/where/``).
+
+    ``targets``: of recipes, which keep parts in ``keep_bits`` bits; None for 16.
+    """
 
     inputs: Inputs
     resources: Resources
@@ -200,6 +206,8 @@ class WhereCommand:
     pictures: PictureFlags
     by: str = parts.LAYER
     only: bool = False
+    targets: tuple[Target, ...] = ()
+    keep_bits: int | None = None
     cache_limit: int | None = None  # bytes
 
 

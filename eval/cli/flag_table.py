@@ -232,6 +232,22 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         switch("--only", "where", "quantize one part of the reference instead of restoring one"),
         flag(
+            "--recipe",
+            "where",
+            "TARGET",
+            "which parts to keep in 16 bits for kld=NATS or bpw=BITS (repeatable)",
+            flag_values.recipe_target,
+            kind="repeated",
+            field="targets",
+        ),
+        flag(
+            "--keep-bits",
+            "where",
+            "BITS",
+            "16 (default), or 8 for a forecast of recipes in 8 bits",
+            flag_values.keep_bits,
+        ),
+        flag(
             "-d --dataspec",
             f"{RUN} windows where",
             "TEXT",

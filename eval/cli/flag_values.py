@@ -19,7 +19,8 @@ from ...backends.common.message_text import nearest
 from ..plots import measures
 from ..table import columns
 from ..table.memory_fit import Fit
-from ..where import parts
+from ..where import parts, recipe
+from ..where.recipe import Target
 
 SIZE = r"\s*\d{0,15}\.?\d{1,15}\s*([kmgtpe]i?b?|b)\s*"
 """A number of bytes with its unit.  Without a unit it is refused: 20 for 20 GB would empty the
@@ -124,6 +125,17 @@ def parts_pattern(word: str) -> str:
     check_not_empty(word)
     parts.check_pattern(word)
     return word
+
+
+def recipe_target(word: str) -> Target:
+    """``--recipe``: kld=NATS or bpw=BITS."""
+    check_not_empty(word)
+    return recipe.target_of(word)
+
+
+def keep_bits(word: str) -> int:
+    """``--keep-bits``: 16 or 8."""
+    return int(one_of([str(recipe.FULL_BITS), str(recipe.FEWER_BITS)])(word))
 
 
 def limit(word: str) -> float:

@@ -70,6 +70,7 @@ def files_of(files: OutputFiles, pictures: PictureFlags) -> FlagPaths:
             "--html": files.html,
             "--plot_file": pictures.plot_file,
             "--card": pictures.card,
+            "--recipe": pictures.front,
         }
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,8 @@ from ..common.terminal import say
 from ..run.workers import signals_interrupt
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..text import corpus
-from ..where import where_run, where_table
+from ..where import recipe, where_run, where_table
+from ..where.recipe import Target
 from ..where.results import WhereResult
 from ..where.search import Question
 from . import output_checks, run_inputs, shorthand
@@ -33,10 +35,14 @@ FAILED = 1
 def run(command: WhereCommand) -> int:
     """Find the shares, print the table and write the files; return the exit status."""
     check_models(command.inputs)
+    check_recipes(command)
+    command = replace(command, pictures=with_front(command.pictures, command.targets))
     config = run_inputs.run_config(command.resources)
     texts, models = inputs_of(command)
     output_checks.check(command.files, command.pictures, command.inputs.data, texts, models)
-    question = Question(command.by, command.only)
+    question = Question(
+        command.by, command.only, command.targets, command.keep_bits or recipe.FULL_BITS
+    )
     with signals_interrupt(config.workers):
         try:
             result = where_run.where(config, texts, models, command.inputs.rows, question)
@@ -59,6 +65,25 @@ def check_models(inputs: Inputs) -> None:
         f"where: expected two models, the reference and the quantized one, not "
         f"{len(inputs.models)}{advice}; see compare-q where --help"
     )
+
+
+def check_recipes(command: WhereCommand) -> None:
+    """InputError for flags of recipes that cannot be combined."""
+    if command.targets and command.only:
+        raise InputError(
+            "--recipe cannot be combined with --only: recipes restore parts of the quantized "
+            "model; remove --only"
+        )
+    if command.keep_bits is not None and not command.targets:
+        raise InputError("--keep-bits needs a target; add --recipe kld=NATS or bpw=BITS")
+
+
+def with_front(flags: PictureFlags, targets: Sequence[Target]) -> PictureFlags:
+    """Return the flags with the file of the front, if there are recipes."""
+    if flags.plot_file is None or not targets:
+        return flags
+    name = f"{flags.plot_file.stem}-recipes{flags.plot_file.suffix}"
+    return replace(flags, front=flags.plot_file.with_name(name))
 
 
 def inputs_of(command: WhereCommand) -> tuple[dict[str, DataSpec], list[ModelSpec]]:
@@ -121,6 +146,9 @@ def print_and_write(command: WhereCommand, cache: Cache, result: WhereResult) ->
     if command.pictures.plot_file is not None:
         with written.writing(command.pictures.plot_file):
             draw(command.pictures, result)
+    if command.pictures.front is not None:
+        with written.writing(command.pictures.front):
+            draw_front(command.pictures, result)
     limit_cache(command, cache, written)
     status = print_errors("\n".join(written.failures))
     if not status and unknown(result):
@@ -138,6 +166,18 @@ def draw(flags: PictureFlags, result: WhereResult) -> None:
         figure = where_bars.where_bars(result, dark=flags.dark)
         picture_style.save_figure(figure, flags.plot_file)
     say(f"plot: {flags.plot_file}")
+
+
+def draw_front(flags: PictureFlags, result: WhereResult) -> None:
+    """Draw the front of the recipes, in a file next to that of ``-p``."""
+    # Imported here, so that a missing matplotlib fails this output alone.
+    from ..plots import fonts, picture_style, where_front
+
+    assert flags.front is not None
+    with fonts.one_line_on_missing(say):
+        figure = where_front.where_front(result, dark=flags.dark)
+        picture_style.save_figure(figure, flags.front)
+    say(f"plot: {flags.front}")
 
 
 def unknown(result: WhereResult) -> bool:

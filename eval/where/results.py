@@ -128,16 +128,53 @@ class FrontRow(Stored):
     """The quantized model with several parts restored together.
 
     Attributes:
-        parts: their names, the one with the largest share first.
+        parts: their names, the one with the largest share per added bit first.
         kld: the KLD that is left; None: not known.
+        forecast: the whole KLD minus the shares of the parts, without an error if one has stopped.
         bits: stored bits of all exchangeable weights then.
         reason: why the KLD is not known; "" if it is.
     """
 
     parts: tuple[Text, ...] = Field(min_length=1)
     kld: Measured | None = None
+    forecast: Measured | None = None
     bits: float
     reason: Text = ""
+
+
+class PasteList(Stored):
+    """The modules of a recipe as another program takes them; ``tool``: its name and setting."""
+
+    tool: Text
+    text: Text
+
+
+class Recipe(Stored):
+    """Which parts to keep in more bits for a target.
+
+    Attributes:
+        target: a value of ``--recipe``.
+        keep_bits: 16: the parts are as in the reference; 8: they have 8 bits per weight.
+        is_reached: False: no prefix of the order reaches the target, and ``parts`` are those with
+            the smallest KLD.
+        parts: names, in the order in which they are kept; empty if none needs to be kept.
+        modules: names of all modules of these parts.
+        bits: stored bits of all exchangeable weights then.
+        kld: the KLD with the parts restored together; None with 8 bits, or if it is not known.
+        forecast: the whole KLD minus what vanishes of the shares; None if it is not known.
+        lists: empty without parts, or if the target is not reached.
+    """
+
+    target: Text
+    keep_bits: Literal[8, 16]
+    is_reached: bool
+    parts: tuple[Text, ...] = ()
+    modules: tuple[Text, ...] = ()
+    bits: float
+    kld: Measured | None = None
+    forecast: Measured | None = None
+    lists: tuple[PasteList, ...] = ()
+    notes: tuple[Text, ...] = ()
 
 
 class WhereResult(Stored):
@@ -149,7 +186,9 @@ class WhereResult(Stored):
             quantized in the reference.
         whole: the KLD of the quantized model; None: not known (``whole_reason``).
         rows: in the order of the model.
-        front: the parts with the largest shares, restored together, one more in each row.
+        front: the parts with the largest shares per added bit, restored together, more in each
+            row.
+        recipes: one for each ``--recipe``.
         unmatched_weights: weights of modules that no part has.
         activations: how the layers of the quantized model ran.
     """
@@ -173,6 +212,7 @@ class WhereResult(Stored):
     whole_reason: Text = ""
     rows: tuple[PartRow, ...]
     front: tuple[FrontRow, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
     unmatched_weights: Count = 0
     activations: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()

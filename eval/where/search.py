@@ -1,8 +1,7 @@
-"""Find the shares of the parts of a quantized model in stages, and restore the largest together.
+"""Find the shares of the parts of a quantized model in stages.
 
 In each stage, every part that has not stopped is scored in further windows.  A part stops when its
-share is certainly small (``shares.small_parts``), or when its KLD is not finite in a window.  Then
-the parts with the largest shares are restored together.
+share is certainly small (``shares.small_parts``), or when its KLD is not finite in a window.
 """
 
 from __future__ import annotations
@@ -12,26 +11,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...backends.base import QuantizedModule, Trial, Window
+from ...backends.base import Trial, Window
 from ...backends.common.message_text import amount
 from . import parts, shares
 from .parts import Part
-from .results import FrontRow, Measured, PartRow
+from .recipe import FULL_BITS, Target
+from .results import Measured, PartRow
 from .shares import Array
 from .trial_runner import TrialRunner
 
-FRONT = (1, 2, 3, 5, 8)
-"""Numbers of parts that are restored together."""
 WHOLE = Trial(())
 """The quantized model itself."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The values of ``--by`` and ``--only``."""
+    """The values of ``--by``, ``--only``, ``--recipe`` and ``--keep-bits``."""
 
     by: str = parts.LAYER
     only: bool = False
+    targets: tuple[Target, ...] = ()
+    keep_bits: int = FULL_BITS
 
     def trial_of(self, part: Part) -> Trial:
         """Return the trial that shows the share of a part."""
@@ -182,47 +182,3 @@ class Search:
         if whole is None or stopped is None:
             return None
         return Measured(value=whole.value - stopped.value)
-
-    def front_of(
-        self, rows: Sequence[PartRow], modules: Sequence[QuantizedModule]
-    ) -> list[FrontRow]:
-        """Score the parts with the largest shares together; return the rows, the smallest first.
-
-        Only parts whose share is above 0 for certain take part.  ``modules``: all of the model.
-        """
-        ranked = []
-        for row in rows:
-            if row.share is not None and row.share.low is not None and row.share.low > 0:
-                ranked.append((row.share.value, row.name))
-        ranked.sort(key=lambda pair: -pair[0])
-        names = [name for _, name in ranked]
-        by_name = {part.name: part for part in self.parts}
-        groups = []
-        for count in FRONT:
-            if count <= len(names):
-                groups.append([by_name[name] for name in names[:count]])
-        trials = [together(group) for group in groups]
-        self.score_whole(trials)
-        all_numbers = range(len(self.windows))
-        all_bits = sum(module.bits for module in modules)
-        front = []
-        for group, trial in zip(groups, trials, strict=True):
-            sums = self.sums(trial, all_numbers)
-            more_bits = sum(part.reference_bits - part.bits for part in group)
-            front.append(
-                FrontRow(
-                    parts=tuple(part.name for part in group),
-                    kld=self.measured(sums),
-                    bits=float(all_bits + more_bits),
-                    reason=sums.reason,
-                )
-            )
-        return front
-
-
-def together(group: Sequence[Part]) -> Trial:
-    """Return the trial of the quantized model with several parts restored."""
-    names: list[str] = []
-    for part in group:
-        names += part.module_names
-    return Trial(tuple(names))

@@ -19,7 +19,9 @@ from ..run.run_model import RunModel
 from ..specs.spec_types import DataSpec, ModelSpec
 from ..stats import uncertainty
 from ..text.eval_data import EvalData
-from . import parts, trial_file
+from . import parts, recipe, trial_file
+from .front import Front
+from .recipe_search import recipes_of
 from .results import Model, WhereResult
 from .search import WHOLE, Question, Search
 from .trial_file import SECTION, SUFFIX
@@ -125,12 +127,15 @@ def check_different(config: RunConfig, reference: RunModel, quantized: RunModel)
 def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereResult:
     """Score what is missing, and return the result."""
     facts = trials.facts()
+    recipe.check_targets(question.targets, facts.modules)
     modules = trial_file.modules_of(facts)
     all_parts = parts.parts_of(modules, question.by)
     search = Search(trials, in_text_order(data), length_of(data), all_parts, question)
     search.score_parts()
     rows = [search.row_of(part) for part in all_parts]
-    front = search.front_of(rows, modules)
+    front = Front(search, rows, facts.modules)
+    front.score_spread()
+    recipes = recipes_of(front, question.targets, question.keep_bits)
     # Again: what ran is known now.
     facts = trials.facts()
     whole = search.sums(WHOLE, range(len(data.windows)))
@@ -146,7 +151,8 @@ def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereR
         whole=search.measured(whole),
         whole_reason=whole.reason,
         rows=tuple(rows),
-        front=tuple(front),
+        front=tuple(front.rows()),
+        recipes=tuple(recipes),
         unmatched_weights=parts.unmatched(modules, all_parts),
         activations=facts.activations,
         notes=facts.notes,

@@ -15,6 +15,7 @@ from ..table.columns import Column
 from ..table.numbers import KLD_DIGITS, error_text, number_text, number_with_error
 from ..table.tables import LABEL, Cell, FilledColumn, Table
 from ..table.terminal_table import least_width, leave_out, print_columns, size_column
+from . import recipe_text
 from .results import FrontRow, Measured, PartRow, WhereResult
 
 NOT_TOLD = "~"
@@ -41,9 +42,10 @@ COLUMNS = (
 FRONT_COLUMNS = (
     Column(LABEL, "as in the reference", "parts that are restored", wraps=True),
     Column("kld", "KLD\nleft", "KLD with these parts restored", digits=NUMBER),
+    Column("forecast", "KLD minus\nshares", "whole KLD minus the shares", digits=NUMBER),
     Column("bpw", "bits /\nweight", "stored bits of all exchangeable weights", digits=NUMBER),
 )
-FRONT_TITLE = "the parts with the largest shares, restored together:"
+FRONT_TITLE = "the parts with the largest shares per added bit, restored together:"
 SHARE = "share: KLD that vanishes if the part is as in the reference; its ± is one standard error"
 SHARE_ONLY = (
     "share: KLD of the reference with the part quantized alone; its ± is one standard error"
@@ -213,6 +215,7 @@ def table_of_front(result: WhereResult) -> Table | None:
         n_before = len(row.parts)
         cells[LABEL].append(Cell(names))
         cells["kld"].append(measured_cell(row.kld))
+        cells["forecast"].append(Cell(value_text(row.forecast)))
         cells["bpw"].append(Cell(number_text(bits_per_weight(row, result), 2)))
         if row.reason:
             notes.append(f"{names}: n/a: {row.reason}")
@@ -228,7 +231,7 @@ def bits_per_weight(row: FrontRow, result: WhereResult) -> float | None:
 
 
 def print_result(result: WhereResult, console: Console) -> None:
-    """Print both tables, the notes and the sentences."""
+    """Print both tables, the notes, the sentences and the recipes."""
     table = table_of_parts(result)
     print_table(table, console)
     say(*table.notes, console=console)
@@ -238,15 +241,16 @@ def print_result(result: WhereResult, console: Console) -> None:
         print_columns(console, front.title, [size_column(filled) for filled in front.columns])
         say(*front.notes, console=console)
     say("", *table.finding, console=console)
+    recipe_text.print_recipes(result, console)
 
 
 def markdown_of(result: WhereResult) -> str:
-    """Return both tables, the sentences and the notes as Markdown."""
+    """Return both tables, the sentences, the notes and the recipes as Markdown."""
     text = markdown.markdown_text(table_of_parts(result))
     front = table_of_front(result)
     if front is not None:
         text += "\n" + markdown.markdown_text(front)
-    return text
+    return text + recipe_text.markdown_of(result)
 
 
 def print_table(table: Table, console: Console) -> None:
