@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from transformers.models.llama import modeling_llama
 
-from compare_q.eval.gate.places import NOT_KNOWN
 from tests.support.toy import Run, Specs, in_transformers, with_changed_weight
 
 pytestmark = pytest.mark.engine
@@ -42,12 +41,11 @@ def test_planted_faults_are_found(
     quantized: Callable[..., Path],
     toy_text: Path,
     tmp_path: Path,
-    own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Faults of the toy in W4A16: a group's scale is dropped, attention is wrong from position 64
     on, a kernel is wrong at batch 1, another one is random, values in the KV cache are halved in
-    decode, and an option is ignored.  ``--where`` names the modules.
+    decode, and an option is ignored.
     """
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     model = quantized("W4A16")
@@ -67,21 +65,17 @@ def test_planted_faults_are_found(
     )
     models.write_text(json.dumps({"load_fn": "vllm_score", "model_dir": str(model)}))
     faults = ("none", "scale", "late_attention", "alone", "noise", "decoded_values")
-    words = ["--where"]
+    words = []
     for name in faults:
         words += ["--variant", f"{name}:python={python_with(name, tmp_path)}"]
-    in_layer_1 = python_with("late_attention", tmp_path, "1")
-    words += ["--variant", f"in_layer_1:python={in_layer_1}"]
     ignored = ("--variant", "ignored:engine.attention_backend=TORCH_SDPA")
     ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, *ignored, "-o", report)
     assert report.exists(), ran.err
     outcomes = {}
     verdicts = {}
-    places = {}
     for variant in json.loads(report.read_text())["variants"]:
         outcomes[variant["label"]] = variant["outcome"]
         verdicts[variant["label"]] = variant["words"]
-        places[variant["label"]] = variant["where"]
     assert outcomes == {
         "none": "as before",
         "scale": "differs",
@@ -89,7 +83,6 @@ def test_planted_faults_are_found(
         "alone": "differs",
         "noise": "not deterministic",
         "decoded_values": "differs",
-        "in_layer_1": "differs",
         "ignored": "not applied",
     }, ran.out
     assert ran.status == 1
@@ -100,15 +93,35 @@ def test_planted_faults_are_found(
     assert "full batch" not in shapes_of_alone
     shapes_of_decoded_values = verdicts["decoded_values"].partition("only in ")[2]
     assert shapes_of_decoded_values == "decode at full batch and decode at batch 1"
-    assert "output of layers.0.self_attn.qkv_proj on" in places["scale"]
-    assert "output of layers.0.self_attn.attn on" in places["late_attention"]
-    assert "output of layers.0.self_attn.attn on" in places["alone"]
+
+
+def test_places_in_vllm(
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention is wrong in layer 1 from position 64 on, and in all layers at batch 1."""
+    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
+    spec = {"load_fn": "vllm_score", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
+    data, models = write_specs([spec])
+    in_layer_1 = python_with("late_attention", tmp_path, "1")
+    words = ["--variant", "first:", "--variant", f"in_layer_1:python={in_layer_1}"]
+    words += ["--variant", f"alone:python={python_with('alone', tmp_path)}"]
+    report = tmp_path / "gate.json"
+    words += ["--phase", "prefill", "--where", "-o", str(report)]
+    ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words)
+    assert ran.status == 1, ran.err
+    places = {}
+    for variant in json.loads(report.read_text())["variants"]:
+        places[variant["label"]] = variant["where"]
+    assert places["first"] == ""
     assert "output of layers.1.self_attn.attn on" in places["in_layer_1"]
-    assert places["decoded_values"].startswith(NOT_KNOWN)
-    for name in ("none", "noise", "ignored"):
-        assert places[name] == ""
-    assert "where: from the output of layers.1.self_attn.attn on" in ran.out
-    assert not list(own_cache.glob(".compare_q.*"))
+    assert "output of layers.0.self_attn.attn on" in places["alone"]
+    assert places["in_layer_1"] in ran.out
+    assert list(own_cache.glob(".compare_q.*")) == []
 
 
 def test_places_in_transformers(

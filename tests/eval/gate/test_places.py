@@ -98,6 +98,9 @@ def test_a_module_after_equal_ones_is_compared_with_the_roundings_of_one_layer()
     where = where_in_words(faulty("layers.4.self_attn.k_proj", "output", size, 1.0), roundings())
     assert where.startswith("not reproduced")
     assert "1.6 times" in where
+    # Below three times the roundings of layer 1, though five roundings of a value.
+    small = faulty("layers.4.self_attn.k_proj", "output", 5 * ROUNDING)
+    assert where_in_words(small, roundings()).startswith("not reproduced")
 
 
 def test_three_times_the_roundings_is_the_limit() -> None:
