@@ -88,12 +88,15 @@ def test_the_first_module_above_rounding_is_named(
     assert where.startswith(f"from {words} on (")
 
 
-def test_a_module_after_equal_ones_is_compared_with_the_roundings_of_one_layer() -> None:
+def test_a_module_after_right_ones_is_compared_with_the_effect_of_one_rounding() -> None:
     """In layer 4 roundings change 5/512, in layer 1 2/512: 8/512 is 1.6 times the one and 4 times
     the other.
     """
     size = 8 * ROUNDING
     where = where_in_words(faulty("layers.4.self_attn.k_proj", "output", size), roundings())
+    assert where.startswith("from the output of layers.4.self_attn.k_proj on")
+    # Other kernels in float32 round far less than bf16.
+    where = where_in_words(faulty("layers.4.self_attn.k_proj", "output", size, 1e-3), roundings())
     assert where.startswith("from the output of layers.4.self_attn.k_proj on")
     where = where_in_words(faulty("layers.4.self_attn.k_proj", "output", size, 1.0), roundings())
     assert where.startswith("not reproduced")
