@@ -162,7 +162,20 @@ def with_folded_values(tensors: Tensors) -> None:
     tensors["model.layers.0.self_attn.o_proj.weight"] /= 3
 
 
-@pytest.mark.parametrize("fold", [with_folded_norms, with_folded_up, with_folded_values])
+def with_rotated_values(tensors: Tensors) -> None:
+    """Rotate the values of each head of 32 channels, and what reads them, in one layer."""
+    generator = torch.Generator().manual_seed(0)
+    rotation, _ = torch.linalg.qr(torch.randn(32, 32, generator=generator))
+    of_both_heads = torch.block_diag(rotation, rotation)
+    values = "model.layers.0.self_attn.v_proj.weight"
+    output = "model.layers.0.self_attn.o_proj.weight"
+    tensors[values] = of_both_heads @ tensors[values]
+    tensors[output] = tensors[output] @ of_both_heads.T
+
+
+@pytest.mark.parametrize(
+    "fold", [with_folded_norms, with_folded_up, with_folded_values, with_rotated_values]
+)
 def test_folded_scales_leave_only_whole_layers(
     toy_model: Path, tmp_path: Path, fold: Callable[[Tensors], None]
 ) -> None:
@@ -244,6 +257,16 @@ def linear(weight: torch.Tensor) -> torch.nn.Linear:
     module = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     module.weight.data = weight
     return module
+
+
+def test_factors_of_short_channels_are_uncertain() -> None:
+    """The factor of a row of 16 independent errors, 0.7 of its size, often is above 1.15."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(512, 16, generator=generator)
+    rounded = weight + 0.7 * torch.randn(512, 16, generator=generator)
+    factors_of_rows = (rounded * weight).sum(1) / weight.square().sum(1)
+    assert (factors_of_rows > 1.15).float().mean() > 0.15
+    assert folded_scales.is_same_up_to_rounding(linear(rounded), linear(weight))
 
 
 def test_two_bits_are_not_taken_for_folded_scales() -> None:
