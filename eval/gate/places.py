@@ -23,8 +23,8 @@ from ...backends.layers.module_names import kind_of
 from ...backends.layers.noise import NOISE_SCALE
 
 ABOVE_ROUNDING = 3.0
-"""With SmolLM2-135M in bf16, another attention kernel had up to 1.9 times the copy's difference at one
-of 696 places, the model in float32 1.9, and a copy with another seed 1.95."""
+"""With SmolLM2-135M in bf16, another attention kernel had up to 1.9 times the copy's difference at
+one of 696 places, the model in float32 1.9, and a copy with another seed 1.95."""
 NOT_KNOWN = "not known: "
 
 
