@@ -372,7 +372,7 @@ def test_a_run_refuses_it_in_every_engine(
 ) -> None:
     """Every engine refuses the model before it loads; the command ``check`` reports the same."""
     name = "model.layers.1.self_attn.q_proj.weight_scale"
-    folder = str(changed(quantized("W4A16"), tmp_path / "broken", {}, **{name: None}))
+    folder = str(changed(quantized("W8A8"), tmp_path / "broken", {}, **{name: None}))
     specs = [
         {"load_fn": engine, "label": engine, "model_dir": folder}
         for engine in ("vllm_score", "transformers_auto_bf16")
