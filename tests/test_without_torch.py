@@ -18,6 +18,11 @@ from tests.support.toy import Specs
 from tests.support.vllm_server import Stub, gold
 
 IMPORTED_BY_ENGINES = {
+    "compare_q.backends.hf.exchange",
+    "compare_q.backends.hf.exchangeable",
+    "compare_q.backends.hf.folded_scales",
+    "compare_q.backends.hf.model_pair",
+    "compare_q.backends.hf.prefix_sharing",
     "compare_q.backends.hf.transformers_layers",
     "compare_q.backends.scoring.triton_kernels",
     "compare_q.backends.vllm.chunks",
@@ -25,6 +30,7 @@ IMPORTED_BY_ENGINES = {
     "compare_q.backends.vllm.logits",
     "compare_q.backends.vllm.probe_scorer",
     "compare_q.backends.vllm.scorer",
+    "compare_q.backends.vllm.shown_outputs",
     "compare_q.backends.vllm.step_scorer",
 }
 """Modules that import torch at the top of the file."""
