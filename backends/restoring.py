@@ -60,7 +60,7 @@ class Trial:
 
 
 class TrialScore(NamedTuple):
-    """What one trial scored in one window.
+    """The score of one trial in one window.
 
     Attributes:
         trial: index of the trial in the list.

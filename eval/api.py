@@ -368,10 +368,7 @@ def compare(
         "sample": sample,
         "tokenizer": tokenizer,
     }
-    flags = {}
-    for name, value in arguments.items():
-        if value is not None:
-            flags[name] = flag_table.converted(name, value)
+    flags = given_flags(arguments)
     n_windows = flags.pop("rows", None)
     config = local_config(
         Cache(Path(cache_dir or default_root())),
@@ -442,10 +439,7 @@ def where(
         "sample": sample,
         "tokenizer": tokenizer,
     }
-    flags = {}
-    for name, value in arguments.items():
-        if value is not None:
-            flags[name] = flag_table.converted(name, value)
+    flags = given_flags(arguments)
     n_windows = flags.pop("rows", None)
     try:
         parts.check_pattern(by)
@@ -499,6 +493,15 @@ def specs_of_words(
         else:
             text_words.append(str(text))
     return shorthand.specs(words, text_words, progress, **flags)
+
+
+def given_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not None, converted as the flags of the command line are."""
+    flags = {}
+    for name, value in arguments.items():
+        if value is not None:
+            flags[name] = flag_table.converted(name, value)
+    return flags
 
 
 def by_position(
