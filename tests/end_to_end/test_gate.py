@@ -43,12 +43,12 @@ def test_planted_faults_are_found(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Faults of the toy in W4A16: a group's scale is dropped, attention is wrong from position 64
-    on, a kernel is wrong at batch 1, another one is random, values in the KV cache are halved in
-    decode, and an option is ignored.
+    """Faults of the toy in W8A8, which vLLM computes on every CPU: a channel's scale is dropped,
+    attention is wrong from position 64 on, a kernel is wrong at batch 1, another one is random,
+    values in the KV cache are halved in decode, and an option is ignored.
     """
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
-    model = quantized("W4A16")
+    model = quantized("W8A8")
     data = tmp_path / "data.json"
     models = tmp_path / "models.json"
     report = tmp_path / "gate.json"

@@ -85,15 +85,15 @@ def plant() -> None:
 
         Attention.forward = wrong
     if fault == "scale":
-        from vllm.model_executor.kernels.linear.mixed_precision.cpu import (
-            CPUWNA16LinearKernel as Kernel,
+        from vllm.model_executor.kernels.linear.scaled_mm.cpu import (
+            CPUInt8ScaledMMLinearKernel as Kernel,
         )
 
         process = Kernel.process_weights_after_loading
 
         def dropped(self: Any, layer: Any) -> None:
-            # The last group's scale is a constant.
-            layer.weight_scale.data[:, -1] = 1.0 / 64
+            # The last channel's scale is a constant.
+            layer.weight_scale.data[-1] = 1.0 / 64
             process(self, layer)
 
         Kernel.process_weights_after_loading = dropped
