@@ -5,8 +5,8 @@ The worker starts when the first score or the modules are missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from ...backends.common.message_text import amount
 from ...backends.layers import groups
 from ...backends.worker import trial_scores
 from ...backends.worker.protocol import (
-    LoadCommand,
     ReferenceCommand,
     TrialsCommand,
     write_windows,
 )
 from ...backends.worker.trial_scores import Place
 from ..common.progress import Phase
+from ..run.loaded_worker import loaded_worker
 from ..run.run_config import RunConfig
 from ..run.run_model import RunModel
 from ..run.workers import Worker
@@ -109,10 +109,8 @@ class TrialRunner:
                 with storage.keeping("the windows of a run", file.parent):
                     write_windows(file, unscored_windows)
                 command = TrialsCommand(list(unscored), file, self.file)
-                try:
+                with naming(self.label):
                     answer = worker.perform(command, self.config.window_timeout_s, phase.show)
-                except ModelError as error:
-                    raise ModelError(f"{self.label}: {error}") from None
             self.note_what_ran(answer)
         self.scores = trial_scores.read(self.file)
         count = self.n_missing(trials, windows)
@@ -151,34 +149,20 @@ class TrialRunner:
             return self.worker
         config = self.config
         config.cache.check_writable()
-        log_file = None
-        if not config.verbose:
-            log_file = config.cache.log_file(self.quantized.label, self.key)
-        quantized = self.quantized.with_planned(log_file=log_file)
-        reference = self.reference.with_planned(log_file=log_file)
-        n_gpus = max(quantized.n_gpus, reference.n_gpus)
-        gpus = self.resources.enter_context(config.gpus.take(max(n_gpus, 1), config.workers.check))
-        worker = self.resources.enter_context(
-            config.workers.started(lambda: config.workers.create(quantized))
-        )
-        devices = None
-        if gpus is not None:
-            devices = tuple(gpus[:n_gpus])
-        self.perform(worker, LoadCommand(quantized.planned, devices), quantized.label)
-        modules = self.perform(worker, ReferenceCommand(reference.planned), reference.label)
+        n_gpus = max(self.quantized.n_gpus, self.reference.n_gpus)
+        label = self.quantized.label
+        with naming(label):
+            worker = self.resources.enter_context(
+                loaded_worker(config, self.quantized, self.key, label, n_gpus)
+            )
+        label = self.reference.label
+        with naming(label), config.progress.phase(f"loading {label}") as phase:
+            command = ReferenceCommand(self.reference.planned)
+            modules = worker.perform(command, config.load_timeout_s, phase.show)
         self.worker = worker
         if trial_file.facts_in(self.file) is None:
             trial_file.write_facts(self.file, self.facts_from(modules))
         return worker
-
-    def perform(self, worker: Worker, command: Any, label: str) -> Any:
-        """Return the result of a command that loads a model, and show that it loads."""
-        config = self.config
-        with config.progress.phase(f"loading {label}") as phase:
-            try:
-                return worker.perform(command, config.load_timeout_s, phase.show)
-            except ModelError as error:
-                raise ModelError(f"{label}: {error}") from None
 
     def facts_from(self, answer: Sequence[dict[str, Any]]) -> Facts:
         """Return the facts in the worker's answer to ``ReferenceCommand``.
@@ -195,6 +179,15 @@ class TrialRunner:
             label=f"{self.quantized.label}, {self.reference.label}",
             modules=tuple(Module.of(module) for module in modules),
         )
+
+
+@contextmanager
+def naming(label: str) -> Iterator[None]:
+    """Run the block, and put the label before the message of its ModelError."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{label}: {error}") from None
 
 
 def activation_lines(layers: Sequence[Layer]) -> list[str]:
