@@ -1,7 +1,8 @@
-"""The modules of a recipe as quantizers take them: llm-compressor, ModelOpt, llama-quantize.
+"""The modules of a recipe as quantizers take them: llm-compressor, ModelOpt, llama-quantize,
+ExLlamaV3.
 
 Names of checkpoints may begin before ``layers.`` in several ways ("model.", "language_model."), so
-that patterns for llm-compressor and ModelOpt match any beginning.
+that patterns match any beginning, except those for llama-quantize.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def lists_of(found: Recipe, modules: Sequence[Module]) -> tuple[list[PasteList],
             f"llama-quantize: {amount(n_unknown, 'module')} left out, whose names in GGUF are not "
             "known"
         )
+    lists.append(exllamav3_list(found, modules))
     divided = divided_layers(found.modules, [module.name for module in modules])
     if divided:
         notes.append(
@@ -131,6 +133,26 @@ def model_opt_list(found: Recipe, modules: Sequence[Module]) -> PasteList:
         # Python, which ModelOpt's configurations are written in.
         lines.append(f"{entry!r},\n")
     return PasteList(tool='ModelOpt: append to "quant_cfg"', text="".join(lines))
+
+
+def exllamav3_list(found: Recipe, modules: Sequence[Module]) -> PasteList:
+    """Return the YAML of ``util/recompile.py --override``, which copies tensors of another model.
+
+    Its only wildcard is ``*``.  A tensor has the name of its module with ``.trellis`` or the like
+    (``VariantSafetensorsCollection`` of exllamav3 1.6).
+    """
+    all_names = [module.name for module in modules]
+    lines = [
+        "sources:\n",
+        "  - id: 1\n",
+        f'    model_dir: "/path/to/the/model/in/{found.keep_bits}/bits"\n',
+        "overrides:\n",
+    ]
+    for name in wildcards_of(found.modules, all_names):
+        lines += [f'  - key: "*{name}.*"\n', "    source: 1\n"]
+    return PasteList(
+        tool="ExLlamaV3: a file for util/recompile.py --override", text="".join(lines)
+    )
 
 
 def wildcards_of(names: Sequence[str], all_names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+import yaml
 
 from compare_q.eval.where import recipe_lists
 from compare_q.eval.where.name_patterns import patterns_of
@@ -46,6 +47,15 @@ def is_in(name: str, patterns: list[str]) -> bool:
     return False
 
 
+def is_overridden(tensor: str, keys: list[str]) -> bool:
+    """Return True if ExLlamaV3 takes a tensor from the other model: ``*`` is any text."""
+    for key in keys:
+        pattern = ".*".join(re.escape(piece) for piece in key.split("*"))
+        if re.fullmatch(pattern, tensor):
+            return True
+    return False
+
+
 KEPT = [
     [name for name in ALL if name.endswith("down_proj")],
     ["layers.1.mlp.down_proj", "layers.10.mlp.down_proj", "layers.11.self_attn.q_proj"],
@@ -59,12 +69,17 @@ def test_the_lists_name_the_modules_and_no_others(kept: list[str]) -> None:
     texts = lists_of(kept)
     ignore = json.loads(texts["llm-compressor"])
     entries = ast.literal_eval(f"[{texts['ModelOpt']}]")
+    override = yaml.safe_load(texts["ExLlamaV3"])
+    assert [source["id"] for source in override["sources"]] == [1]
+    assert {entry["source"] for entry in override["overrides"]} == {1}
+    keys = [entry["key"] for entry in override["overrides"]]
     for name in ALL:
         for prefix in ("", "model.", "model.language_model."):
             assert is_in(prefix + name, ignore) == (name in kept)
         quantizer = f"model.{name}.weight_quantizer"
         matched = any(fnmatchcase(quantizer, entry["quantizer_name"]) for entry in entries)
         assert matched == (name in kept)
+        assert is_overridden(f"model.{name}.trellis", keys) == (name in kept)
     assert all(entry["enable"] is False for entry in entries)
     gguf = "".join(
         f"blk.{layer}.{kind}.weight\n" for layer in range(12) for kind in ("attn_q", "ffn_down")
@@ -128,6 +143,7 @@ def test_eight_bits_have_a_group_with_the_same_scales() -> None:
     assert is_in("model.layers.0.mlp.down_proj", group["targets"])
     assert (group["weights"]["num_bits"], group["weights"]["group_size"]) == (8, 32)
     assert "=q8_0" in texts["llama-quantize"]
+    assert "/8/" in yaml.safe_load(texts["ExLlamaV3"])["sources"][0]["model_dir"]
     assert "ModelOpt" not in texts
 
 
