@@ -18,7 +18,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,17 @@ from compare_q.backends.base import (
 )
 from compare_q.backends.common.errors import ModelError
 from tests.support.fake_engine import FakeEngine, FakeOptions
+from tests.support.toy import Ran
 
+Where = Callable[..., Ran]
+"""The fixture ``where``: flags and options -> the outcome of ``compare-q where``."""
 LOCATION = f"{__name__}:RestoringEngine"
 LAYERS = 3
 KINDS = ("q", "down")
 N_WEIGHTS = {"q": 100, "down": 300}
 BITS = 4.5
+LOSSES = {"q": 0.01, "down": 0.05, "layers.1.mlp.down_proj": 0.2}
+"""Losses for tests.  By layer: 0.06, 0.21, 0.06, in all 0.33, and none of lm_head."""
 LOG = "RESTORING_LOG"
 """Environment variable with a file that gets a line for each trial in each window."""
 

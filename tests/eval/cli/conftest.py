@@ -1,4 +1,4 @@
-"""A finished run for ``show``, the rows of a run, and a text of many windows."""
+"""A finished run for ``show``, the rows of a run, a text of many windows, and ``where``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compare_q import backends
+from tests.support import fake_engine, restoring_engine
 from tests.support.made import FAILED, QUANT, REF, run_of
+from tests.support.restoring_engine import LOSSES, Where, word
 from tests.support.toy import Models, Ran, Run, Specs
 
 
@@ -48,3 +51,28 @@ def long_text(tmp_path: Path) -> Path:
         "".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 5_000)), encoding="utf-8"
     )
     return file
+
+
+@pytest.fixture
+def trials_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that gets a line for each trial in each window, of engines that may be used then."""
+    locations = f"{fake_engine.LOCATION},{restoring_engine.LOCATION}"
+    monkeypatch.setenv(backends.OUTSIDE, locations)
+    monkeypatch.setenv(restoring_engine.LOG, str(tmp_path / "trials.log"))
+    return tmp_path / "trials.log"
+
+
+@pytest.fixture
+def where(compare_q: Run, toy_model: Path, long_text: Path, trials_log: Path) -> Where:
+    """Run ``where`` on windows of 50 tokens, with options of the quantized model."""
+
+    def run(*flags: object, rows: int = 8, **options: Any) -> Ran:
+        return compare_q(
+            "where",
+            word("ref", toy_model),
+            word("q4", toy_model, **{"losses": LOSSES, **options}),
+            *("-d", long_text, "--eval-len", 50, "-r", rows),
+            *flags,
+        )
+
+    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +12,12 @@ import pytest
 from filelock import FileLock
 
 import compare_q as compare_q_package
-from compare_q import backends
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.where.results import WhereResult
-from tests.support import fake_engine, restoring_engine
-from tests.support.restoring_engine import scored, word
-from tests.support.toy import Ran, Run, assert_refused, save_llama
+from tests.support.restoring_engine import LOSSES, Where, scored, word
+from tests.support.toy import Run, assert_refused, save_llama
 
-LOSSES = {"q": 0.01, "down": 0.05, "layers.1.mlp.down_proj": 0.2}
-"""By layer: 0.06, 0.21, 0.06, in all 0.33, and none of lm_head."""
-Where = Callable[..., Ran]
-
-
-@pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that gets a line for each trial in each window."""
-    locations = f"{fake_engine.LOCATION},{restoring_engine.LOCATION}"
-    monkeypatch.setenv(backends.OUTSIDE, locations)
-    monkeypatch.setenv(restoring_engine.LOG, str(tmp_path / "trials.log"))
-    return tmp_path / "trials.log"
-
-
-@pytest.fixture
-def where(compare_q: Run, toy_model: Path, tmp_path: Path, long_text: Path) -> Where:
-    """Run ``where`` on 8 windows of 50 tokens, with options of the quantized model."""
-
-    def run(*flags: object, rows: int = 8, **options: Any) -> Ran:
-        options = {"losses": LOSSES, **options}
-        return compare_q(
-            "where",
-            word("ref", toy_model),
-            word("q4", toy_model, **options),
-            *("-d", long_text, "--eval-len", 50, "-r", rows),
-            *flags,
-        )
-
-    return run
+pytestmark = pytest.mark.usefixtures("trials_log")
 
 
 def result_of(where: Where, file: Path, *flags: object, **options: Any) -> WhereResult:
@@ -129,7 +98,9 @@ def test_the_result_says_how_activations_ran(where: Where, tmp_path: Path) -> No
     assert result_of(where, tmp_path / "2.json").activations == first.activations
 
 
-def test_a_small_part_stops_after_eight_windows(where: Where, tmp_path: Path, log: Path) -> None:
+def test_a_small_part_stops_after_eight_windows(
+    where: Where, tmp_path: Path, trials_log: Path
+) -> None:
     result = result_of(where, tmp_path / "o.json", rows=16, wobble=0.1)
     windows = {row.name: (row.windows, row.stopped) for row in result.rows}
     assert windows == {
@@ -144,7 +115,7 @@ def test_a_small_part_stops_after_eight_windows(where: Where, tmp_path: Path, lo
     # The whole KLD of all windows.
     assert head.kld.value == pytest.approx(result.whole.value)
     # 5 trials in 8 windows, 4 in the other 8; 1 and 2 and 3 parts together, one of them known.
-    assert len(scored(log)) == 5 * 8 + 4 * 8 + 2 * 16
+    assert len(scored(trials_log)) == 5 * 8 + 4 * 8 + 2 * 16
 
 
 def test_errors_are_of_the_differences_of_windows(where: Where, tmp_path: Path) -> None:
@@ -159,33 +130,35 @@ def test_errors_are_of_the_differences_of_windows(where: Where, tmp_path: Path) 
 
 
 def test_a_second_search_scores_only_what_is_missing(
-    where: Where, tmp_path: Path, log: Path
+    where: Where, tmp_path: Path, trials_log: Path
 ) -> None:
     first = result_of(where, tmp_path / "1.json")
-    assert scored(log)
+    assert scored(trials_log)
     second = result_of(where, tmp_path / "2.json")
-    assert scored(log) == []
+    assert scored(trials_log) == []
     assert second.rows == first.rows
     # By kind: q and down; the head and the whole are known, and all modules of 3 layers together.
     result_of(where, tmp_path / "3.json", "--by", "kind")
-    assert len(scored(log)) == 2 * 8
+    assert len(scored(trials_log)) == 2 * 8
     result_of(where, tmp_path / "4.json", "--clear_cache")
     # 4 parts, the whole, and 2 and 3 parts together.
-    assert len(scored(log)) == 7 * 8
+    assert len(scored(trials_log)) == 7 * 8
 
 
-def test_a_failed_search_keeps_what_it_scored(where: Where, tmp_path: Path, log: Path) -> None:
+def test_a_failed_search_keeps_what_it_scored(
+    where: Where, tmp_path: Path, trials_log: Path
+) -> None:
     """``fail`` is in the key of the cache: the rest is scored by the same models."""
     ran = where(fail=12)
     assert ran.status == 1
     assert "q4" in ran.err
     assert "told to fail" in ran.err
     assert "Traceback" not in ran.err
-    assert len(scored(log)) == 12
+    assert len(scored(trials_log)) == 12
     ran = where(fail=12)
     assert ran.status == 1
     # Not one of the first 12 again.
-    assert len(scored(log)) == 12
+    assert len(scored(trials_log)) == 12
     for _ in range(5):
         where("-o", tmp_path / "o.json", fail=12)
     assert values(WhereResult.read(tmp_path / "o.json"))["layer 1"] == pytest.approx(0.21)
@@ -325,7 +298,7 @@ def test_python_returns_the_same_shares(
 
 @pytest.mark.engine
 def test_a_search_continues_after_its_worker_was_killed(
-    where: Where, log: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    where: Where, trials_log: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The worker is a process, which the system kills; scores are committed every 2 s."""
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
@@ -333,11 +306,11 @@ def test_a_search_continues_after_its_worker_was_killed(
     ran = where("--by", "q|down", **options)
     assert ran.status == 1
     assert "Traceback" not in ran.err
-    assert len(scored(log)) == 20
+    assert len(scored(trials_log)) == 20
     result = result_of(where, tmp_path / "o.json", "--by", "q|down", **options)
     assert values(result) == pytest.approx({"q": 0.03, "down": 0.3})
     # Of the whole, 2 parts, and both together, in 8 windows; 12 were not reached.
-    assert 12 <= len(scored(log)) < 20
+    assert 12 <= len(scored(trials_log)) < 20
 
 
 def test_a_search_waits_for_another_one_on_the_same_models(

@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compare_q as compare_q_package
-from compare_q import backends
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.where.results import Recipe, WhereResult
-from tests.support import fake_engine, restoring_engine
-from tests.support.restoring_engine import scored, word
-from tests.support.toy import Ran, Run
+from tests.support.restoring_engine import LOSSES, Where, scored, word
 
-LOSSES = {"q": 0.01, "down": 0.05, "layers.1.mlp.down_proj": 0.2}
-"""In all 0.33; q has 100 weights in a layer, down 300, and lm_head 50."""
+pytestmark = pytest.mark.usefixtures("trials_log")
 DOWN = tuple(f"layers.{layer}.mlp.down_proj" for layer in (1, 0, 2))
-Where = Callable[..., Ran]
-
-
-@pytest.fixture(autouse=True)
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that gets a line for each trial in each window."""
-    locations = f"{fake_engine.LOCATION},{restoring_engine.LOCATION}"
-    monkeypatch.setenv(backends.OUTSIDE, locations)
-    monkeypatch.setenv(restoring_engine.LOG, str(tmp_path / "trials.log"))
-    return tmp_path / "trials.log"
-
-
-@pytest.fixture
-def where(compare_q: Run, toy_model: Path, long_text: Path) -> Where:
-    """Run ``where`` on 8 windows of 50 tokens, with options of the quantized model."""
-
-    def run(*flags: object, **options: Any) -> Ran:
-        return compare_q(
-            "where",
-            word("ref", toy_model),
-            word("q4", toy_model, **{"losses": LOSSES, **options}),
-            *("-d", long_text, "--eval-len", 50, "-r", 8),
-            *flags,
-        )
-
-    return run
 
 
 def recipes_of(where: Where, file: Path, *flags: object, **options: Any) -> dict[str, Recipe]:
@@ -62,14 +31,14 @@ def kld(recipe: Recipe) -> float:
 
 
 def test_recipes_are_the_shortest_prefixes_and_measured(
-    where: Where, tmp_path: Path, log: Path
+    where: Where, tmp_path: Path, trials_log: Path
 ) -> None:
     words = []
     for target in ("kld=0.025", "kld=0.1", "kld=0.5", "bpw=8", "bpw=4.5", "bpw=99"):
         words += ["--recipe", target]
     recipes = recipes_of(where, tmp_path / "o.json", "--by", "matrix", *words)
     # 8 trials of parts and the whole; 2, 3 and 5 and 6 parts together, and 4 for kld=0.025.
-    assert len(scored(log)) == (8 + 4 + 1) * 8
+    assert len(scored(trials_log)) == (8 + 4 + 1) * 8
     # 3 of down leave 0.03, and one of q 0.02.
     four = recipes["kld=0.025"]
     assert four.parts[:3] == DOWN
@@ -119,7 +88,7 @@ def test_a_target_that_cannot_be_reached(where: Where, tmp_path: Path) -> None:
     assert recipe.lists == ()
 
 
-def test_eight_bits_are_a_forecast(where: Where, tmp_path: Path, log: Path) -> None:
+def test_eight_bits_are_a_forecast(where: Where, tmp_path: Path, trials_log: Path) -> None:
     flags = ("--by", "kind", "--keep-bits", 8, "--recipe")
     recipes = recipes_of(where, tmp_path / "o.json", *flags, "kld=0.04", "--recipe", "bpw=7")
     recipe = recipes["kld=0.04"]
@@ -133,7 +102,7 @@ def test_eight_bits_are_a_forecast(where: Where, tmp_path: Path, log: Path) -> N
     assert recipes["bpw=7"].parts == ()
     assert any("forecast" in note for note in recipe.notes)
     # The front in 16 bits, and no further trial: q, down, lm_head, the whole, q and down.
-    assert len(scored(log)) == 5 * 8
+    assert len(scored(trials_log)) == 5 * 8
     floor = recipes_of(where, tmp_path / "o.json", *flags, "kld=0.001")["kld=0.001"]
     assert not floor.is_reached
     assert floor.forecast is not None
@@ -174,23 +143,25 @@ def test_every_output_has_the_recipe(where: Where, tmp_path: Path) -> None:
         ("--keep-bits", "4", "--recipe", "kld=1"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(where: Where, words: tuple[str, ...], log: Path) -> None:
+def test_bad_input_is_refused_in_one_line(
+    where: Where, words: tuple[str, ...], trials_log: Path
+) -> None:
     ran = where(*words)
     assert ran.status == 2
     (error,) = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert ran.err.endswith(f"{error}\n")
     assert words[0] in error
-    assert scored(log) == []
+    assert scored(trials_log) == []
 
 
 def test_the_second_picture_is_checked_before_scoring(
-    where: Where, tmp_path: Path, log: Path
+    where: Where, tmp_path: Path, trials_log: Path
 ) -> None:
     (tmp_path / "p-recipes.png").mkdir()
     ran = where("-pf", tmp_path / "p.png", "--recipe", "kld=1")
     assert ran.status == 2
     assert "p-recipes.png" in ran.err.splitlines()[-1]
-    assert scored(log) == []
+    assert scored(trials_log) == []
 
 
 def test_python_finds_the_same_recipes(
