@@ -150,9 +150,7 @@ def exllamav3_list(found: Recipe, modules: Sequence[Module]) -> PasteList:
     ]
     for name in wildcards_of(found.modules, all_names):
         lines += [f'  - key: "*{name}.*"\n', "    source: 1\n"]
-    return PasteList(
-        tool="ExLlamaV3: a file for util/recompile.py --override", text="".join(lines)
-    )
+    return PasteList(tool="ExLlamaV3: a file for util/recompile.py --override", text="".join(lines))
 
 
 def wildcards_of(names: Sequence[str], all_names: Sequence[str]) -> list[str]:
