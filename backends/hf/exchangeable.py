@@ -10,7 +10,7 @@ in both models, up to roundings.  Quantizers change more than that:
   norm.  Then nothing can be exchanged.
 
 Norms, biases and other tensors that are not quantized are compared number by number, quantized
-modules by ``folded_scales.is_same_up_to_rounding``.
+modules by ``folded_scales.factor_up_to_rounding``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..common.message_text import and_more
 from ..layers.module_names import is_draft, is_outside, outside_text_model
 from ..layers.schemes import Declared, declared
 from ..restoring import QuantizedModule
-from .folded_scales import is_same_up_to_rounding, rounds_alike
+from .folded_scales import factor_up_to_rounding, opposite, rounds_alike
 from .model_pair import ModelPair
 from .transformers_layers import is_in_other_tower, name_from_layers, sizes_of, stored_quantized
 from .verify import loaded_names
@@ -252,9 +252,16 @@ def relative_difference(tensor: torch.Tensor, reference: torch.Tensor) -> float:
 
 def scaled_modules(pair: ModelPair, modules: Collection[str]) -> Iterator[str]:
     """Yield the paths of quantized modules that differ from the reference's by folded scales."""
+    factors_of_layer: dict[int, dict[str, float]] = {}
     for path in modules:
-        if not is_same_up_to_rounding(*pair.both(path)):
+        factor = factor_up_to_rounding(*pair.both(path))
+        layer = pair.layer_of(path)
+        if factor is None:
             yield path
+        elif layer is not None:
+            factors_of_layer.setdefault(layer, {})[path] = factor
+    for factors in factors_of_layer.values():
+        yield from opposite(factors)
 
 
 def whole_layers(
