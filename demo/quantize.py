@@ -46,11 +46,12 @@ def fused_with(name: str) -> list[str]:
     return [name]
 
 
-def share_global_scale(layers: dict[str, Any], name: str) -> torch.Tensor:
+def share_global_scale(layers: Mapping[str, Any], name: str) -> torch.Tensor:
     """Set the layer's ``weight_global_scale`` to one that all layers fused with it can use.
 
-    Returns it.  Engines keep one global scale for a fused matrix: vLLM takes the largest and warns,
-    and a checkpoint with unequal ones scored PPL 16,584 instead of 20.6.
+    ``layers``: by name, with every layer that this one is fused with.  Returns the scale.
+    Engines keep one global scale for a fused matrix: vLLM takes the largest and warns, and a
+    checkpoint with unequal ones scored PPL 16,584 instead of 20.6.
     """
     peak = max(layers[member].weight.abs().max().float() for member in fused_with(name))
     scale: torch.Tensor = layers[name].weight_global_scale.data
@@ -78,17 +79,24 @@ def round_to_nearest(layer: Any, args: QuantizationArgs, global_scale: torch.Ten
         layer.weight_zero_point.data = zero_point.to(layer.weight_zero_point.dtype)
 
 
-def set_scales(layers: dict[str, Any], peaks: Mapping[str, float] | None = None) -> None:
+def set_scales(
+    layers: Mapping[str, Any],
+    peaks: Mapping[str, float] | None = None,
+    unquantized: Mapping[str, Any] | None = None,
+) -> None:
     """Set the scales of these layers.
 
     Args:
-        layers: by name, with every layer that one of them is fused with.
+        layers: by name.
         peaks: the largest input of each layer, if the checkpoint holds one global scale of inputs.
+        unquantized: the layers without scales that one of ``layers`` may be fused with.  The scales
+            are then as if all were quantized.
     """
+    with_fused = {**(unquantized or {}), **layers}
     for name, layer in layers.items():
         global_scale = None
         if hasattr(layer, "weight_global_scale"):
-            global_scale = share_global_scale(layers, name)
+            global_scale = share_global_scale(with_fused, name)
         round_to_nearest(layer, layer.quantization_scheme.weights, global_scale)
         if peaks:
             layer.input_global_scale.data.fill_(FP8_MAX * FP4_MAX / peaks[name])
@@ -196,10 +204,13 @@ def quantize(
     )
     apply_quantization_config(model, config)
     layers = {}
+    unquantized = {}
     for name, layer in model.named_modules():
         if hasattr(layer, "quantization_scheme"):
             layers[name] = layer
-    set_scales(layers, peaks)
+        elif isinstance(layer, torch.nn.Linear):
+            unquantized[name] = layer
+    set_scales(layers, peaks, unquantized)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)

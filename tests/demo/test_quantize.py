@@ -41,6 +41,17 @@ def test_fused_layers_share_their_global_scales(quantized: Callable[..., Path]) 
         assert len({scales[f"{prefix}.mlp.{x}{name}"] for x in ("gate", "up")}) == 1
 
 
+def test_an_unquantized_layer_leaves_the_others_as_they_were(
+    quantize: Any, quantized: Callable[..., Path], toy_model: Path, tmp_path: Path
+) -> None:
+    """v is fused with q and k, and its weights may be the largest."""
+    ignored = "model.layers.0.self_attn.v_proj"
+    quantize.quantize(toy_model, "NVFP4", tmp_path / "mixed", ignore=[ignored])
+    expected = global_scales(quantized("NVFP4"))
+    del expected[f"{ignored}.weight_global_scale"], expected[f"{ignored}.input_global_scale"]
+    assert global_scales(tmp_path / "mixed") == expected
+
+
 def test_input_scales_are_those_of_the_largest_activations(
     quantize: Any, quantized: Callable[..., Path], toy_model: Path
 ) -> None:
