@@ -34,8 +34,8 @@ LARGEST_SHARE = 0.05
 """Largest share of scaled channels of a matrix that counts as quantization.
 
 Measured on SmolLM2-135M, on 24 of its matrices.  Rounding to nearest with 1 to 4 bits (groups of 32
-and whole rows; with zero points; levels at -1.5, -0.5, 0.5 and 1.5): 0 in all.  Factors of 0.5 to 2,
-uniform in their logarithm: at least 0.33 in 4 bits, and 0.29 with 2 bits; 1 to 4: at least 0.32.
+and whole rows; with zero points; levels at -1.5, -0.5, 0.5 and 1.5): 0 in all.  Factors of 0.5 to
+2, uniform in their logarithm: at least 0.33 in 4 bits, and 0.29 with 2 bits; 1 to 4: at least 0.32.
 Factors of 1 / 1.3 to 1.3: at least 0.16 in 4 bits, and 0.042 with 2 bits.  Smaller factors
 (1 / 1.1 to 1.1: 0) are not noticed.
 """

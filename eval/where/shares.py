@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from ..stats.uncertainty import interval, low_frequency_error, n_waves, student_t
 
 Array = NDArray[np.float64]
+FEWEST_OF_INTERVAL = 4
+"""Minimum number of windows of an interval: the error of fewer is hardly known."""
 FEWEST_WINDOWS = 8
 """Windows of a stage, and the minimum number of windows in which a part is scored."""
 STOP_TAIL = 0.0005
@@ -47,7 +49,7 @@ SMALL_OF_LARGEST = 1 / 10
 class Estimate:
     """A mean over scored tokens, nats, with a standard error and a 95 % interval.
 
-    The error is None with one window.
+    The error is None with one window, and the interval with fewer than ``FEWEST_OF_INTERVAL``.
     """
 
     value: float
@@ -64,8 +66,8 @@ def estimate(sums: Array, tokens: Array, length: int) -> Estimate:
     """
     value = float(sums.sum()) / float(tokens.sum())
     stderr = low_frequency_error(sums, tokens, length)
-    if stderr is None:
-        return Estimate(value)
+    if stderr is None or len(sums) < FEWEST_OF_INTERVAL:
+        return Estimate(value, stderr)
     low, high = interval(value, stderr, n_waves(int((tokens > 0).sum()), length))
     return Estimate(value, stderr, low, high)
 

@@ -17,6 +17,7 @@ from ..table.tables import LABEL, Cell, FilledColumn, Table
 from ..table.terminal_table import least_width, leave_out, print_columns, size_column
 from . import recipe_text
 from .results import FrontRow, Measured, PartRow, WhereResult
+from .shares import FEWEST_OF_INTERVAL
 
 NOT_TOLD = "~"
 """After the percentage of a share whose interval holds 0."""
@@ -49,6 +50,10 @@ FRONT_TITLE = "the parts with the largest shares per added bit, restored togethe
 SHARE = "share: KLD that vanishes if the part is as in the reference; its ± is one standard error"
 SHARE_ONLY = (
     "share: KLD of the reference with the part quantized alone; its ± is one standard error"
+)
+NO_INTERVALS = (
+    f"no intervals: fewer than {FEWEST_OF_INTERVAL} windows have none; -r 8 or more gives useful "
+    "ones"
 )
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -150,8 +155,11 @@ def notes_of(result: WhereResult) -> list[str]:
         lines.append(
             f"{STOPPED}: its share is certainly small, so that it was scored in fewer windows"
         )
-    if any(row.share is not None and row.share.stderr is None for row in result.rows):
+    shares = [row.share for row in result.rows if row.share is not None]
+    if any(share.stderr is None for share in shares):
         lines.append("no errors: one window has none; -r 8 or more gives useful ones")
+    elif any(share.low is None for share in shares):
+        lines.append(NO_INTERVALS)
     if result.unmatched_weights:
         total = short_count(result.n_weights)
         unmatched = short_count(result.unmatched_weights)
@@ -169,23 +177,45 @@ def sentences(result: WhereResult) -> list[str]:
         lines.append(
             f"{result.quantized.label} has a KLD of {whole} from {result.reference.label}."
         )
-    largest = largest_parts(result)
-    if largest:
-        lines.append(f"The largest shares that can be told from 0: {largest}.")
-    else:
-        lines.append("No share can be told from 0; more windows (-r) would show smaller shares.")
+    lines += sentences_on_largest(result)
     lines += sentence_on_sum(result)
     return lines
 
 
-def largest_parts(result: WhereResult) -> str:
-    """Return the parts with the largest shares of those that are above 0 for certain."""
+def sentences_on_largest(result: WhereResult) -> list[str]:
+    """Return sentences on the largest shares, and on which of them are above 0 for certain."""
+    rows = [row for row in result.ranked if row.share is not None and row.percent is not None]
+    if not rows:
+        return []
+    if rows[0].is_told_from_zero is None:
+        return [
+            f"The largest shares: {names_with_percent(rows)}. Whether they are above 0 is not "
+            "known, because the windows are too few (-r 8 or more)."
+        ]
+    lines = []
+    if not is_above_zero(rows[0]):
+        lines.append(
+            f"The largest share, {names_with_percent(rows[:1])}, cannot be told from 0; more "
+            "windows (-r) would show smaller shares."
+        )
+    certain = [row for row in rows if is_above_zero(row)]
+    if certain:
+        lines.append(f"The largest shares that can be told from 0: {names_with_percent(certain)}.")
+    return lines
+
+
+def is_above_zero(row: PartRow) -> bool:
+    """Return True if the share of a part is above 0 for certain."""
+    return bool(row.is_told_from_zero) and row.share is not None and row.share.value > 0
+
+
+def names_with_percent(rows: Sequence[PartRow]) -> str:
+    """Return the names of the first rows, with their percentages."""
     words = []
-    for row in result.ranked:
-        is_above_zero = row.is_told_from_zero and row.share is not None and row.share.value > 0
-        if is_above_zero and row.percent is not None:
-            words.append(f"{row.name} ({row.percent.value:.0f} %)")
-    return ", ".join(words[:MOST_NAMES])
+    for row in rows[:MOST_NAMES]:
+        assert row.percent is not None
+        words.append(f"{row.name} ({row.percent.value:.0f} %)")
+    return ", ".join(words)
 
 
 def sentence_on_sum(result: WhereResult) -> list[str]:

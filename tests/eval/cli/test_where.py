@@ -65,6 +65,17 @@ def test_shares_by_kind_and_by_pattern(where: Where, tmp_path: Path) -> None:
     assert by_pattern.unmatched_weights == 3 * 100 + 300 + 50
 
 
+def test_three_windows_have_no_intervals(where: Where, tmp_path: Path) -> None:
+    """The errors of a few windows may be small by chance."""
+    result = result_of(where, tmp_path / "o.json", rows=3, wobble=0.1)
+    assert result.rows[1].share is not None
+    assert result.rows[1].share.stderr is not None
+    assert {row.is_told_from_zero for row in result.rows} == {None}
+    assert result.front == ()
+    result = result_of(where, tmp_path / "o.json", rows=4, wobble=0.01)
+    assert result.rows[1].is_told_from_zero
+
+
 def test_shares_do_not_add_up_if_parts_act_together(where: Where, tmp_path: Path) -> None:
     """Each part alone ends the KLD that appears only if all modules are quantized."""
     restored = result_of(where, tmp_path / "o.json", joint=0.1)

@@ -48,6 +48,16 @@ def test_the_closing_sentence_names_only_shares_that_can_be_told_from_0() -> Non
     assert sentence.endswith("down (30 %), k (0 %).")
 
 
+def test_the_largest_share_is_named_first_if_it_cannot_be_told_from_0() -> None:
+    rows = (part("down", 0.3, stderr=0.2), part("q", 0.002), part("k", 0.1))
+    uncertain, certain = where_table.table_of_parts(result(*rows)).finding[1:3]
+    assert "down (30 %)" in uncertain
+    assert certain.endswith("k (10 %).")
+    # Its share is certain, but not above 0.
+    (only,) = where_table.table_of_parts(result(part("v", -0.1))).finding[1:2]
+    assert "v (-10 %)" in only
+
+
 def test_with_only_there_is_no_kld_left() -> None:
     assert cells("kld", *ROWS, only=True) == []
 
