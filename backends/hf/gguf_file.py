@@ -325,6 +325,12 @@ def check_loaded(checkpoint: GgufCheckpoint, model: Any) -> None:
 
     ``model``: an object of Transformers with all its weights in memory.
     """
+    differences = other_function(checkpoint.model, model.config.to_dict())
+    if differences:
+        raise ModelError(
+            f"{checkpoint.folder}: Transformers computes with {differences[0]}"
+            f"{and_more(differences)}; {ADVICE}"
+        )
     loaded = model.state_dict()
     stored = checkpoint.tensors
     different = sorted(loaded.keys() ^ stored.keys())
@@ -344,12 +350,6 @@ def check_loaded(checkpoint: GgufCheckpoint, model: Any) -> None:
                 f"{checkpoint.folder}: {name}: Transformers loaded other weights than the file "
                 f"holds; {ADVICE}"
             )
-    differences = other_function(checkpoint.model, model.config.to_dict())
-    if differences:
-        raise ModelError(
-            f"{checkpoint.folder}: Transformers computes with {differences[0]}"
-            f"{and_more(differences)}; {ADVICE}"
-        )
 
 
 def is_as_stored(checkpoint: GgufCheckpoint, name: str, entry: Tensor, loaded: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from compare_q.eval.results import RunResult
 from compare_q.eval.where.results import WhereResult
 from tests.support.gguf_toys import save_gguf
-from tests.support.toy import Run, assert_refused, needs_accelerate
+from tests.support.toy import Run, assert_refused, needs_accelerate, save_llama
 
 pytestmark = pytest.mark.engine
 
@@ -80,11 +80,14 @@ def test_files_that_would_be_wrong_are_refused(
     in_llamacpp = f"x={q4}@llamacpp"
     assert_refused(compare_q("where", toy_model, in_llamacpp, *text), "x", "llamacpp", ".gguf")
     other = save_gguf(toy_model, tmp_path / "other.gguf", architecture="gemma3")
+    folder = save_llama(tmp_path / "larger", vocab_size=400)
+    larger = save_gguf(folder, tmp_path / "larger.gguf")
     streamed = f"x={q4}@transformers:streaming=true"
     for words, parts in (
         (("where", toy_model, other), ("other.gguf", "gemma3", "name a folder")),
         (("where", toy_model, streamed), ("x", "engine.streaming", "leave it out")),
         ((toy_model, f"{other}@transformers"), ("other.gguf", "gemma3", "name a folder")),
+        (("where", toy_model, larger), ("vocabular", "larger has 400")),
     ):
         ran = compare_q(*words, *text)
         assert ran.status == 2, ran.out + ran.err
