@@ -65,7 +65,7 @@ def engine_class(engine: str) -> type[Engine]:
 
 def files_of(model: PlannedModel) -> ModelFiles:
     """Return the files of a planned model."""
-    return engine_class(model.engine).files(model)
+    return engine_class(model.engine).files_of(model)
 
 
 def engines() -> list[tuple[str, type[Engine]]]:
@@ -179,6 +179,12 @@ def reader_of(file: str) -> str | None:
     return None
 
 
+def reads_if_named(file: str, engine: type[Engine]) -> bool:
+    """Return True for a file of another engine that this engine reads if the user names it."""
+    has_suffix = file.lower().endswith(engine.capabilities.reads_if_named)
+    return has_suffix and not is_folder(expanded(file))
+
+
 def names_in(model: str) -> list[str]:
     """Return a model's name and the names of the files in its folder.
 
@@ -253,6 +259,8 @@ def general_engine_for(
 
 def check_files(model_dir: str, engine: type[Engine]) -> None:
     """InputError for a file with another engine's suffix, or for a folder of such files."""
+    if reads_if_named(model_dir, engine):
+        return
     for name in names_in(model_dir):
         load_fn = reader_of(name)
         if load_fn and load_fn not in engine.capabilities.load_fns:

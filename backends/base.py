@@ -98,7 +98,9 @@ class Capabilities:
     outputs: bool = False  # it has the methods ``record_outputs`` and ``compare_outputs``
 
     # ---- Rarely needed.
-    suffixes: tuple[str, ...] = ()  # of model files that only this engine reads
+    suffixes: tuple[str, ...] = ()  # of model files that only this engine reads by itself
+    # Suffixes of another engine's files that this engine reads if the user names it.
+    reads_if_named: tuple[str, ...] = ()
     # In the first line of JSON Lines that only this engine reads (``common/jsonl_kinds.py``).
     kinds: tuple[str, ...] = ()
     quant_method: str = ""  # of a config.json that only this engine reads
@@ -147,6 +149,11 @@ class Engine(ABC):
 
     files: ClassVar[type[ModelFiles]] = ModelFiles
     """Class of its models before they load."""
+
+    @classmethod
+    def files_of(cls, model: PlannedModel) -> ModelFiles:
+        """Return a model before it loads; an engine of several kinds of files chooses the class."""
+        return cls.files(model)
 
     @classmethod
     def check(cls, model: PlannedModel) -> None:
@@ -317,7 +324,7 @@ class Engine(ABC):
 
         It is called before each commit of scores.
         """
-        files = self.files(self.planned)
+        files = self.files_of(self.planned)
         stamp = self.planned.stamp
         times: dict[Path, str] = {}
         for file in self.times or files.weight_files():

@@ -35,6 +35,8 @@ SMALL_TENSOR_BYTES = 4096
 FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """dtype in a header -> its name, for unquantized weights."""
 EIGHT_BITS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E5M2": "fp8 e5m2"}
+GGML = "ggml "
+"""Beginning of the dtype of a GGUF file's quantized tensors: "ggml q8_0"."""
 POWERS = {"U8", "F8_E8M0"}
 """Dtypes of the scales of OCP's microscaling formats (powers of two)."""
 NUMPY_TYPES = {
@@ -214,6 +216,9 @@ def _weight(parts: Parts, config: CheckpointConfig, sizes: frozenset[int]) -> La
     for name in parts:
         if name.startswith(QUANT_STATE):
             return _bitsandbytes_4_bits(parts, parts[name])
+    # Scales are in the blocks of the tensor.
+    if weight.dtype.startswith(GGML):
+        return Layout(weight.dtype.removeprefix(GGML), weight.numel)
     scale = scale_of(parts)
     if weight.dtype in ("U8", "I8", "I32"):
         return _integers(parts, config, scale)

@@ -1,5 +1,7 @@
 """Hugging Face Transformers, one window at a time.
 
+A GGUF file is dequantized while it loads (``gguf_file.py``).
+
 The four load functions are those of ExLlamaV3's compare_q.
 ``transformers``: fp16 on one device; ``transformers_auto``: fp16, ``device_map="auto"``;
 ``transformers_auto_bf16``: the same in bf16; ``transformers_mm``: fp16, the language model of an
@@ -48,10 +50,11 @@ from ..common.packages import check_installed, installed_versions
 from ..layers.groups import WITHOUT_CACHE, group_layers
 from ..layers.module_outputs import ModuleHooks, OutputComparer, OutputWriter, Visitor
 from ..layers.noise import OPTIONS, Noise, NoiseOptions, layer_list, provenance_of, seed_of
+from ..layers.schemes import declared
 from ..logits_engine import PIECE_ELEMENTS, LogitsEngine
 from ..reference.head import Head
 from ..sampling import SampledToken
-from . import long_windows, rotary, sampling
+from . import gguf_file, long_windows, rotary, sampling
 from .layer_offload import Streamer, decoder_layers
 from .verify import check_weights
 
@@ -133,6 +136,15 @@ class TransformersFolder(HuggingFaceFolder):
         return super().storage()
 
 
+class TransformersGguf(gguf_file.GgufFile):
+    """A GGUF file whose dequantized weights get the dtype of its load_fn."""
+
+    def facts(self) -> ModelFacts:
+        default = DEFAULT_DTYPES[self.planned.load_fn]
+        dtype = gguf_file.dtype_of(self.planned.options.get("dtype", default))
+        return replace(super().facts(), dtype=dtype)
+
+
 class TransformersEngine(LogitsEngine):
     """A causal language model of Transformers."""
 
@@ -146,6 +158,7 @@ class TransformersEngine(LogitsEngine):
         samples=True,
         restores=True,
         outputs=True,
+        reads_if_named=(gguf_file.SUFFIX,),
         arithmetic={"dtype": None, "attn_implementation": None, "experts_implementation": None},
         one_line={
             "transformers": {"dtype": "auto"},
@@ -158,18 +171,26 @@ class TransformersEngine(LogitsEngine):
 
     def __init__(self, model: PlannedModel) -> None:
         super().__init__(model)
-        self.checkpoint = TransformersFolder(model)
+        self.checkpoint = self.files_of(model)
         self.streamer: Streamer | None = None
         self.noise: Noise | None = None
         # It has a base model, and a forward that can compute only some logits (long_windows.py).
         self.has_split_forward = False
 
     @classmethod
+    def files_of(cls, model: PlannedModel) -> TransformersFolder | TransformersGguf:
+        if gguf_file.is_gguf_file(model):
+            return TransformersGguf(model)
+        return TransformersFolder(model)
+
+    @classmethod
     def check(cls, model: PlannedModel) -> None:
         options = parse_options(TransformersOptions, model.options)
         seed_of(model.options)
         check_installed("accelerate", cls.capabilities.install)
-        files = TransformersFolder(model)
+        if gguf_file.is_gguf_file(model):
+            gguf_file.check(model)
+        files = cls.files_of(model)
         stored: dict[str, Any] = {}
         if not files.is_remote:
             stored = files.config.quantization
@@ -214,7 +235,12 @@ class TransformersEngine(LogitsEngine):
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda:0")
+        if isinstance(self.checkpoint, gguf_file.GgufFile):
+            # Again: a file of the hub was not there before.
+            gguf_file.check_content(self.checkpoint.model)
         self._load_weights(folder, stored, self._arguments(device))
+        if isinstance(self.checkpoint, gguf_file.GgufFile):
+            gguf_file.check_loaded(self.checkpoint.headers, self.model)
         self._choose_attention(folder)
         check_resident(folder, self.model, stored)
         self.model.eval()
@@ -251,6 +277,8 @@ class TransformersEngine(LogitsEngine):
         }
         if self.options.quantization_config:
             arguments["quantization_config"] = transformers_config(self.options.quantization_config)
+        if isinstance(self.checkpoint, gguf_file.GgufFile):
+            return gguf_file.loading_arguments(self.checkpoint.folder, arguments)
         return arguments
 
     def _load_weights(
@@ -270,9 +298,13 @@ class TransformersEngine(LogitsEngine):
             raise ModelError(
                 f"{folder}: Transformers does not run quant_method {stored.get('quant_method')!r}"
             )
+        if isinstance(self.checkpoint, gguf_file.GgufFile):
+            place = folder.parent
+        else:
+            place = folder
         try:
             self.model, loading_info = loader.from_pretrained(
-                folder, output_loading_info=True, **arguments
+                place, output_loading_info=True, **arguments
             )
         # Any error of Transformers, accelerate or a quantizer fails this model.
         except Exception as error:
@@ -447,14 +479,23 @@ class TransformersEngine(LogitsEngine):
         # It imports torch, which the driver does not.
         from . import transformers_layers
 
-        quantization = self.checkpoint.config.quantization
-        if not quantization:
-            quantization = self.options.quantization_config or {}
-        layers = transformers_layers.layers(self.model, quantization, self.checkpoint.headers)
-        return group_layers(layers)
+        headers = self.checkpoint.headers
+        quantization = headers.config.quantization or self.options.quantization_config or {}
+        if isinstance(headers, gguf_file.GgufCheckpoint):
+            schemes = headers.schemes
+            is_quantized = True
+        else:
+            schemes = declared(quantization)
+            is_quantized = bool(quantization)
+        quantized: set[str] = set()
+        if is_quantized:
+            quantized = transformers_layers.quantized_modules(headers)
+        return group_layers(transformers_layers.layers(self.model, schemes, quantized))
 
     def dtype_notes(self) -> list[str]:
         """Return a note if the model lost digits or range in another dtype than its config's."""
+        if isinstance(self.checkpoint, gguf_file.GgufFile):
+            return [gguf_file.NOTE]
         stored = self.checkpoint.config.dtype
         ran = dtype_name(self.model.dtype)
         if stored in (None, ran) or ran == "float32":

@@ -9,7 +9,7 @@ to the layer and compared with the input of torch's product.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..checkpoint.folder import Checkpoint
 from ..common.message_text import dtype_name
 from ..layers.groups import deviation
 from ..layers.module_names import OTHER_TOWERS, outside_text_model
-from ..layers.schemes import UNKNOWN, Scheme, args_text, declared
+from ..layers.schemes import UNKNOWN, Declared, Scheme, args_text
 
 DEQUANTIZED = "torch linear (dequantized)"
 LINEAR = {"Linear", "Conv1D"}
@@ -31,15 +31,11 @@ gpt-oss has ``experts.gate_up_proj_scales``.
 """
 
 
-def layers(model: Any, quantization: dict[str, Any], checkpoint: Checkpoint) -> Iterator[Layer]:
+def layers(model: Any, schemes: Declared, quantized: Collection[str]) -> Iterator[Layer]:
     """Yield every linear and expert layer of the text model, after a forward pass.
 
-    ``quantization``: the ``quantization_config`` of the loaded model.
+    ``schemes``: of the quantized modules.  ``quantized``: their names (``quantized_modules``).
     """
-    quantized: set[str] = set()
-    if quantization:
-        quantized = quantized_modules(checkpoint)
-    schemes = declared(quantization)
     dtype = dtype_name(model.dtype)
     head = model.get_output_embeddings()
     outside = outside_text_model(sizes_of(model), None)

@@ -406,7 +406,7 @@ def checked_engine(model: PlannedModel) -> tuple[Engine, list[str]]:
     with suppress(Exception):  # loading reports the same error more clearly
         engine_class.import_engine(verbose=model.log_file is None)
     machine.choose_mkl_kernels()
-    notes = contents.checked(engine_class.files(model))
+    notes = contents.checked(engine_class.files_of(model))
     fault = engine_class.misreads(model)
     if fault:
         raise ModelError(fault)
@@ -494,7 +494,7 @@ def inspect(model: PlannedModel) -> EngineInfo:
             if importlib.util.find_spec("torch") is None:
                 raise InputError(f"load_fn: scoring needs torch, which {sys.executable} lacks")
         else:
-            files = engine.files(model)
+            files = engine.files_of(model)
             facts = files.facts()
             stamp = files.stamp()
             info_fields["facts"] = facts

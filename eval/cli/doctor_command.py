@@ -188,7 +188,7 @@ def fetched(name: str, progress: Progress, revision: str | None = None) -> Path:
                 max_tokens=1,
                 revision=revision,
             )
-            files = engine_class.files(planned)
+            files = engine_class.files_of(planned)
             if files.is_remote:
                 return Path(files.fetch(phase).model_dir)
         elif hub.is_hub_id(name):

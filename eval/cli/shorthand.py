@@ -193,7 +193,7 @@ def model(
         reason = "as asked"
     else:
         load_fn, reason = backends.engine_for(name, config, other_pythons)
-        if general and load_fn in (*backends.GENERAL, backends.DEQUANTIZING):
+        if general and is_run_by(general, name, load_fn):
             load_fn = general
             reason = "exchanges modules"
     # An unknown engine is reported before other faults.
@@ -215,6 +215,14 @@ def model(
     if pack_files.is_pack(Path(spec.located)):
         tokenizer = str(Path(spec.located, pack_files.TOKENIZER))
     return NamedModel(spec, reason, tokenizer, context_without_config(spec))
+
+
+def is_run_by(general: str, name: str, load_fn: str) -> bool:
+    """Return True if ``general`` can run a model that ``load_fn`` runs by default."""
+    if load_fn in (*backends.GENERAL, backends.DEQUANTIZING):
+        return True
+    _, engine_class = backends.resolve(general, None)
+    return backends.reads_if_named(name, engine_class)
 
 
 def is_rollouts(name: str) -> bool:
@@ -292,7 +300,7 @@ def context_without_config(spec: ModelSpec) -> int | None:
         max_tokens=LONGEST_WINDOW,
         options=spec.options,
     )
-    files = engine_class.files(planned)
+    files = engine_class.files_of(planned)
     if files.is_remote:
         return None
     return files.facts().context

@@ -97,7 +97,7 @@ def store_of(command: WindowsCommand, models: Sequence[ModelSpec]) -> Path | Non
         model_dir=models[0].located,
         max_tokens=shorthand.LONGEST_WINDOW,
     )
-    files = engine_class(engine).files(planned)
+    files = engine_class(engine).files_of(planned)
     if not files.is_store:
         return None
     return files.finished_store()

@@ -73,7 +73,7 @@ def check_engines(specs: Sequence[ModelSpec]) -> None:
         if not engine.capabilities.restores:
             raise InputError(
                 f"{spec.name}: where exchanges modules of two checkpoints in one engine, which "
-                f"{spec.load_fn} cannot do; name folders or hub ids of checkpoints that "
+                f"{spec.load_fn} cannot do; name folders, hub ids or .gguf files that "
                 f"{restoring_load_fns()} loads"
             )
         names.add(name)
