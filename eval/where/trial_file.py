@@ -24,7 +24,7 @@ from .results import Module
 SECTION = "trials"
 """Section of the cache that has the files."""
 SUFFIX = SUFFIXES[SECTION]
-TRIALS_VERSION = 1
+TRIALS_VERSION = 2
 """Version of the scoring of trials.
 
 Raise it when numbers or the stored data change, so that stored scores are not mixed.
