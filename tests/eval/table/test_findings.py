@@ -52,6 +52,8 @@ Q4 = row("Q4_K_M", 0.0328)
 Q8 = row("Q8_0", 0.01)
 Q3 = row("Q3", 0.08)
 NOISE = row("noise", 0.005, spec={"noise_floor": True})
+SERVED = row("served", 0.0, nll=(9.9999, 19.9999, 29.9999, 39.9999))
+"""1e-5 nats per token below the reference's losses."""
 UNSURE = with_against(
     row("noise", 0.0, spec={"noise_floor": True}), kld=Mean(0.0, 0.0, 40, 0, 0.01)
 )
@@ -106,6 +108,8 @@ def sentences_on(*models: ModelResult, **keys: Any) -> str:
             [f"odd is lower than bf16's{CERTAIN}."],
             ["loses more"],
         ),
+        # roundings of a softmax
+        ([REF, SERVED], ["The PPL of served is bf16's up to roundings."], ["lower"]),
         ([FP8, Q4], ["FP8 keeps", "Q4_K_M"], ["PPL"]),
         ([FP8, Q4, Q3], [f"Q4_K_M and Q3 lose more{CERTAIN}: 4.1 times and 10 times"], []),
         (
