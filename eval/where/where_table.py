@@ -192,6 +192,8 @@ def sentences_on_largest(result: WhereResult) -> list[str]:
             f"The largest shares: {names_with_percent(rows)}. Whether they are above 0 is not "
             "known, because the windows are too few (-r 8 or more)."
         ]
+    if is_below_zero(rows[0]):
+        return ["No share is above 0."]
     lines = []
     if not is_above_zero(rows[0]):
         lines.append(
@@ -207,6 +209,11 @@ def sentences_on_largest(result: WhereResult) -> list[str]:
 def is_above_zero(row: PartRow) -> bool:
     """Return True if the share of a part is above 0 for certain."""
     return bool(row.is_told_from_zero) and row.share is not None and row.share.value > 0
+
+
+def is_below_zero(row: PartRow) -> bool:
+    """Return True if the share of a part is below 0 for certain."""
+    return bool(row.is_told_from_zero) and row.share is not None and row.share.value < 0
 
 
 def names_with_percent(rows: Sequence[PartRow]) -> str:

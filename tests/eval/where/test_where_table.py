@@ -53,9 +53,12 @@ def test_the_largest_share_is_named_first_if_it_cannot_be_told_from_0() -> None:
     uncertain, certain = where_table.table_of_parts(result(*rows)).finding[1:3]
     assert "down (30 %)" in uncertain
     assert certain.endswith("k (10 %).")
-    # Its share is certain, but not above 0.
+
+
+def test_a_largest_share_that_is_below_0_for_certain_is_not_called_uncertain() -> None:
     (only,) = where_table.table_of_parts(result(part("v", -0.1))).finding[1:2]
-    assert "v (-10 %)" in only
+    assert "above 0" in only
+    assert "cannot be told" not in only
 
 
 def test_with_only_there_is_no_kld_left() -> None:
