@@ -48,35 +48,32 @@ row.  After a random rotation of the states between the layers, all are between 
 
 
 def factor_up_to_rounding(module: torch.nn.Module, reference: torch.nn.Module) -> float | None:
-    """Return by which factor a module returns more than the reference, up to quantization: 1.
+    """Return the median factor of a module's channels; 1 if only quantization changed them.
 
-    None if more than one factor and rounding differs, or if that is not known, because the modules
-    cannot be compared (``responses``).
+    None if some channels have another factor than the rest, or if that is not known, because the
+    modules cannot be compared (``responses``).
     """
-    factors = []
+    medians = []
     for response, reference_response in responses(module, reference):
         # False for NaN.
         if not cosine(response, reference_response) >= SMALLEST_COSINE:
             return None
-        for matrix, other in (
-            (response, reference_response),
-            (response.T, reference_response.T),
-        ):
-            if scaled_share(matrix, other) > LARGEST_SHARE:
-                return None
-        channels = channel_factors(response, reference_response)
-        if len(channels.factors):
-            factors.append(float(channels.factors.median()))
-    if not factors:
+        rows = channel_factors(response, reference_response)
+        columns = channel_factors(response.T, reference_response.T)
+        if max(scaled_share(rows), scaled_share(columns)) > LARGEST_SHARE:
+            return None
+        if len(rows.factors):
+            medians.append(float(rows.factors.median()))
+    if not medians:
         return None
-    return statistics.median(factors)
+    return statistics.median(medians)
 
 
 def opposite(factors: Mapping[str, float]) -> list[str]:
-    """Return the modules of a layer that may share a factor: one has it, another its inverse.
+    """Return the modules of a layer whose factors may cancel: some are above 1, others below.
 
-    Empty if all factors are at least 1 / ``LARGEST_FACTOR``, or none is above
-    ``LARGEST_FACTOR``.
+    Factors between 1 / ``LARGEST_FACTOR`` and ``LARGEST_FACTOR`` count as 1.  Empty if there are
+    not both larger and smaller ones.
     """
     larger = [name for name, factor in factors.items() if factor > LARGEST_FACTOR]
     smaller = [name for name, factor in factors.items() if factor < 1 / LARGEST_FACTOR]
@@ -117,13 +114,12 @@ def channel_factors(matrix: torch.Tensor, reference: torch.Tensor) -> ChannelFac
     return ChannelFactors(factors, errors, cosines)
 
 
-def scaled_share(matrix: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the share of rows of a matrix [R, C] that are scaled, and others are not.
+def scaled_share(channels: ChannelFactors) -> float:
+    """Return the share of channels that are scaled, while others are not.
 
-    A row is scaled if its cosine is at least ``DIRECTION``, and its factor minus two standard
+    A channel is scaled if its cosine is at least ``DIRECTION``, and its factor minus two standard
     errors above ``LARGEST_FACTOR``; if the median of all factors is above 1, relative to that.
     """
-    channels = channel_factors(matrix, reference)
     if not len(channels.factors):
         return 0.0
     common = max(1.0, float(channels.factors.median()))
