@@ -320,6 +320,11 @@ class GgufModel:
         n_drafts = self.field("{}.nextn_predict_layers", int) or 0
         return int(block[1]) >= n_blocks - n_drafts
 
+    @property
+    def architecture(self) -> str:
+        """The architecture that the header names; "None" without one."""
+        return str(self.fields.get("general.architecture"))
+
     def field(self, name: str, kind: type[T]) -> T | None:
         """Return a field of the first shard, as the function ``field`` does."""
         return field(self.fields, name, kind)

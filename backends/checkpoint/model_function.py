@@ -361,7 +361,7 @@ def of_gguf(model: GgufModel) -> Facts:
 
     Values of uncertain meaning are absent.
     """
-    architecture = str(model.fields.get("general.architecture"))
+    architecture = model.architecture
     facts = dict(HEADER_DEFAULTS.get(architecture, {}))
     keys = dict(HEADER_KEYS)
     for family, more in FAMILY_KEYS.items():

@@ -156,7 +156,7 @@ class GgufCheckpoint(Checkpoint):
     def tensors(self) -> dict[str, Tensor]:
         """Name -> entry; tensors without a known name are left out, which ``check`` refuses."""
         file = self.model.files[0]
-        architecture = architecture_of(self.model)
+        architecture = self.model.architecture
         tensors = {}
         for tensor in self.model.tensors:
             name = name_in_transformers(architecture, tensor.name)
@@ -180,11 +180,6 @@ def as_entry(tensor: GgufTensor, file: Path) -> Tensor:
     """Return a tensor as an entry of a safetensors header, with rows before columns."""
     dtype = FLOATS.get(tensor.type_name, f"{formats.GGML}{tensor.type_name}")
     return Tensor(file, dtype, tensor.shape[::-1], tensor.start, tensor.nbytes or 0)
-
-
-def architecture_of(model: GgufModel) -> str:
-    """Return the architecture that the header names."""
-    return str(model.fields.get("general.architecture"))
 
 
 class GgufFile(GgufFiles):
@@ -239,7 +234,7 @@ def check_content(model: GgufModel) -> None:
 
 def faults(model: GgufModel) -> Iterator[str]:
     """Yield what Transformers does not read, or reads wrongly, in a header."""
-    architecture = architecture_of(model)
+    architecture = model.architecture
     if architecture not in MORE_LAYER_TENSORS:
         known = ", ".join(MORE_LAYER_TENSORS)
         yield (
@@ -378,7 +373,7 @@ def loaded_rows(model: GgufModel, name: str, count: int) -> NDArray[np.intp]:
     facts = model_function.heads_of(model)
     module = module_and_part(name)[0].rpartition(".")[2]
     heads = None
-    if architecture_of(model) == "llama":
+    if model.architecture == "llama":
         by_module = {
             "q_proj": facts["num_attention_heads"],
             "k_proj": facts["num_key_value_heads"],
