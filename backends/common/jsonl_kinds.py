@@ -17,6 +17,8 @@ KIND = "compare_q"
 """Key of the kind in the first line."""
 ROLLOUTS = "rollouts"
 """Kind of a file that is a text and a model (``backends/scores_file/rollouts.py``)."""
+WINDOWS = "windows"
+"""Kind of a file of windows, which another engine is to score (``scores_file/format.py``)."""
 SUFFIX = ".jsonl"
 LARGEST_FIRST_LINE = 1 << 20
 """Bytes that are read to find the first line."""

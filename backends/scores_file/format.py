@@ -39,13 +39,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..common.engine_options import describe
 from ..common.errors import InputError
 from ..common.json_files import LARGEST_JSON_BYTES, open_regular, parsed_line
-from ..common.jsonl_kinds import KIND
+from ..common.jsonl_kinds import KIND, WINDOWS
 from ..common.message_text import is_name, printable
 from ..scoring.entries import NO_ID, Entries, Ids, Logprobs
 from ..scoring.rounding import Rounding, rounding_of
 from ..window import Window
 
-WINDOWS = "windows"
 SCORES = "scores"
 VERSION = 1
 LOGPROB_ERROR = 1e-3

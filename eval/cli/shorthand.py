@@ -71,6 +71,10 @@ NO_KIND = (
     '{"compare_q": "scores", ...} (docs/other_engines.md), rollouts with {"compare_q": "rollouts", '
     "...} (docs/rollouts.md); a text is given with -d"
 )
+UNKNOWN_KIND = (
+    'which is no kind of file that compare_q reads: "scores" (docs/other_engines.md) or "rollouts" '
+    "(docs/rollouts.md)"
+)
 LABEL_AND_MODEL = re.compile(r"((?!.+@[\w.-]+:)[^=/\\]+|[^=/\\@]+)=(.+)")
 """A label may have an @, unless the word reads as MODEL@ENGINE:OPTION=VALUE."""
 MODEL_ENGINE_OPTIONS = re.compile(r"(.+?)@([\w.-]+):(\w+=.+)")
@@ -183,8 +187,11 @@ def model(
         config = None
     # A spec, a text or a results.json: its place is after another flag or command.
     if is_file(expanded(name)) and not backends.reader_of(name):
-        if jsonl_kinds.kind_of(expanded(name)):
+        kind = jsonl_kinds.kind_of(expanded(name))
+        if kind == jsonl_kinds.WINDOWS:
             raise InputError(NO_SCORES)
+        if kind:
+            raise InputError(f"is {printable(kind)!r} by its first line, {UNKNOWN_KIND}")
         if Path(name).suffix.lower() == jsonl_kinds.SUFFIX:
             raise InputError(NO_KIND)
         raise InputError(NO_MODEL)

@@ -440,6 +440,23 @@ def test_what_is_named_wrongly_is_one_line(
         assert_refused(compare_q(*line), *parts)
 
 
+@pytest.mark.parametrize(
+    ("first_line", "named"),
+    [
+        ('{"compare_q": "skores", "version": 1}', "'skores'"),
+        ('{"compare_q": "windows", "version": 1}', "docs/other_engines.md"),
+        ('{"text": "a"}', '{"compare_q": "rollouts", ...}'),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(first_line: str, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(f"{first_line}\n", encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        shorthand.model(str(file), set(), Progress(), reference=False)
+    assert named in str(refused.value)
+    assert ("holds what an engine is to score" in str(refused.value)) == ("windows" in first_line)
+
+
 def test_a_mistyped_folder_is_not_taken_for_an_unreachable_hub(
     compare_q: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
