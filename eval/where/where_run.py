@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
 from ...backends import engines, resolve
 from ...backends.base import Window
-from ...backends.common.errors import InputError
-from ..run import plan, runner
+from ...backends.common.errors import CompareQError, InputError
+from ..run import checkpoint_notes, plan, runner
 from ..run.claims import lock_file
 from ..run.model_identity import identity
 from ..run.run_config import RunConfig
@@ -155,8 +155,23 @@ def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereR
         recipes=tuple(recipes),
         unmatched_weights=parts.unmatched(modules, all_parts),
         activations=facts.activations,
-        notes=facts.notes,
+        notes=(*config_notes(trials.reference, trials.quantized), *facts.notes),
     )
+
+
+def config_notes(reference: RunModel, quantized: RunModel) -> list[str]:
+    """Return a note if the quantized model's config differs from the reference's.
+
+    Modules are exchanged, and configs are not.  No note if a file cannot be read.
+    """
+    path = checkpoint_notes.path_of(quantized)
+    note = ""
+    if path is not None:
+        with suppress(CompareQError, OSError):
+            note = checkpoint_notes.function_note(path, checkpoint_notes.path_of(reference))
+    if not note:
+        return []
+    return [f"{quantized.label}: {note}; the KLD includes this difference, and no share does"]
 
 
 def in_text_order(data: EvalData) -> list[Window]:

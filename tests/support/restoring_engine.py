@@ -34,6 +34,7 @@ from compare_q.backends.base import (
     TrialScore,
     Window,
 )
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
 from compare_q.backends.common.errors import ModelError
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.toy import Ran
@@ -74,6 +75,7 @@ class RestoringEngine(FakeEngine):
         restores=True,
     )
     options_type = RestoringOptions
+    files = HuggingFaceFolder
 
     def modules(self) -> list[QuantizedModule]:
         """Return the modules of the model."""

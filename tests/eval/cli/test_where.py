@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,24 @@ def test_models_with_other_vocabularies_are_refused(
     assert ran.status == 2
     assert "vocabular" in ran.err.splitlines()[-1]
     assert "400" in ran.err.splitlines()[-1]
+
+
+def test_a_config_that_differs_is_noted(
+    where: Where, compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
+) -> None:
+    """Exchanging modules does not undo the difference."""
+    other = tmp_path / "other"
+    shutil.copytree(toy_model, other)
+    config = json.loads((other / "config.json").read_text())
+    config["rms_norm_eps"] = 0.5
+    (other / "config.json").write_text(json.dumps(config))
+    words = (word("ref", toy_model), word("q4", other, losses=LOSSES))
+    ran = compare_q("where", *words, "-d", long_text, "--eval-len", 50, "-o", tmp_path / "o.json")
+    assert ran.status == 0, ran.err
+    (note,) = WhereResult.read(tmp_path / "o.json").notes
+    assert "rms_norm_eps 0.5 for " in note
+    assert note in " ".join(ran.out.split())
+    assert result_of(where, tmp_path / "same.json").notes == ()
 
 
 def test_python_returns_the_same_shares(
