@@ -45,9 +45,8 @@ def notes(
     """
     path = path_of(model)
     note = ""
-    if path is not None and reference is not None and not model.is_reference:
-        with suppress(CompareQError, OSError):
-            note = function_note(path, path_of(reference))
+    if reference is not None and not model.is_reference:
+        note = config_note(model, reference)
     if not note and not changes_config(model):
         note = eight_bit_note(row)
     if note:
@@ -55,6 +54,20 @@ def notes(
     if path is not None and is_gguf(path):
         with suppress(CompareQError, OSError):
             yield from tokenizer_notes(path, tokenizer, row)
+
+
+def config_note(model: RunModel, reference: RunModel) -> str:
+    """Return a note if a model's config differs from the reference's.
+
+    "" if it does not, and if a file is not on this machine or cannot be read.
+    """
+    path = path_of(model)
+    if path is None:
+        return ""
+    try:
+        return function_note(path, path_of(reference))
+    except (CompareQError, OSError):
+        return ""
 
 
 def path_of(model: RunModel) -> Path | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import numpy as np
 
 from ...backends import engines, resolve
 from ...backends.base import Window
-from ...backends.common.errors import CompareQError, InputError
+from ...backends.common.errors import InputError
 from ..run import checkpoint_notes, plan, runner
 from ..run.claims import lock_file
 from ..run.model_identity import identity
@@ -162,13 +162,9 @@ def result_of(trials: TrialRunner, data: EvalData, question: Question) -> WhereR
 def config_notes(reference: RunModel, quantized: RunModel) -> list[str]:
     """Return a note if the quantized model's config differs from the reference's.
 
-    Modules are exchanged, and configs are not.  No note if a file cannot be read.
+    Modules are exchanged, and configs are not.
     """
-    path = checkpoint_notes.path_of(quantized)
-    note = ""
-    if path is not None:
-        with suppress(CompareQError, OSError):
-            note = checkpoint_notes.function_note(path, checkpoint_notes.path_of(reference))
+    note = checkpoint_notes.config_note(quantized, reference)
     if not note:
         return []
     return [f"{quantized.label}: {note}; the KLD includes this difference, and no share does"]
