@@ -174,6 +174,14 @@ def save_llama(folder: Path, family: str = "Llama", **keys: Any) -> Path:
     return folder
 
 
+def with_config(model: Path, folder: Path, **keys: Any) -> Path:
+    """Write a copy of a model whose config has these keys."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+    return folder
+
+
 def with_changed_weight(model: Path, folder: Path, module: str) -> Path:
     """Save a copy of a model in which the weight of one module is 1.5 times as large."""
     shutil.copytree(model, folder)

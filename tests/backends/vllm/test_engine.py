@@ -34,6 +34,7 @@ from tests.support.toy import (
     brute_force,
     planned,
     toy_windows,
+    with_config,
 )
 from tests.support.vllm_engine import (
     EXACT_TOLERANCE,
@@ -496,10 +497,7 @@ def test_kernels_that_add_in_another_order_every_time(
 
 def test_refused_checkpoint_gives_the_reason(toy_model: Path, tmp_path: Path) -> None:
     """The config states another size than the file has: one line reports it."""
-    broken = tmp_path / "broken"
-    shutil.copytree(toy_model, broken)
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps({**config, "intermediate_size": 160}))
+    broken = with_config(toy_model, tmp_path / "broken", intermediate_size=160)
     reason = pytest.raises(ModelError, match=r"vLLM refused .*broken: .*exceeds dimension size")
     with reason as failure, engine(broken, tmp_path / "log"):
         pass

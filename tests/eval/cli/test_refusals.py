@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.support.toy import (
     assert_refused,
     in_transformers,
     needs_accelerate,
+    with_config,
 )
 
 needs_vllm = pytest.mark.skipif(installed_vllm.installed() is None, reason="vLLM is not installed")
@@ -177,11 +177,8 @@ def test_a_missing_engine_names_its_cure(
 def test_tokenizer_larger_than_the_model(
     compare_q: Run, write_specs: Specs, toy_model: Path, tmp_path: Path
 ) -> None:
-    small = tmp_path / "small"
-    shutil.copytree(toy_model, small)
-    config = json.loads((small / "config.json").read_text())
-    assert config["vocab_size"] == TOY_VOCAB
-    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+    assert json.loads((toy_model / "config.json").read_text())["vocab_size"] == TOY_VOCAB
+    small = with_config(toy_model, tmp_path / "small", vocab_size=200)
     data, spec = write_specs([in_transformers(small)])
     assert_refused(compare_q("-d", data, "-m", spec), "toy: tokenizer_dir: ", "255", "200")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import compare_q as compare_q_package
 from compare_q.backends.common.errors import InputError
 from compare_q.eval.where.results import WhereResult
 from tests.support.restoring_engine import LOSSES, Where, scored, word
-from tests.support.toy import Run, assert_refused, save_llama
+from tests.support.toy import Run, assert_refused, save_llama, with_config
 
 pytestmark = pytest.mark.usefixtures("trials_log")
 
@@ -293,11 +292,7 @@ def test_a_config_that_differs_is_noted(
     where: Where, compare_q: Run, toy_model: Path, long_text: Path, tmp_path: Path
 ) -> None:
     """Exchanging modules does not undo the difference."""
-    other = tmp_path / "other"
-    shutil.copytree(toy_model, other)
-    config = json.loads((other / "config.json").read_text())
-    config["rms_norm_eps"] = 0.5
-    (other / "config.json").write_text(json.dumps(config))
+    other = with_config(toy_model, tmp_path / "other", rms_norm_eps=0.5)
     words = (word("ref", toy_model), word("q4", other, losses=LOSSES))
     ran = compare_q("where", *words, "-d", long_text, "--eval-len", 50, "-o", tmp_path / "o.json")
     assert ran.status == 0, ran.err

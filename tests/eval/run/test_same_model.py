@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from compare_q.eval.run import checkpoint_notes
 from tests.support.checkpoints import finish_gguf
 from tests.support.comparisons import Measured, toy
 from tests.support.run_models import run_model
-from tests.support.toy import planned
+from tests.support.toy import planned, with_config
 
 
 def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
@@ -27,11 +25,7 @@ def test_another_function_is_a_note_of_the_row_and_wrong_in_check(
     tmp_path: Path,
 ) -> None:
     """The copy's weights are the reference's; its numbers, and those of the cache, are not."""
-    copy = tmp_path / "copy"
-    shutil.copytree(toy_model, copy)
-    config = json.loads((copy / "config.json").read_text())
-    config["rms_norm_eps"] = 0.01
-    (copy / "config.json").write_text(json.dumps(config))
+    copy = with_config(toy_model, tmp_path / "copy", rms_norm_eps=0.01)
     models = [
         toy(toy_model, "ref", reference=True),
         toy(copy, "copy"),
