@@ -76,8 +76,10 @@ def test_compiled_models_share_tritons_kernels(
 
 
 LOAD_IN_STEPS = """
-import json, os, sys
+import atexit, json, os, sys
+from compare_q.backends.common.process import WORKER
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # as in a worker
+os.environ[WORKER] = "1"
 import numpy as np
 from compare_q.backends.base import ScoreRequest, Window
 from compare_q.backends.vllm.vllm_engine import VllmEngine
@@ -89,11 +91,18 @@ def imported_by(step):
     return sorted(name for name in set(sys.modules) - before if name.startswith("vllm."))
 
 VllmEngine.import_engine(verbose=False)
+from vllm.v1.engine.core import EngineCore
+
+shutdowns = []
+EngineCore.shutdown = lambda core: shutdowns.append(1)
 engine = VllmEngine(request_for(sys.argv[1]))
 by_step = [imported_by(engine.prepare_load), imported_by(engine.load)]
 window = Window.scored_from(0, np.arange(64, dtype=np.int32))
 [scores] = engine.score([window], ScoreRequest())
-json.dump([*by_step, scores.logprob.tolist()], open(sys.argv[2], "w"))
+engine.close()
+del engine
+atexit._run_exitfuncs()
+json.dump([*by_step, scores.logprob.tolist(), len(shutdowns)], open(sys.argv[2], "w"))
 """
 MOST_IMPORTED_BY_LOADING = 20
 """Modules of vLLM that loading may still import; its other 5,000 are imported before the fork."""
@@ -104,15 +113,19 @@ MOST_IMPORTED_BY_LOADING = 20
 def test_what_loading_needs_is_imported_before_the_fork(
     toy_engine: VllmEngine, tmp_path: Path
 ) -> None:
-    """Otherwise every row of a table imports it again; the scores are those of any load."""
+    """Otherwise every row of a table imports it again; the scores are those of any load.
+
+    A worker ends without vLLM's shutdown, which takes longer than the scoring of a small model.
+    """
     file = tmp_path / "modules.json"
     command = [sys.executable, "-c", LOAD_IN_STEPS, toy_engine.planned.model_dir, str(file)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    by_preparing, by_loading, logprobs = json.loads(file.read_text())
+    by_preparing, by_loading, logprobs, n_shutdowns = json.loads(file.read_text())
     # vLLM's config of the model.
     assert by_preparing == []
     assert len(by_loading) <= MOST_IMPORTED_BY_LOADING, by_loading
+    assert n_shutdowns == 0
     window = Window.scored_from(0, np.arange(64, dtype=np.int32))
     [scores] = toy_engine.score([window], ScoreRequest())
     np.testing.assert_allclose(logprobs, scores.logprob, atol=ATOL_LOGPROB)
