@@ -6,8 +6,9 @@ Looking up a name imports the file of the class.  The engine itself is imported 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,14 @@ def files_of(model: PlannedModel) -> ModelFiles:
     return engine_class(model.engine).files_of(model)
 
 
-def engines() -> list[tuple[str, type[Engine]]]:
-    """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong."""
-    built_in = [(engine, _imported(location)) for engine, location in ENGINES.items()]
-    return built_in + list(outside().items())
+def engines() -> Iterator[tuple[str, type[Engine]]]:
+    """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong.
+
+    A file of a built-in engine is imported when its turn comes.
+    """
+    added = outside()
+    built_in = ((engine, _imported(location)) for engine, location in ENGINES.items())
+    return itertools.chain(built_in, added.items())
 
 
 def outside() -> dict[str, type[Engine]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,16 +100,58 @@ TORCH_PLUGIN_GROUPS = ("torch.backends",)
 """Groups of entry points whose code torch imports when it is imported."""
 
 
+FolderTimes = tuple[tuple[str, int], ...]
+"""(folder, time of its last change) of the folders of packages.
+
+Installing, replacing or removing a package changes the time of its folder.
+"""
+
+
+def folder_times() -> FolderTimes:
+    """Return the times of the folders in which Python finds packages now."""
+    times = []
+    for folder in sys.path:
+        with suppress(OSError):
+            times.append((folder, os.stat(folder or os.curdir).st_mtime_ns))
+    return tuple(times)
+
+
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     """Distribution name -> version, for the installed packages."""
+    times = folder_times()
+    versions = {}
+    for package in packages:
+        version = installed_version(package, times)
+        if version is not None:
+            versions[package] = version
+    return versions
+
+
+@cache
+def installed_version(package: str, times: FolderTimes) -> str | None:
+    """Return the version of a distribution; None if it is not installed.
+
+    ``times``: a package is looked up again after they have changed.
+    """
     # Imported late: takes 0.02 s, with email and zipfile.
     from importlib import metadata
 
-    versions = {}
-    for package in packages:
-        with suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return versions
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def packages_of_plugins(group: str, times: FolderTimes) -> frozenset[str]:
+    """Return the distributions that have entry points in a group; ``times`` as above."""
+    from importlib import metadata
+
+    packages = set()
+    for entry_point in metadata.entry_points(group=group):
+        if entry_point.dist:
+            packages.add(entry_point.dist.name)
+    return frozenset(packages)
 
 
 def torch_related_builds(*more: str, plugins: Iterable[str] = ()) -> dict[str, str]:
@@ -115,13 +160,10 @@ def torch_related_builds(*more: str, plugins: Iterable[str] = ()) -> dict[str, s
     The builds are part of the keys of scores.  ``more``: further distributions; ``plugins``:
     further groups of entry points whose code is imported.
     """
-    from importlib import metadata
-
-    plugin_packages = set()
+    times = folder_times()
+    plugin_packages: set[str] = set()
     for group in (*TORCH_PLUGIN_GROUPS, *plugins):
-        for entry_point in metadata.entry_points(group=group):
-            if entry_point.dist:
-                plugin_packages.add(entry_point.dist.name)
+        plugin_packages |= packages_of_plugins(group, times)
     return builds((*COMPUTING, *more, *sorted(plugin_packages)))
 
 

@@ -93,6 +93,8 @@ def local_config(
 
 def check_engine_names(pythons: Mapping[str, str]) -> None:
     """InputError for a key that is not an engine or a load function."""
+    if not pythons:
+        return
     names: set[str] = set()
     for key, engine in backends.engines():
         names.add(key)

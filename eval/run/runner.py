@@ -98,11 +98,11 @@ def prepare(
     InputError with one line per problem.
     """
     longest_window = max(spec.longest for spec in data_specs.values())
-    models = plan.plan_models(config, specs, longest_window)
-    # Tokenizing reports the error.
+    # Planning and tokenizing report the error.
     with suppress(CompareQError):
         if needs_tokenizing(config, data_specs):
-            import_first_engine(config, models)
+            import_first_engine(config, specs, longest_window)
+    models = plan.plan_models(config, specs, longest_window)
     data = EvalData.joined(build_texts(config, data_specs, n_windows, models))
     models = window_checks.fitted(config, specs, models, data)
     for note in (config.cache.note_on_older(), model_hardware.emulated_dtypes(config, models)):
@@ -123,15 +123,19 @@ def needs_tokenizing(config: RunConfig, data_specs: Mapping[str, DataSpec]) -> b
     return False
 
 
-def import_first_engine(config: RunConfig, models: Sequence[RunModel]) -> None:
-    """Start to import the engine of the first model that runs, while texts are tokenized."""
-    first_model = models[0]
-    for model in models:
-        if model.is_reference:
-            first_model = model
+def import_first_engine(config: RunConfig, specs: Sequence[ModelSpec], longest_window: int) -> None:
+    """Start to import the engine of the first model that runs.
+
+    Meanwhile the models are checked, and texts are tokenized.
+    """
+    first_spec = specs[0]
+    for spec in specs:
+        if spec.is_reference:
+            first_spec = spec
             break
-    if not first_model.files.is_remote:
-        config.workers.import_ahead(first_model, verbose=config.verbose)
+    model = plan.as_planned(config, first_spec, longest_window)
+    if not model.files.is_remote:
+        config.workers.import_ahead(model, verbose=config.verbose)
 
 
 def build_texts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -188,6 +189,24 @@ def test_a_version_that_was_built_here_counts_with_its_files(
     assert build() == "9.1 " + hashlib.sha256(b"peft/a.py,sha256=a,1").hexdigest()
     assert build() == build(script="sha256=t", note="sha256=o")
     assert build() != build(code="sha256=b")
+
+
+def test_what_is_installed_meanwhile_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook, a package may be installed or replaced between two runs."""
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = "[torch.backends]\nmade_up = made_up:load\n"
+    names = ("made-up-kernels",)
+    assert packages.installed_versions(names) == {}
+    assert "made-up-kernels" not in packages.torch_related_builds()
+    install(tmp_path, "made-up-kernels", "1", plugin)
+    assert packages.installed_versions(names) == {"made-up-kernels": "1"}
+    assert packages.torch_related_builds()["made-up-kernels"] == "1"
+    shutil.rmtree(tmp_path / "made_up_kernels-1.dist-info")
+    install(tmp_path, "made-up-kernels", "2", plugin)
+    assert packages.installed_versions(names) == {"made-up-kernels": "2"}
+    assert packages.torch_related_builds()["made-up-kernels"] == "2"
 
 
 def test_options_that_name_files_count_with_their_content(tmp_path: Path) -> None:
