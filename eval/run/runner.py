@@ -98,11 +98,12 @@ def prepare(
     InputError with one line per problem.
     """
     longest_window = max(spec.longest for spec in data_specs.values())
-    # Planning and tokenizing report the error.
-    with suppress(CompareQError):
-        if needs_tokenizing(config, data_specs):
-            import_first_engine(config, specs, longest_window)
+    # On a cluster, planning chooses the nodes that will import it.
+    if config.workers.is_local:
+        import_first_engine(config, data_specs, specs, longest_window)
     models = plan.plan_models(config, specs, longest_window)
+    if not config.workers.is_local:
+        import_first_engine(config, data_specs, specs, longest_window)
     data = EvalData.joined(build_texts(config, data_specs, n_windows, models))
     models = window_checks.fitted(config, specs, models, data)
     for note in (config.cache.note_on_older(), model_hardware.emulated_dtypes(config, models)):
@@ -123,8 +124,13 @@ def needs_tokenizing(config: RunConfig, data_specs: Mapping[str, DataSpec]) -> b
     return False
 
 
-def import_first_engine(config: RunConfig, specs: Sequence[ModelSpec], longest_window: int) -> None:
-    """Start to import the engine of the first model that runs.
+def import_first_engine(
+    config: RunConfig,
+    data_specs: Mapping[str, DataSpec],
+    specs: Sequence[ModelSpec],
+    longest_window: int,
+) -> None:
+    """Start to import the engine of the first model that runs, if a text must be tokenized.
 
     Meanwhile the models are checked, and texts are tokenized.
     """
@@ -133,9 +139,13 @@ def import_first_engine(config: RunConfig, specs: Sequence[ModelSpec], longest_w
         if spec.is_reference:
             first_spec = spec
             break
-    model = plan.as_planned(config, first_spec, longest_window)
-    if not model.files.is_remote:
-        config.workers.import_ahead(model, verbose=config.verbose)
+    # Planning and tokenizing report the error.
+    with suppress(CompareQError):
+        if not needs_tokenizing(config, data_specs):
+            return
+        model = plan.as_planned(config, first_spec, longest_window)
+        if not model.files.is_remote:
+            config.workers.import_ahead(model, verbose=config.verbose)
 
 
 def build_texts(
