@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 
+from ...backends.common.errors import CompareQError
+from ..common import page_cache
 from ..text.eval_data import EvalData
 from . import plan
 from .model_checks import raise_all
@@ -83,6 +86,8 @@ class Scoring:
         # Keys of scores that this run has deleted (``-cc``). Two models may share a key; a model
         # adds it while it has the claim on these scores.
         self.cleared: set[str] = set()
+        # Labels of models whose weights are being read, or were read, into the page cache.
+        self.read: set[str] = set()
 
     def download(self, planned: RunModel) -> RunModel:
         """Return a model that is on this machine, checked again, with its fingerprint.
@@ -94,6 +99,32 @@ class Scoring:
         if not plan.is_available(planned):
             raise_all(vocabulary_problems(model, self.data))
         return model
+
+    def begin_reading(self, model: RunModel) -> None:
+        """Start to read the weights of a model, which waits for its engine or GPUs.
+
+        They are then in the page cache.  After a reference, those of the next model are read, too.
+        """
+        if not self.config.gpus.gpus:
+            # Reading would take time from what runs on the CPU.
+            return
+        models = [model]
+        if model.is_reference:
+            models += self.compared_models[:1]
+        labels = [each.label for each in models if each.label not in self.read]
+        self.read.update(labels)
+        reader = threading.Thread(target=self.read_into_page_cache, args=(labels,), daemon=True)
+        reader.start()
+
+    def read_into_page_cache(self, labels: Sequence[str]) -> None:
+        """Read the weights of models into the page cache, after their downloads.
+
+        Loading reports the errors of a model.
+        """
+        for label in labels:
+            with suppress(CompareQError, OSError):
+                model = self.downloads.begun[label].result()
+                page_cache.read_ahead(model.files.weight_files(), self.config.workers.check)
 
     def title_of(self, model: RunModel) -> str:
         """Return the label of a model with its number in the run, for titles."""

@@ -88,6 +88,7 @@ def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
             n_gpus = max(model.n_gpus, 1) * model.replicas
             workers = ModelWorkers(scoring, target)
             scoring.order.note_start(model)
+            scoring.begin_reading(model)
             with (
                 # Also if it fails before it has GPUs.
                 closing(workers),

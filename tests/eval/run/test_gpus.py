@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.machine import Gpu
+from compare_q.eval.common import page_cache
 from compare_q.eval.run.gpu_pool import GpuPool, select_gpus
-from tests.support.threaded import H200
+from tests.support.threaded import H200, threaded
+from tests.support.toy import Run, Specs, in_transformers, with_changed_weight
 
 H100 = Gpu("4", "NVIDIA H100", "580.1", 81559.0)
 
@@ -171,3 +175,37 @@ def test_nobody_prepares_for_gpus_that_ray_assigns() -> None:
         is_stopped.set()
         waiting.join()
     assert prepared == []
+
+
+@pytest.mark.engine
+def test_weights_are_read_while_an_earlier_model_runs(
+    compare_q: Run,
+    write_specs: Specs,
+    toy_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each model's once: the reference's, then the next model's before it has the GPU."""
+    read: list[Path] = []
+
+    def note(files: Sequence[Path], check: Callable[[], None]) -> None:
+        check()
+        read.extend(files)
+
+    monkeypatch.setattr(page_cache, "read_ahead", note)
+    told = threaded(monkeypatch, gpus=1)
+    other = with_changed_weight(toy_model, tmp_path / "other", "model.layers.1.mlp.down_proj")
+    models = {"first": toy_model, "second": other}
+    specs = []
+    for label, model in models.items():
+        specs.append(in_transformers(model, label=label, reference=label == "first"))
+    data, models_file = write_specs(specs)
+    # The reference is scored after the weights of both were read.
+    told.may_score = lambda: len(read) == 2
+    ran = compare_q("-d", data, "-m", models_file, "-r", 2)
+    assert ran.status == 0, ran.err
+    assert read == [model / "model.safetensors" for model in models.values()]
+    # Scores in the cache need no weights.
+    read.clear()
+    assert compare_q("-d", data, "-m", models_file, "-r", 2).status == 0
+    assert read == []
