@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support import ROOT
+from tests.support.processes import users_environment
 from tests.support.toy import Specs
 from tests.support.vllm_server import Stub, gold
 
@@ -50,13 +50,10 @@ MAIN = "from compare_q.eval.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run some Python code in a process without torch."""
-    environment = dict(os.environ)
-    # conftest.py sets it for the tests in this process.
-    environment.pop("COMPARE_Q_IN_PROCESS", None)
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH + code, *map(str, words)],
         cwd=ROOT,
-        env=environment,
+        env=users_environment(),
         capture_output=True,
         text=True,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from compare_q import backends
 from compare_q.eval.common.cache import Cache
 from tests.support import ROOT, fake_engine
-from tests.support.processes import processes_of, wait_until
+from tests.support.processes import processes_of, users_environment, wait_until
 from tests.support.toy import FAKE, Specs
 
 pytestmark = pytest.mark.engine
@@ -31,9 +30,7 @@ def start_gate(err: Path, *words: object, engines: str = "") -> subprocess.Popen
     ``engines``: replaces the fake engine.
     """
     command = [sys.executable, ROOT / "eval" / "compare_q.py", "gate", "-r", "4", *words]
-    environment = {
-        name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
-    }
+    environment = users_environment()
     if engines:
         environment[backends.OUTSIDE] = engines
     command += ["--variant", "old:", "--variant", "new:engine.shift=0.5"]

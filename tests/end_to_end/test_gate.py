@@ -63,11 +63,15 @@ def test_planted_faults_are_found(
             }
         )
     )
-    models.write_text(json.dumps({"load_fn": "vllm_score", "model_dir": str(model)}))
-    faults = ("none", "scale", "late_attention", "alone", "noise", "decoded_values")
-    words = []
-    for name in faults:
-        words += ["--variant", f"{name}:python={python_with(name, tmp_path)}"]
+    # One Python for all, so that vLLM is imported once.
+    python = str(python_with("none", tmp_path))
+    models.write_text(
+        json.dumps({"load_fn": "vllm_score", "model_dir": str(model), "python": python})
+    )
+    words = ["--variant", "none:"]
+    for name in ("scale", "late_attention", "alone", "noise", "decoded_values"):
+        overrides = json.dumps({"planted": name})
+        words += ["--variant", f"{name}:engine.hf_overrides={overrides}"]
     ignored = ("--variant", "ignored:engine.attention_backend=TORCH_SDPA")
     ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, *ignored, "-o", report)
     assert report.exists(), ran.err

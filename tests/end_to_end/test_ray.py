@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
-from tests.support.processes import processes_of, wait_until
+from tests.support.processes import processes_of, users_environment, wait_until
 from tests.support.ray_cluster import SMALL_NODE, ray_cluster
 from tests.support.toy import Specs
 
@@ -101,10 +100,9 @@ def test_a_table_is_finished_on_the_node_that_is_left(
         "-o",
         ours,
     ]
-    environment = {**os.environ, "COMPARE_Q_CACHE": str(cache), "COMPARE_Q_IN_PROCESS": "0"}
     with subprocess.Popen(
         list(map(str, [*APART, cache, *command, "--ray", cluster.address])),
-        env=environment,
+        env=users_environment(COMPARE_Q_CACHE=str(cache)),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

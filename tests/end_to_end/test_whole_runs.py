@@ -6,7 +6,6 @@ On a CPU without arithmetic for bf16 they compute in float32, as in the demo.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from demo.__main__ import BASE, ROOT, emulates_bf16, make_models, specs_here
+from tests.support.processes import users_environment
 
 pytestmark = pytest.mark.engine
 FLOAT32 = emulates_bf16()
@@ -56,8 +56,6 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "--cache-dir",
         str(folder / "cache"),
     ]
-    # As the demo sets it: a CPU with AMX would quantize the activations of W4A16.
-    environment = {**os.environ, "VLLM_CPU_INT4_W4A8": "0"}
     run = partial(
         subprocess.run,
         command,
@@ -65,7 +63,8 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        # As the demo sets it: a CPU with AMX would quantize the activations of W4A16.
+        env=users_environment(VLLM_CPU_INT4_W4A8="0"),
     )
     done, again = run(), run()
     assert done.returncode == 0, done.stderr
@@ -178,7 +177,9 @@ def test_a_checkpoint_that_vllm_refuses(demo_run: dict[str, Any], tmp_path: Path
         "--cache-dir",
         str(tmp_path / "cache"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=users_environment()
+    )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     (reason,) = [line for line in done.stdout.splitlines() if line.startswith("refused: failed: ")]

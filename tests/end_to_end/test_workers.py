@@ -20,7 +20,7 @@ import pytest
 from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT, comparisons
 from tests.support.paths import without_times
-from tests.support.processes import processes_of, wait_until, workers_of
+from tests.support.processes import processes_of, users_environment, wait_until, workers_of
 from tests.support.toy import Specs
 
 pytestmark = pytest.mark.engine
@@ -36,12 +36,9 @@ def start(tmp_path: Path, own_cache: Path) -> Iterator[Callable[..., subprocess.
 
     def run(*words: object, **environment: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *map(str, words)]
-        outside = {
-            name: value for name, value in os.environ.items() if name != "COMPARE_Q_IN_PROCESS"
-        }
         with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
             how: dict[str, Any] = {
-                "env": {**outside, **environment},
+                "env": users_environment(**environment),
                 "start_new_session": True,
                 "text": True,
             }

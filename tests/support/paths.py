@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT
-from tests.support.processes import processes_of, wait_until, workers_of
+from tests.support.processes import processes_of, users_environment, wait_until, workers_of
 
 EACH_WINDOW = ROOT / "tests/support/each_window"
 FEW_WINDOWS = 6
@@ -114,10 +114,8 @@ class Runs:
         command = [sys.executable, str(ROOT / "eval" / "compare_q.py"), *words]
         command += ["-d", str(self.data), "-m", str(self.folder / "models.json")]
         command += ["-o", str(out), *self.models.words]
-        environment = dict(os.environ)
-        # conftest.py sets it for the tests in this process.
-        environment.pop("COMPARE_Q_IN_PROCESS", None)
-        environment |= {"COMPARE_Q_CACHE": str(self.folder / "cache"), "NOTES": str(self.notes)}
+        cache = str(self.folder / "cache")
+        environment = users_environment(COMPARE_Q_CACHE=cache, NOTES=str(self.notes))
         (self.notes / "held").write_text(held)
         paths = [*self.models.paths, str(ROOT)]
         if each_window:

@@ -1,14 +1,27 @@
-"""The processes of a test, found by their environment."""
+"""The processes of a test: the environment of a user's run, and those found by theirs."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from compare_q.eval.common.processes import IN_PROCESS_VARIABLE
+
 MODULE = b"compare_q.backends.worker.engine_process"
 """The module that an engine process runs."""
+
+
+def users_environment(**changes: str) -> dict[str, str]:
+    """Return the environment for the command line in another process, with these changes.
+
+    ``conftest.py`` lets engines run in the process of the tests.  A user's run starts workers.
+    """
+    environment = {**os.environ, **changes}
+    environment.pop(IN_PROCESS_VARIABLE, None)
+    return environment
 
 
 def processes_of(cache: Path) -> list[int]:

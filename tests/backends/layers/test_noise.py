@@ -19,6 +19,8 @@ from demo.__main__ import BASE, ROOT, make_models
 from tests.support.toy import planned
 
 SCALE = 2.0**-9
+LENGTH = 256
+"""Tokens of a window of a real model."""
 
 
 class Returns(nn.Module):
@@ -109,7 +111,7 @@ def test_a_layer_that_ran_without_noise_is_found() -> None:
 
 def scores_of(windows: list[Window], task: ScoreRequest, **options: Any) -> list[TokenScores]:
     """Return the scores of SmolLM2 in bf16."""
-    engine = TransformersEngine(planned("x", "transformers_auto_bf16", str(BASE), 512, options))
+    engine = TransformersEngine(planned("x", "transformers_auto_bf16", str(BASE), LENGTH, options))
     engine.load()
     scores = list(engine.score(windows, task))
     engine.close()
@@ -125,11 +127,13 @@ def test_the_noise_floor_of_a_real_model(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     make_models()
-    # 8,000 characters are more than two windows of 512 tokens.
-    text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:8000]
+    # 4,000 characters are more than two windows.
+    text = (ROOT / "eval" / "spec" / "opticks.txt").read_text(encoding="utf-8")[:4000]
     ids = np.array(AutoTokenizer.from_pretrained(BASE)(text).input_ids, np.int32)
-    windows = [Window.scored_from(row, ids[512 * row : 512 * (row + 1)]) for row in range(2)]
-    assert len(windows[1].token_ids) == 512
+    windows = []
+    for row in range(2):
+        windows.append(Window.scored_from(row, ids[LENGTH * row : LENGTH * (row + 1)]))
+    assert len(windows[1].token_ids) == LENGTH
     folder = tmp_path / "store"
     folder.mkdir()
     scores_of(windows, ScoreRequest(record=folder))

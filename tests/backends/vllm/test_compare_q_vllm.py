@@ -16,6 +16,7 @@ import compare_q_vllm
 from compare_q.backends.base import ScoreRequest
 from compare_q.backends.common.errors import ModelError
 from tests.support import ROOT
+from tests.support.processes import users_environment
 from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
 from tests.support.vllm_engine import EAGER
 
@@ -107,7 +108,9 @@ def test_score_mode_command_line(toy_model: Path, toy_text: Path, tmp_path: Path
 
 def run(script: str, *words: object) -> str:
     command = [sys.executable, str(ROOT / script), *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=users_environment()
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,7 +1,7 @@
 """Faults in vLLM's CPU kernels, which a plugin of vLLM adds.
 
-``$PLANTED`` names one of ``FAULTS``, or "scale".  ``$PLANTED_LAYER``: number of the only
-layer whose attention has the fault; without it, all have.
+A model's ``planted`` in ``hf_overrides``, or ``$PLANTED``, names one of ``FAULTS``, or "scale".
+``$PLANTED_LAYER``: number of the only layer whose attention has the fault; without it, all have.
 """
 
 from __future__ import annotations
@@ -58,42 +58,68 @@ FAULTS = {
 }
 
 
+def planted_in_model() -> str:
+    """Return the fault of the model that vLLM builds now; "" if it has none."""
+    from vllm.config import get_current_vllm_config
+
+    config = get_current_vllm_config().model_config.hf_config
+    return str(getattr(config, "planted", os.environ.get("PLANTED", "")))
+
+
 def plant() -> None:
     """Patch vLLM in this process."""
-    fault = os.environ.get("PLANTED", "")
-    if fault in FAULTS:
-        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl as Attention
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-        right = Attention.forward
+    for patched in (CPUAttentionBackendImpl, CPUInt8ScaledMMLinearKernel):
+        note_fault(patched)
+    plant_in_attention(CPUAttentionBackendImpl)
+    plant_in_kernel(CPUInt8ScaledMMLinearKernel)
 
-        def wrong(*positional: Any, **keys: Any) -> Any:
-            result = right(*positional, **keys)
-            # forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
-            metadata = keys.get("attn_metadata")
-            if metadata is None and len(positional) > 6:
-                metadata = positional[6]
-            layer = keys.get("layer")
-            if layer is None:
-                layer = positional[1]
-            is_faulty = not LAYER or f".layers.{LAYER}." in layer.layer_name
-            if metadata is not None and is_faulty:
-                output = keys.get("output")
-                if output is None and len(positional) > 7:
-                    output = positional[7]
-                FAULTS[fault](output.view(output.shape[0], -1), metadata)
-            return result
 
-        Attention.forward = wrong
-    if fault == "scale":
-        from vllm.model_executor.kernels.linear.scaled_mm.cpu import (
-            CPUInt8ScaledMMLinearKernel as Kernel,
-        )
+def note_fault(patched: Any) -> None:
+    """Let each object of a class have the fault of its model as ``planted``."""
+    begin = patched.__init__
 
-        process = Kernel.process_weights_after_loading
+    def noted(self: Any, *positional: Any, **keys: Any) -> None:
+        begin(self, *positional, **keys)
+        self.planted = planted_in_model()
 
-        def dropped(self: Any, layer: Any) -> None:
-            # The last channel's scale is a constant.
+    patched.__init__ = noted
+
+
+def plant_in_attention(attention: Any) -> None:
+    """Change the output of attention by the function in ``FAULTS``, if its model has one."""
+    right = attention.forward
+
+    def wrong(*positional: Any, **keys: Any) -> Any:
+        result = right(*positional, **keys)
+        fault = FAULTS.get(positional[0].planted)
+        # forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
+        metadata = keys.get("attn_metadata")
+        if metadata is None and len(positional) > 6:
+            metadata = positional[6]
+        layer = keys.get("layer")
+        if layer is None:
+            layer = positional[1]
+        is_faulty = not LAYER or f".layers.{LAYER}." in layer.layer_name
+        if fault is not None and metadata is not None and is_faulty:
+            output = keys.get("output")
+            if output is None and len(positional) > 7:
+                output = positional[7]
+            fault(output.view(output.shape[0], -1), metadata)
+        return result
+
+    attention.forward = wrong
+
+
+def plant_in_kernel(kernel: Any) -> None:
+    """Make the last channel's scale a constant, if the model has the fault "scale"."""
+    process = kernel.process_weights_after_loading
+
+    def dropped(self: Any, layer: Any) -> None:
+        if self.planted == "scale":
             layer.weight_scale.data[-1] = 1.0 / 64
-            process(self, layer)
+        process(self, layer)
 
-        Kernel.process_weights_after_loading = dropped
+    kernel.process_weights_after_loading = dropped
