@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,14 +18,28 @@ def read_ahead(files: Sequence[Path], check: Callable[[], None]) -> None:
     ``check`` is called again and again, and raises an error that ends the reading.  Nothing is read
     if the available memory is too small, or unknown.  OSError for a file that cannot be read.
     """
-    n_bytes = sum(file.stat().st_size for file in files)
-    if n_bytes > LARGEST_SHARE * available_bytes():
+    sizes = [file.stat().st_size for file in files]
+    if sum(sizes) > LARGEST_SHARE * available_bytes():
         return
-    chunk = bytearray(CHUNK_BYTES)
-    for file in files:
+    buffer = bytearray(CHUNK_BYTES)
+    for file, size in zip(files, sizes, strict=True):
         with file.open("rb", buffering=0) as stream:
-            while stream.readinto(chunk):
+            for begin in range(0, size, CHUNK_BYTES):
                 check()
+                last = min(begin + CHUNK_BYTES, size) - 1
+                # Copying what is in memory would slow down a model that loads meanwhile.
+                if not is_in_memory(stream.fileno(), last):
+                    os.preadv(stream.fileno(), [buffer], begin)
+
+
+def is_in_memory(descriptor: int, position: int) -> bool:
+    """Return True if a byte of an open file is in the page cache; False if that is not known."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT)
+    except (OSError, AttributeError):
+        # It is not, or this system or file system cannot tell.
+        return False
+    return True
 
 
 def available_bytes() -> int:

@@ -50,6 +50,20 @@ def test_a_file_is_read_ahead(cold_file: Path) -> None:
     assert resident(cold_file) == SIZE // mmap.PAGESIZE
 
 
+def test_only_parts_that_are_not_in_memory_are_read(
+    cold_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "CHUNK_BYTES", SIZE // 8)
+    with cold_file.open("rb") as stream:
+        assert not page_cache.is_in_memory(stream.fileno(), 0)
+        # The system reads a little more than this.
+        stream.read(SIZE // 4)
+        assert page_cache.is_in_memory(stream.fileno(), 0)
+    assert resident(cold_file) < SIZE // mmap.PAGESIZE
+    page_cache.read_ahead([cold_file], go_on)
+    assert resident(cold_file) == SIZE // mmap.PAGESIZE
+
+
 def test_reading_ends_when_the_run_is_stopped(
     cold_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
