@@ -101,7 +101,7 @@ TORCH_PLUGIN_GROUPS = ("torch.backends",)
 
 
 FolderTimes = tuple[tuple[str, int], ...]
-"""(folder, time of its last change) of the folders of packages.
+"""(folder, time of its last change in nanoseconds) of each folder of packages.
 
 Installing, replacing or removing a package changes the time of its folder.
 """
@@ -144,7 +144,10 @@ def installed_version(package: str, times: FolderTimes) -> str | None:
 
 @cache
 def packages_of_plugins(group: str, times: FolderTimes) -> frozenset[str]:
-    """Return the distributions that have entry points in a group; ``times`` as above."""
+    """Return the distributions that have entry points in a group.
+
+    ``times``: they are looked up again after they have changed.
+    """
     from importlib import metadata
 
     packages = set()

@@ -93,6 +93,7 @@ def local_config(
 
 def check_engine_names(pythons: Mapping[str, str]) -> None:
     """InputError for a key that is not an engine or a load function."""
+    # Otherwise the files of all engines would be imported here, before a run starts its first one.
     if not pythons:
         return
     names: set[str] = set()
