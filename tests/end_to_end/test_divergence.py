@@ -11,8 +11,6 @@ Therefore the logits are kept from the steps that are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +24,9 @@ from compare_q.backends.common import machine
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import vllm_engine as vllm_score
-from compare_q.backends.vllm.scorer import Scorer
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.toy import planned, rounds_by_place
-from tests.support.vllm_engine import engine
 
 pytestmark = pytest.mark.engine
 
@@ -58,22 +54,19 @@ class Measured:
     scores: dict[tuple[str, str, int], TokenScores]
 
 
-@contextmanager
-def opened(name: str, folder: Path) -> Iterator[VllmEngine | TransformersEngine]:
-    """Yield a loaded engine, which is closed afterwards."""
-    model = ENGINES[name]
-    if name.startswith("vllm"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
-            # The extension replaces it in this process.
-            patch.setattr(Scorer, "logits_of_both", Scorer.logits_of_both)
-            with engine(model, folder / f"{name}.log", LENGTH, dtype="auto") as backend:
-                yield backend
+def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
+    engine, log = name.split()[0], folder / f"{name}.log"
+    if engine == "transformers":
+        backend = TransformersEngine(
+            planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH)
+        )
     else:
-        backend = TransformersEngine(planned(name, "transformers_auto_bf16", str(model), LENGTH))
-        backend.load()
-        yield backend
-        backend.close()
+        options = {"enforce_eager": True}
+        backend = VllmEngine(
+            planned(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log)
+        )
+    backend.load()
+    return backend
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +87,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         for index, begin in enumerate((1000, 2000))
     ]
     found = Measured(windows, {}, {})
+    patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
     for name in (*REFERENCES, *(name for name in ENGINES if name not in REFERENCES)):
-        with opened(name, folder) as backend:
-            if name in REFERENCES:
-                (folder / name).mkdir()
-                list(backend.score(windows, ScoreRequest(record=folder / name)))
-                reference.seal(folder / name, {}, [window.digest for window in windows])
-            for store in (store for store in REFERENCES if (folder / store).is_dir()):
-                score(backend, name, store, folder, found)
+        backend = opened(name, folder)
+        if name in REFERENCES:
+            (folder / name).mkdir()
+            list(backend.score(windows, ScoreRequest(record=folder / name)))
+            reference.seal(folder / name, {}, [window.digest for window in windows])
+        for store in (store for store in REFERENCES if (folder / store).is_dir()):
+            score(backend, name, store, folder, found)
+        backend.close()
     # vLLM's store is new; loading vLLM again would take longer.
-    with opened("transformers bf16", folder) as backend:
-        score(backend, "transformers bf16", "vllm bf16", folder, found)
+    backend = opened("transformers bf16", folder)
+    score(backend, "transformers bf16", "vllm bf16", folder, found)
+    backend.close()
     patch.undo()
     return found
 

@@ -208,18 +208,17 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
     with Client(server, home, COMPARE_Q_CACHE=other) as client:
         assert client.run(COMMAND.format(words=run)) == 0, client.said.read_text()
         head_requests = [request.path for request in server.asked("/org/toy-pack/", "HEAD")]
-    recorded = [name for name in files if name.startswith("states/row.")]
-    assert len(recorded) == 3  # windows
-    for name in recorded:
-        assert any(path.endswith(name) for path in head_requests)
-    rows = {row["label"]: row for row in json.loads(results.read_text())["models"]}
-    assert rows["toy"]["kld"] == 0
-    assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
-    server.add("datasets", "org/toy-pack", files)
-    with Client(server, home, COMPARE_Q_CACHE=other) as client:
+        rows = {row["label"]: row for row in json.loads(results.read_text())["models"]}
+        server.add("datasets", "org/toy-pack", files)
         words = ["org/toy-pack", str(toy_model), "-o", str(results)]
         assert client.run(COMMAND.format(words=words)) == 0
         assert client.run(COMMAND.format(words=["org/none", str(toy_model)])) == 2
         assert f"error: org/none: {WHY}" in client.said.read_text()
+    recorded = [name for name in files if name.startswith("states/row.")]
+    assert len(recorded) == 3  # windows
+    for name in recorded:
+        assert any(path.endswith(name) for path in head_requests)
+    assert rows["toy"]["kld"] == 0
+    assert rows["toy"]["ppl"] == pytest.approx(rows["ref"]["ppl"], rel=1e-6)
     with Client(server, home, COMPARE_Q_CACHE=other, HF_ENDPOINT="http://127.0.0.1:1") as away:
         assert away.run(COMMAND.format(words=run)) == 0, away.said.read_text()

@@ -22,11 +22,14 @@ FLOAT32 = emulates_bf16()
 W4A16 = "Transformers W4A16 g32" if FLOAT32 else "vLLM W4A16 g32"
 """vLLM has no int4 kernel for CPUs in float32."""
 NVFP4 = "Transformers NVFP4 W4A16"
+LENGTH = 256
+WINDOWS = 3
+N_SCORED = WINDOWS * (LENGTH - 1)
 
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """compare_q on 3 windows of 512 of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4.
+    """compare_q on windows of the demo text: bf16 in both engines, W8A8, W4A16 and NVFP4.
 
     ``models``: label -> row, without the suffix that the demo adds to labels in float32.
     """
@@ -37,9 +40,9 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "tokenizer_dir": str(BASE),
         "dataset": "text",
         "path": text,
-        "eval_len": 512,
-        "eval_stride": 256,
-        "max_rows": 3,
+        "eval_len": LENGTH,
+        "eval_stride": LENGTH // 2,
+        "max_rows": WINDOWS,
     }
     (folder / "data.json").write_text(json.dumps(data))
     command = [
@@ -80,7 +83,7 @@ def test_both_engines_agree(demo_run: dict[str, Any]) -> None:
     transformers, vllm = demo_run["models"]["Transformers bf16"], demo_run["models"]["vLLM bf16"]
     assert vllm["ppl"] == pytest.approx(transformers["ppl"], rel=1e-5 if FLOAT32 else 0.003)
     assert vllm["ppl"] != transformers["ppl"]
-    assert transformers["tokens"] == vllm["tokens"] == 3 * 511
+    assert transformers["tokens"] == vllm["tokens"] == N_SCORED
 
 
 def test_quantization_costs_what_it_plausibly_costs(demo_run: dict[str, Any]) -> None:
@@ -103,7 +106,7 @@ def test_divergence_grows_with_the_damage(demo_run: dict[str, Any]) -> None:
     assert models["vLLM bf16"]["reference"] is True
     assert models["vLLM bf16"]["kld"] == 0.0
     others = [models[label] for label in ("Transformers bf16", "vLLM W8A8", W4A16)]
-    assert all(model["kld_tokens"] == model["tokens"] == 3 * 511 for model in others)
+    assert all(model["kld_tokens"] == model["tokens"] == N_SCORED for model in others)
     assert (-1e-6 if FLOAT32 else 0) < others[0]["kld"] < others[1]["kld"] < others[2]["kld"] < 1
     assert 1 >= others[0]["same_top"] > others[1]["same_top"] > others[2]["same_top"] > 0.5
 
