@@ -16,7 +16,7 @@ LLAMA_FLAGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/requirements/
 ifeq ($(TARGET)$(if $(shell command -v nvcc),, without nvcc),cuda)
 LLAMA_FLAGS += -DGGML_CUDA=ON
 endif
-# Images of containers often set it.  Each process would compile all of compare_q's modules again: a second on two cores.
+# Container images often set PYTHONDONTWRITEBYTECODE.  Then each process compiles compare_q again: a second on two cores.
 unexport PYTHONDONTWRITEBYTECODE
 # `make test CPU=avx2` and `make demo CPU=avx2` run as on a CPU without AVX-512, `CPU=avx512core` as on one that has it
 # and no arithmetic for bf16, `CPU=avx512` as on one without AMX.

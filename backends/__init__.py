@@ -72,7 +72,7 @@ def files_of(model: PlannedModel) -> ModelFiles:
 def engines() -> Iterator[tuple[str, type[Engine]]]:
     """Return every (engine name, its class); InputError if ``$COMPARE_Q_ENGINES`` is wrong.
 
-    The file of a built-in engine is imported when the iteration reaches it.
+    The file of a built-in engine is imported when the iteration reaches the engine.
     """
     added = outside()
     built_in = ((engine, _imported(location)) for engine, location in ENGINES.items())

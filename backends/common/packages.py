@@ -103,7 +103,7 @@ TORCH_PLUGIN_GROUPS = ("torch.backends",)
 FolderTimes = tuple[tuple[str, int], ...]
 """(folder, time of its last change in nanoseconds) of each folder of packages.
 
-Installing, replacing or removing a package changes the time of its folder.
+Installing, replacing or removing a wheel changes the time of its folder.
 """
 
 
@@ -114,6 +114,15 @@ def folder_times() -> FolderTimes:
         with suppress(OSError):
             times.append((folder, os.stat(folder or os.curdir).st_mtime_ns))
     return tuple(times)
+
+
+def forget_versions() -> None:
+    """Look up all packages again from now on; called when a run begins.
+
+    ``setup.py develop`` changes a version without changing the time of a folder.
+    """
+    installed_version.cache_clear()
+    packages_of_plugins.cache_clear()
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
@@ -131,7 +140,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 def installed_version(package: str, times: FolderTimes) -> str | None:
     """Return the version of a distribution; None if it is not installed.
 
-    ``times``: a package is looked up again after they have changed.
+    ``times``: part of the cache's key; when a folder changes, the package is looked up again.
     """
     # Imported late: takes 0.02 s, with email and zipfile.
     from importlib import metadata
@@ -146,7 +155,7 @@ def installed_version(package: str, times: FolderTimes) -> str | None:
 def packages_of_plugins(group: str, times: FolderTimes) -> frozenset[str]:
     """Return the distributions that have entry points in a group.
 
-    ``times``: they are looked up again after they have changed.
+    ``times``: as for ``installed_version``.
     """
     from importlib import metadata
 

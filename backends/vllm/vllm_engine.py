@@ -479,7 +479,7 @@ class VllmEngine(Engine):
 
 
 def skip_shutdown(core: Any) -> None:
-    """Let a worker that is about to end do so without vLLM's shutdown.
+    """Let a worker that is about to end do so without vLLM's shutdown; its memory is not freed.
 
     The shutdown of an engine in this process searches all objects of all modules for garbage,
     twice: 2.6 s on two cores.  Newer versions (0.32, not 0.26) also run it when the engine is
@@ -576,12 +576,12 @@ def import_formats() -> None:
 
 
 def replace_kernels() -> None:
-    """Let vLLM for CPUs replace its Triton kernels, and do nothing when it asks for it again.
+    """Replace vLLM's Triton kernels for CPUs now; loading a model then skips this step.
 
     vLLM looks for each kernel among all variables of all modules: 0.7 s.  A module that is imported
     later finds the replaced kernels.
     """
-    # Loading a model then replaces them, and reports the error.
+    # If this fails, loading a model replaces them, and reports the error.
     with suppress(Exception):
         from vllm.platforms import current_platform
 
@@ -589,8 +589,8 @@ def replace_kernels() -> None:
         current_platform.register_triton_kernel_overrides = do_nothing
 
 
-def do_nothing() -> None:
-    """Take the place of what was done before the fork."""
+def do_nothing(*_: Any) -> None:
+    """Replace a function whose work was done before the fork."""
 
 
 def set_environment(*, verbose: bool) -> None:

@@ -8,15 +8,18 @@ from pathlib import Path
 
 MEMORY = Path("/proc/meminfo")
 LARGEST_SHARE = 0.5
-"""Share of the available memory that the files may take, so that they drop no other pages."""
+"""Most of the available memory that one model's files may take.
+
+Larger files might be dropped again before the model is loaded from them.
+"""
 CHUNK_BYTES = 8 << 20
 
 
 def read_ahead(files: Sequence[Path], check: Callable[[], None]) -> None:
     """Read files, so that the next reader finds them in memory.
 
-    ``check`` is called again and again, and raises an error that ends the reading.  Nothing is read
-    if the available memory is too small, or unknown.  OSError for a file that cannot be read.
+    ``check`` is called before each chunk, and raises an error that ends the reading.  Nothing is
+    read if the available memory is too small, or unknown.  OSError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files]
     if sum(sizes) > LARGEST_SHARE * available_bytes():
@@ -26,9 +29,11 @@ def read_ahead(files: Sequence[Path], check: Callable[[], None]) -> None:
         with file.open("rb", buffering=0) as stream:
             for begin in range(0, size, CHUNK_BYTES):
                 check()
-                last = min(begin + CHUNK_BYTES, size) - 1
+                # The ends of a file, and of a chunk, may be in memory alone: the fingerprint of the
+                # model has read the file's, and the system reads on after a chunk.
+                middle = (begin + min(begin + CHUNK_BYTES, size)) // 2
                 # Copying what is in memory would slow down a model that loads meanwhile.
-                if not is_in_memory(stream.fileno(), last):
+                if not is_in_memory(stream.fileno(), middle):
                     os.preadv(stream.fileno(), [buffer], begin)
 
 

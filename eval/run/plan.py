@@ -9,6 +9,7 @@ from ... import backends
 from ...backends.base import Capabilities, Decode, PlannedModel
 from ...backends.common.errors import InputError, ModelError
 from ...backends.common.json_files import check_unicode
+from ...backends.common.packages import forget_versions
 from ..specs.spec_types import ModelSpec
 from .model_checks import check_model, raise_all
 from .model_identity import stamp_of
@@ -28,6 +29,7 @@ def plan_models(config: RunConfig, specs: Sequence[ModelSpec], max_tokens: int) 
     InputError with one line per problem.  A server that does not answer is not a problem yet: the
     request is repeated when its model is scheduled.
     """
+    forget_versions()
     check_unicode("--logits_file", config.logits_file)
     if config.clear:
         config.cache.check_writable()

@@ -92,8 +92,10 @@ def local_config(
 
 
 def check_engine_names(pythons: Mapping[str, str]) -> None:
-    """InputError for a key that is not an engine or a load function."""
-    # Otherwise the files of all engines would be imported here, before a run starts its first one.
+    """InputError for a key that is not an engine or a load function, or for a wrong engine."""
+    # InputError for a wrong variable with engines, once for the run.
+    backends.outside()
+    # Listing the engines imports all their files.
     if not pythons:
         return
     names: set[str] = set()

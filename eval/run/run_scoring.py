@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 
-from ...backends.common.errors import CompareQError
+from ...backends.common.errors import StoppedError
 from ..common import page_cache
 from ..text.eval_data import EvalData
 from . import plan
@@ -86,8 +86,8 @@ class Scoring:
         # Keys of scores that this run has deleted (``-cc``). Two models may share a key; a model
         # adds it while it has the claim on these scores.
         self.cleared: set[str] = set()
-        # Labels of models whose weights are being read, or were read, into the page cache.
-        self.read: set[str] = set()
+        # Label of a model -> the event that ends the reading of its weights into the page cache.
+        self.readings: dict[str, threading.Event] = {}
 
     def download(self, planned: RunModel) -> RunModel:
         """Return a model that is on this machine, checked again, with its fingerprint.
@@ -101,9 +101,9 @@ class Scoring:
         return model
 
     def begin_reading(self, model: RunModel) -> None:
-        """Start to read the weights of a model, which waits for its engine or GPUs.
+        """Start to read a model's weights into the page cache, while it waits for engine or GPUs.
 
-        They are then in the page cache.  After a reference, those of the next model are read, too.
+        If the model is the reference, those of the first compared model are read, too.
         """
         if not self.config.gpus.gpus:
             # Reading would take time from what runs on the CPU.
@@ -111,20 +111,31 @@ class Scoring:
         models = [model]
         if model.is_reference:
             models += self.compared_models[:1]
-        labels = [each.label for each in models if each.label not in self.read]
-        self.read.update(labels)
-        reader = threading.Thread(target=self.read_into_page_cache, args=(labels,), daemon=True)
-        reader.start()
+        for each in models:
+            if each.label in self.readings:
+                continue
+            self.readings[each.label] = threading.Event()
+            # A daemon: the end of the process does not wait for it.
+            threading.Thread(target=self.read_weights, args=(each.label,), daemon=True).start()
 
-    def read_into_page_cache(self, labels: Sequence[str]) -> None:
-        """Read the weights of models into the page cache, after their downloads.
+    def end_reading(self, model: RunModel) -> None:
+        """End the reading of a model's weights, if there is one: it has ended, or has failed."""
+        if model.label in self.readings:
+            self.readings[model.label].set()
 
-        Loading reports the errors of a model.
-        """
-        for label in labels:
-            with suppress(CompareQError, OSError):
-                model = self.downloads.begun[label].result()
-                page_cache.read_ahead(model.files.weight_files(), self.config.workers.check)
+    def read_weights(self, label: str) -> None:
+        """Read the weights of a model into the page cache, after its download."""
+        ended = self.readings[label]
+
+        def check() -> None:
+            self.config.workers.check()
+            if ended.is_set():
+                raise StoppedError
+
+        # Loading reports the errors of the model.
+        with suppress(Exception):
+            model = self.downloads.begun[label].result()
+            page_cache.read_ahead(model.files.weight_files(), check)
 
     def title_of(self, model: RunModel) -> str:
         """Return the label of a model with its number in the run, for titles."""

@@ -98,11 +98,12 @@ def prepare(
     InputError with one line per problem.
     """
     longest_window = max(spec.longest for spec in data_specs.values())
-    # On a cluster, planning chooses the nodes that will import it.
     if config.workers.is_local:
         import_first_engine(config, data_specs, specs, longest_window)
-    models = plan.plan_models(config, specs, longest_window)
-    if not config.workers.is_local:
+        models = plan.plan_models(config, specs, longest_window)
+    else:
+        # On a cluster, planning chooses the nodes that will import it.
+        models = plan.plan_models(config, specs, longest_window)
         import_first_engine(config, data_specs, specs, longest_window)
     data = EvalData.joined(build_texts(config, data_specs, n_windows, models))
     models = window_checks.fitted(config, specs, models, data)
@@ -140,11 +141,9 @@ def import_first_engine(
             first_spec = spec
             break
     # Planning and tokenizing report the error.
-    with suppress(CompareQError):
-        if not needs_tokenizing(config, data_specs):
-            return
+    with suppress(CompareQError, OSError):
         model = plan.as_planned(config, first_spec, longest_window)
-        if not model.files.is_remote:
+        if not model.files.is_remote and needs_tokenizing(config, data_specs):
             config.workers.import_ahead(model, verbose=config.verbose)
 
 

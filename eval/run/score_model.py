@@ -34,6 +34,7 @@ def score_model(
         return complete_scores(scoring, planned, run_reference)
     finally:
         scoring.order.note_start(planned)
+        scoring.end_reading(planned)
 
 
 def complete_scores(

@@ -61,7 +61,11 @@ def test_an_engine_of_the_users_runs_in_a_worker(
     ],
 )
 def test_what_is_no_engine_is_refused_by_its_name(
-    tmp_path: Path, location: str, compare_q: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    location: str,
+    compare_q: Callable[..., Ran],
+    write_specs: Specs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "broken_engine.py").write_text("1 / 0")
     (tmp_path / "taken_engine.py").write_text(OTHER.format(names="'taken', 'vllm_score'"))
@@ -72,3 +76,10 @@ def test_what_is_no_engine_is_refused_by_its_name(
     assert str(error.value).startswith(f"COMPARE_Q_ENGINES: {location}: ")
     ran = compare_q("engines")
     assert (ran.status, ran.out, ran.err) == (2, "", f"error: {error.value}\n")
+    # A run of several models says it once.
+    model = {"load_fn": "transformers", "model_dir": "none"}
+    data, models = write_specs([{**model, "label": label} for label in "ab"])
+    ran = compare_q("-d", data, "-m", models)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1] == f"error: {error.value}"
+    assert ran.err.count(str(error.value)) == 1

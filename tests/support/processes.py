@@ -1,4 +1,4 @@
-"""The processes of a test: the environment of a user's run, and those found by theirs."""
+"""The environment in which a test starts compare_q as a user does, and the processes of a run."""
 
 from __future__ import annotations
 

@@ -91,8 +91,11 @@ def imported_by(step):
     return sorted(name for name in set(sys.modules) - before if name.startswith("vllm."))
 
 VllmEngine.import_engine(verbose=False)
+from vllm.triton_utils import dispatcher
 from vllm.v1.engine.core import EngineCore
 
+replaced = []
+dispatcher.register_kernels = replaced.append
 shutdowns = []
 EngineCore.shutdown = lambda core: shutdowns.append(1)
 engine = VllmEngine(request_for(sys.argv[1]))
@@ -102,7 +105,8 @@ window = Window.scored_from(0, np.arange(64, dtype=np.int32))
 engine.close()
 del engine
 atexit._run_exitfuncs()
-json.dump([*by_step, scores.logprob.tolist(), len(shutdowns)], open(sys.argv[2], "w"))
+counts = [len(shutdowns), len(replaced)]
+json.dump([*by_step, scores.logprob.tolist(), *counts], open(sys.argv[2], "w"))
 """
 MOST_IMPORTED_BY_LOADING = 20
 """Modules of vLLM that loading may still import; its other 5,000 are imported before the fork."""
@@ -115,17 +119,18 @@ def test_what_loading_needs_is_imported_before_the_fork(
 ) -> None:
     """Otherwise every row of a table imports it again; the scores are those of any load.
 
-    A worker ends without vLLM's shutdown, which takes longer than the scoring of a small model.
+    Loading does not replace the Triton kernels of a vLLM for CPUs again.  A worker ends without
+    vLLM's shutdown, which takes longer than the scoring of a small model.
     """
     file = tmp_path / "modules.json"
     command = [sys.executable, "-c", LOAD_IN_STEPS, toy_engine.planned.model_dir, str(file)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    by_preparing, by_loading, logprobs, n_shutdowns = json.loads(file.read_text())
+    by_preparing, by_loading, logprobs, n_shutdowns, n_replaced = json.loads(file.read_text())
     # vLLM's config of the model.
     assert by_preparing == []
     assert len(by_loading) <= MOST_IMPORTED_BY_LOADING, by_loading
-    assert n_shutdowns == 0
+    assert (n_shutdowns, n_replaced) == (0, 0)
     window = Window.scored_from(0, np.arange(64, dtype=np.int32))
     [scores] = toy_engine.score([window], ScoreRequest())
     np.testing.assert_allclose(logprobs, scores.logprob, atol=ATOL_LOGPROB)

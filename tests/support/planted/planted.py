@@ -78,22 +78,22 @@ def plant() -> None:
 
 
 def note_fault(patched: Any) -> None:
-    """Let each object of a class have the fault of its model as ``planted``."""
-    begin = patched.__init__
+    """Store the model's fault in each new object of a class, as ``planted``."""
+    original_init = patched.__init__
 
-    def noted(self: Any, *positional: Any, **keys: Any) -> None:
-        begin(self, *positional, **keys)
+    def init_with_fault(self: Any, *positional: Any, **keys: Any) -> None:
+        original_init(self, *positional, **keys)
         self.planted = planted_in_model()
 
-    patched.__init__ = noted
+    patched.__init__ = init_with_fault
 
 
 def plant_in_attention(attention: Any) -> None:
     """Change the output of attention by the function in ``FAULTS``, if its model has one."""
-    right = attention.forward
+    original_forward = attention.forward
 
-    def wrong(*positional: Any, **keys: Any) -> Any:
-        result = right(*positional, **keys)
+    def faulty_forward(*positional: Any, **keys: Any) -> Any:
+        result = original_forward(*positional, **keys)
         fault = FAULTS.get(positional[0].planted)
         # forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
         metadata = keys.get("attn_metadata")
@@ -102,24 +102,24 @@ def plant_in_attention(attention: Any) -> None:
         layer = keys.get("layer")
         if layer is None:
             layer = positional[1]
-        is_faulty = not LAYER or f".layers.{LAYER}." in layer.layer_name
-        if fault is not None and metadata is not None and is_faulty:
+        is_chosen_layer = not LAYER or f".layers.{LAYER}." in layer.layer_name
+        if fault is not None and metadata is not None and is_chosen_layer:
             output = keys.get("output")
             if output is None and len(positional) > 7:
                 output = positional[7]
             fault(output.view(output.shape[0], -1), metadata)
         return result
 
-    attention.forward = wrong
+    attention.forward = faulty_forward
 
 
 def plant_in_kernel(kernel: Any) -> None:
     """Make the last channel's scale a constant, if the model has the fault "scale"."""
-    process = kernel.process_weights_after_loading
+    original_process = kernel.process_weights_after_loading
 
-    def dropped(self: Any, layer: Any) -> None:
+    def faulty_process(self: Any, layer: Any) -> None:
         if self.planted == "scale":
             layer.weight_scale.data[-1] = 1.0 / 64
-        process(self, layer)
+        original_process(self, layer)
 
-    kernel.process_weights_after_loading = dropped
+    kernel.process_weights_after_loading = faulty_process
