@@ -264,6 +264,18 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def available_bytes() -> int:
+    """Return the bytes of memory that can be used without swapping; 0 if that is not known."""
+    memory = Path("/proc/meminfo")
+    if not memory.is_file():
+        return 0
+    for line in memory.read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
 def has_avx512() -> bool:
     """True unless this is an x86 processor without AVX-512."""
     flags = cpuinfo().get("flags", "").split()

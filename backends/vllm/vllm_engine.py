@@ -479,7 +479,9 @@ class VllmEngine(Engine):
 
 
 def skip_shutdown(core: Any) -> None:
-    """Let a worker that is about to end do so without vLLM's shutdown; its memory is not freed.
+    """Let a worker that is about to end do so without vLLM's shutdown.
+
+    Until the worker has ended, the model's memory may stay in use.
 
     The shutdown of an engine in this process searches all objects of all modules for garbage,
     twice: 2.6 s on two cores.  Newer versions (0.32, not 0.26) also run it when the engine is

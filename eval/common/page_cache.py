@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-MEMORY = Path("/proc/meminfo")
+from ...backends.common import machine
+
 LARGEST_SHARE = 0.5
 """Most of the available memory that one model's files may take.
 
@@ -22,7 +23,7 @@ def read_ahead(files: Sequence[Path], check: Callable[[], None]) -> None:
     read if the available memory is too small, or unknown.  OSError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files]
-    if sum(sizes) > LARGEST_SHARE * available_bytes():
+    if sum(sizes) > LARGEST_SHARE * machine.available_bytes():
         return
     buffer = bytearray(CHUNK_BYTES)
     for file, size in zip(files, sizes, strict=True):
@@ -45,14 +46,3 @@ def is_in_memory(descriptor: int, position: int) -> bool:
         # It is not, or this system or file system cannot tell.
         return False
     return True
-
-
-def available_bytes() -> int:
-    """Return the memory that new pages may take without swapping; 0 if the system does not say."""
-    if not MEMORY.is_file():
-        return 0
-    for line in MEMORY.read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from compare_q.backends.common import machine
 from compare_q.backends.common.errors import StoppedError
 from compare_q.eval.common import page_cache
 
@@ -108,6 +109,6 @@ def test_reading_ends_when_the_run_is_stopped(
 def test_files_that_memory_cannot_hold_are_not_read(
     cold_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "available_bytes", lambda: 2 * SIZE - 1)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 2 * SIZE - 1)
     page_cache.read_ahead([cold_file], go_on)
     assert resident(cold_file) == 0
