@@ -182,6 +182,12 @@ class Engine(ABC):
     def prepare_load(self) -> None:
         """Do what ``load`` needs no GPU for, if it is to load while others have the GPUs."""
 
+    def warm_up(self, windows: Sequence[Window], request: ScoreRequest) -> None:
+        """Do what precedes the first of these windows, for example checks of the loaded model.
+
+        It may be skipped: ``score`` must then do the same.
+        """
+
     def layers(self) -> tuple[Layer, ...]:
         """Return how the linear layers ran, in the model's order; called after scoring.
 
@@ -246,6 +252,14 @@ class Engine(ABC):
         0: all; None: as many as its weights need.
         """
         return 1
+
+    @classmethod
+    def gpu_bytes(cls, model: PlannedModel) -> int | None:
+        """Return memory of one GPU that is enough to load and score a local model.
+
+        None if it is not known: the model then has its GPUs alone.
+        """
+        return None
 
     @classmethod
     def spread_by(cls, model: PlannedModel) -> str:

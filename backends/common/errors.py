@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .message_text import printable
 
+MEMORY_TOO_SMALL = "out of memory"
+"""In the text of a ModelError: the memory of a GPU or of the machine was too small."""
+
 
 class CompareQError(Exception):
     """An error that a user can cause or must know about.

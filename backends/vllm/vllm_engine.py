@@ -58,7 +58,7 @@ from ..common.process import fork_blockers, in_worker, is_generic, root_cause, w
 from ..hub import local_folder
 from ..layers import groups, noise
 from ..layers.groups import KVCache
-from . import installed_vllm, loaded_layers
+from . import gpu_memory, installed_vllm, loaded_layers
 from .decode import PrefillCheck
 from .driver import VllmDriver, has_own_process
 from .fused_blocks import WRONG_ROWS, misplaced_scales
@@ -74,6 +74,7 @@ from .llm_arguments import (
 from .private_names import WORKER_NAMES, check_names
 from .probe import Probe, ProbeResult, plan_of
 from .sampling import sampled_tokens
+from .scoring_plan import ScoringPlan
 from .vllm_scores import n_checked_tokens, token_scores
 
 EXTENSION = "compare_q.backends.vllm.extension.ScoringExtension"
@@ -240,6 +241,10 @@ class VllmEngine(Engine):
         return ranks(model.options)
 
     @classmethod
+    def gpu_bytes(cls, model: PlannedModel) -> int | None:
+        return gpu_memory.bytes_needed(model, VllmFolder(model))
+
+    @classmethod
     def spread_by(cls, model: PlannedModel) -> str:
         if model.options.get("distributed_executor_backend") == "ray":
             return "distributed_executor_backend"
@@ -317,18 +322,25 @@ class VllmEngine(Engine):
         tokens = n_checked_tokens(self.driver)
         self.probe = Probe(self.driver, tokens=tokens, decode=self.prefill_check)
 
+    def warm_up(self, windows: Sequence[Window], request: ScoreRequest) -> None:
+        self.driver.warm_up(self.plan(windows, request))
+
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Return the scores in the order in which windows finish.
 
         All windows are queued at once, so that batches are full.
         """
+        plan = self.plan(windows, request)
+        return token_scores(self.driver, windows, plan, noise.seed_of(self.planned.options))
+
+    def plan(self, windows: Sequence[Window], request: ScoreRequest) -> ScoringPlan:
+        """Return how windows are scored; the first ones are probed."""
         # Before the probe, whose errors are in the log too.
         self.phase_start = self._log_bytes()
         if self.route is None:
             self.route = self.probe.result(windows)
         parallel = self.llm.llm_engine.vllm_config.parallel_config
-        plan = plan_of(request, self.route, parallel.tensor_parallel_size)
-        return token_scores(self.driver, windows, plan, noise.seed_of(self.planned.options))
+        return plan_of(request, self.route, parallel.tensor_parallel_size)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], n_tokens: int, seed: int

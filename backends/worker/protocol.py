@@ -43,12 +43,18 @@ class PrepareCommand:
 
 @dataclass(frozen=True)
 class LoadCommand:
-    """Close the worker's last model, if it has one, and load ``model``."""
+    """Close the worker's last model, if it has one, and load ``model``.
+
+    With ``windows``, the model then does what precedes the first of them (``Engine.warm_up``).
+    """
 
     model: PlannedModel
     devices: tuple[str, ...] | None = None  # value of CUDA_VISIBLE_DEVICES; None: unchanged
     # (number, count) of a replica on the CPU: its share of the cores
     share: tuple[int, int] | None = None
+    users: str | None = None  # the programs that used the devices before; None: not known
+    windows: Path | None = None  # the file that ``write_windows`` wrote
+    request: ScoreRequest = field(default_factory=ScoreRequest)  # how they will be scored
     type: Literal["load"] = "load"
 
 
@@ -62,6 +68,7 @@ class ScoreCommand:
     tag: str
     session: str = ""  # names this run of the model
     facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
+    n_on_gpus: int = 1  # models of this run on the worker's GPUs
     type: Literal["score"] = "score"
 
 

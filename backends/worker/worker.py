@@ -35,7 +35,7 @@ from ..base import (
 from ..checkpoint import contents
 from ..common import machine
 from ..common.engine_options import content_of, named_files, strings_in
-from ..common.errors import CompareQError, InputError, ModelError
+from ..common.errors import MEMORY_TOO_SMALL, CompareQError, InputError, ModelError
 from ..common.message_text import bytes_in_words, one_line, printable, with_class
 from ..common.process import ending, in_worker
 from ..layers.groups import groups_to_json
@@ -251,14 +251,21 @@ class Worker:
             send(protocol.Log(f"{model.label}: {self.import_note}"))
         if command.devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(command.devices)
-            # Asked before this process uses the GPUs: afterwards it would be one of the users.
-            self.shared = machine.gpu_users(command.devices)
+            if command.users is not None:
+                self.shared = command.users
+            else:
+                # Asked before this process uses the GPUs: afterwards it would be one of the users.
+                self.shared = machine.gpu_users(command.devices)
         if command.share is not None:
             keep_to_share(*command.share)
         if engine is None:
             engine, self.notes = checked_engine(model)
         self.engine = engine
         engine.load()
+        if command.windows is not None:
+            windows = protocol.read_windows(command.windows)
+            with watched_children(send):
+                engine.warm_up(windows, command.request)
         self.moments = {"started": self.requested + waited_s, "loaded": time.time()}
         self.load_seconds = self.moments["loaded"] - self.moments["started"]
 
@@ -294,7 +301,7 @@ class Worker:
             "moments": moments,
             **command.facts,
         }
-        gpu_users = self.other_gpu_users()
+        gpu_users = self.other_gpu_users(command.n_on_gpus)
         if gpu_users:
             record["shared_gpu"] = gpu_users
         segments.write_record(command.scores, command.session, record)
@@ -320,17 +327,17 @@ class Worker:
         self.engine.check_unchanged()
         return {"token_ids": continuations.token_ids, "logprobs": continuations.logprobs}
 
-    def other_gpu_users(self) -> str:
+    def other_gpu_users(self, n_on_gpus: int) -> str:
         """Return the processes that use this worker's GPUs, or used them before it loaded.
 
-        After loading, this worker is one of the processes on its GPU.  With several GPUs, the
-        processes of its ranks cannot be distinguished from others: "" then.
+        After loading, this worker is one of the ``n_on_gpus`` processes of its run on its GPU.
+        With several GPUs, the processes of its ranks cannot be distinguished from others: "" then.
         """
         if self.shared:
             return self.shared
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if in_worker() and len(gpus) == 1 and gpus[0]:
-            return machine.gpu_users(gpus, ours=1)
+            return machine.gpu_users(gpus, ours=n_on_gpus)
         return ""
 
     def load_reference(self, command: ReferenceCommand) -> list[dict[str, Any]]:
@@ -560,7 +567,7 @@ def out_of_memory(model: PlannedModel | None, error: BaseException, shared: str)
     if numbers:
         sizes = f" ({', '.join(numbers)})"
     advice = "close what else uses it, give the model more GPUs, or shorten eval_len"
-    return f"out of memory{sizes}: {advice}; the engine says: {one_line(error)}"
+    return f"{MEMORY_TOO_SMALL}{sizes}: {advice}; the engine says: {one_line(error)}"
 
 
 @contextmanager

@@ -1,16 +1,111 @@
-"""The GPUs of a run.  Each model has its GPUs alone, from loading to closing."""
+"""The GPUs of a run: which models have them, and when each of them may compute.
+
+A model has its GPUs alone.  Only on a machine with a single GPU, models whose memory is known may
+be on it together, if it is large enough.  They load at the same time.  Then they score one after
+the other, and no model loads before all of them have ended: each speed is measured on a GPU that
+does nothing else.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ...backends.common import machine
 from ...backends.common.errors import InputError
 from ...backends.common.machine import Gpu
 
 GPU_POLL_S = 0.5
 """Seconds between two checks of whether the run was stopped."""
+SHARE_OF_GPU = 0.8
+"""Share of the GPU's memory that models on it together may need."""
+MOST_TOGETHER = 8
+"""Largest number of models on one GPU.  More would hardly load faster."""
+CORES_OF_LOAD = 2
+"""Processor cores for each model that loads at the same time."""
+HOST_BYTES_OF_LOAD = 4 << 30
+"""Memory of the machine for each model that loads at the same time."""
+Check = Callable[[], None]
+"""Raises StoppedError if the run was stopped; called every ``GPU_POLL_S`` seconds."""
+
+
+class LoadGroup:
+    """Models that have the same GPUs.
+
+    Attributes:
+        models: those that have not ended, in their order.
+        loading: those of them that have not asked for their turn.
+        n_added: number of models, with those that have ended.
+        n_bytes: memory that is enough for all of them.
+        is_open: other models may join.
+        users: the programs that used the GPU before the models; None: not known.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self.models: list[object] = []
+        self.loading: set[object] = set()
+        self.n_added = 0
+        self.n_bytes = 0
+        self.is_open = is_open
+        self.users: str | None = None
+
+    def add(self, model: object, n_bytes: int | None) -> None:
+        """Add a model that will load."""
+        self.models.append(model)
+        self.loading.add(model)
+        self.n_added += 1
+        self.n_bytes += n_bytes or 0
+
+    def remove(self, model: object) -> None:
+        """Remove a model that has ended."""
+        self.models.remove(model)
+        self.loading.discard(model)
+
+
+class TakenGpus:
+    """The GPUs of one model, from loading to closing.
+
+    ``names``: in CUDA_VISIBLE_DEVICES; None on a machine without GPUs, and if Ray assigns them.
+    """
+
+    def __init__(
+        self,
+        group: LoadGroup,
+        model: object,
+        names: tuple[str, ...] | None,
+        changed: threading.Condition,
+    ) -> None:
+        self.group = group
+        self.model = model
+        self.names = names
+        self.changed = changed
+
+    @property
+    def users(self) -> str | None:
+        """The programs that used the GPUs before; None: the worker must ask."""
+        return self.group.users
+
+    @property
+    def was_shared(self) -> bool:
+        """True if other models have been on these GPUs at the same time."""
+        return self.group.n_added > 1
+
+    def wait_for_turn(self, check: Check) -> int:
+        """Wait until no other model computes on these GPUs; none will before this one ends.
+
+        Called when the model has loaded; return the number of models on the GPUs.
+        """
+        group = self.group
+        with self.changed:
+            group.loading.discard(self.model)
+            self.changed.notify_all()
+            while group.loading or group.models[0] is not self.model:
+                check()
+                self.changed.wait(GPU_POLL_S)
+            group.is_open = False
+            return len(group.models)
 
 
 class GpuPool:
@@ -27,62 +122,142 @@ class GpuPool:
         self.slots = slots or max(len(self.gpus), 1)
         self.free = set(range(self.slots))
         self.queue: list[object] = []
+        # The models on the only GPU; None if there are several.
+        self.group: LoadGroup | None = None
         self.changed = threading.Condition()
+        self.preparing = threading.Lock()
+        self.most_together = 1
+        if len(self.gpus) == 1:
+            self.most_together = most_loads_at_once()
 
-    @property
-    def n_threads(self) -> int:
-        """Number of models at the same time: those that run, and one that prepares for its GPUs.
+    def n_threads(self, n_sharing: int) -> int:
+        """Return how many models are worked on at the same time.
 
-        On a machine without GPUs, preparing would take processors from the model that runs.
+        Those that run, and one that prepares for its GPUs.  On a machine without GPUs, preparing
+        would take processors from the model that runs.
+
+        ``n_sharing``: number of models whose memory is known.
         """
-        if self.gpus:
-            return self.slots + 1
-        return self.slots
+        if not self.gpus:
+            return self.slots
+        # One group runs, and the next one prepares.
+        return self.slots + max(1, min(n_sharing, self.most_together))
 
     @contextmanager
     def take(
-        self, count: int, check: Callable[[], None], prepare: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[str, ...] | None]:
+        self,
+        count: int,
+        check: Check,
+        prepare: Callable[[], None] = lambda: None,
+        n_bytes: int | None = None,
+    ) -> Iterator[TakenGpus]:
         """Wait for ``count`` GPUs, at most all, and hold them.
 
-        Yield their names in CUDA_VISIBLE_DEVICES; None on a machine without GPUs, and if Ray
-        assigns them.  ``check`` is called every ``GPU_POLL_S`` seconds, and raises StoppedError if
-        the run was stopped.  A model that needs fewer GPUs does not overtake a waiting one.
-        ``prepare`` is called once if the model must wait although it is the next one; not if Ray
-        assigns the GPUs, since the node is not known yet.
+        A model that needs fewer GPUs does not overtake a waiting one.
+
+        Args:
+            count: number of GPUs.
+            check: called again and again while the model waits.
+            prepare: called once if the model must wait for others to end; not if Ray assigns the
+                GPUs, since the node is not known yet.  If ``n_bytes`` is unknown, only the next
+                model prepares.
+            n_bytes: memory of a GPU that is enough for the model; None: not known.
         """
         count = max(1, min(count, self.slots))
-        ticket = object()
+        model = object()
         with self.changed:
-            self.queue.append(ticket)
+            self.queue.append(model)
         try:
-            with self.changed:
-                while self.queue[0] is not ticket:
-                    check()
-                    self.changed.wait(GPU_POLL_S)
-                must_wait = len(self.free) < count and bool(self.gpus)
-            # Without the lock, since it takes seconds.
-            if must_wait:
-                prepare()
-            with self.changed:
-                while len(self.free) < count:
-                    check()
-                    self.changed.wait(GPU_POLL_S)
-                indices = sorted(self.free)[:count]
-                self.free.difference_update(indices)
+            # Ray chooses the node, and without GPUs there is nothing to prepare.
+            is_prepared = not self.gpus
+            while True:
+                with self.changed:
+                    indices = self.indices_for(model, count, n_bytes)
+                    if indices is not None:
+                        group = self.group_on(indices, model, n_bytes)
+                        break
+                    is_near = self.queue[0] is model or n_bytes is not None
+                    must_prepare = is_near and not is_prepared and self.is_taken(count, n_bytes)
+                    if not must_prepare:
+                        check()
+                        self.changed.wait(GPU_POLL_S)
+                if must_prepare:
+                    # Without the condition, since it takes seconds; one model after the other,
+                    # since another one is scored.
+                    with self.preparing:
+                        prepare()
+                    is_prepared = True
         finally:
             with self.changed:
-                self.queue.remove(ticket)
+                self.queue.remove(model)
                 self.changed.notify_all()
         names = None
         if self.gpus:
             names = tuple(self.gpus[index].device for index in indices)
         try:
-            yield names
+            self.find_users(group, names)
+            yield TakenGpus(group, model, names, self.changed)
         finally:
             with self.changed:
-                self.free.update(indices)
+                group.remove(model)
+                if not group.models:
+                    self.free.update(indices)
+                    self.group = None
                 self.changed.notify_all()
+
+    def indices_for(self, model: object, count: int, n_bytes: int | None) -> list[int] | None:
+        """Return the GPUs that a model gets now, by their indices; None if it must wait."""
+        if self.queue[0] is not model:
+            return None
+        if len(self.free) >= count:
+            return sorted(self.free)[:count]
+        group = self.group
+        if group is not None and group.users == "" and self.has_room(group, n_bytes):
+            return [0]
+        return None
+
+    def has_room(self, group: LoadGroup, n_bytes: int | None) -> bool:
+        """Return True if one more model may join a group."""
+        if n_bytes is None or not group.is_open or len(group.models) >= self.most_together:
+            return False
+        room = SHARE_OF_GPU * self.gpus[0].mib * 2**20
+        return group.n_bytes + n_bytes <= room
+
+    def is_taken(self, count: int, n_bytes: int | None) -> bool:
+        """Return True if other models must end before a model gets its GPUs."""
+        if len(self.free) >= count:
+            return False
+        return self.group is None or not self.has_room(self.group, n_bytes)
+
+    def group_on(self, indices: Sequence[int], model: object, n_bytes: int | None) -> LoadGroup:
+        """Add a model to the group on these GPUs; a new one if they are free."""
+        if self.group is not None:
+            group = self.group
+        else:
+            may_share = n_bytes is not None and self.most_together > 1
+            group = LoadGroup(is_open=may_share)
+            self.free.difference_update(indices)
+            if may_share:
+                self.group = group
+        group.add(model, n_bytes)
+        return group
+
+    def find_users(self, group: LoadGroup, names: Sequence[str] | None) -> None:
+        """Find the programs that use the GPU of a new group; with any, no other model may join."""
+        if names is None or not group.is_open or group.users is not None:
+            return
+        users = machine.gpu_users(names)
+        with self.changed:
+            group.users = users
+            group.is_open = not users
+            self.changed.notify_all()
+
+
+def most_loads_at_once() -> int:
+    """Return how many models this machine can load at the same time, at least 1."""
+    cores = len(os.sched_getaffinity(0)) // CORES_OF_LOAD
+    host_memory = machine.available_bytes() // HOST_BYTES_OF_LOAD
+    return max(1, min(MOST_TOGETHER, cores, host_memory))
 
 
 def select_gpus(

@@ -32,8 +32,8 @@ def loaded_worker(
         config.workers.started(lambda: config.workers.create(model)) as worker,
     ):
         devices = None
-        if gpus is not None:
-            devices = tuple(gpus[:n_gpus])
+        if gpus.names is not None:
+            devices = gpus.names[:n_gpus]
         load = LoadCommand(model.planned, devices)
         with config.progress.phase(f"loading {title}") as phase:
             worker.perform(load, config.load_timeout_s, phase.show)

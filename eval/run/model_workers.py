@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import as_completed
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from ...backends.base import ScoreRequest, Window
@@ -21,6 +23,7 @@ from ...backends.worker.protocol import (
 )
 from ..common.progress import Show
 from . import reference
+from .gpu_pool import TakenGpus
 from .reference import Reference
 from .run_scoring import Scoring
 from .score_gap import Gap
@@ -41,13 +44,15 @@ class ModelWorkers:
     may start earlier and prepare the load.
     """
 
+    # Set by ``score``.
+    gpus: TakenGpus
+
     def __init__(self, scoring: Scoring, target: ScoreTarget) -> None:
         self.config = scoring.config
         self.data = scoring.data
         self.title = scoring.title_of(target.model)
         self.target = target
         self.model = target.model
-        self.gpus: Sequence[str] | None = None
         self.workers: list[Worker] = []
         self.is_loaded = False
         # Closes the workers.
@@ -74,12 +79,12 @@ class ModelWorkers:
         commands = [PrepareCommand(self.model.planned)] * self.model.replicas
         self.perform(commands, self.config.load_timeout_s, show_nothing)
 
-    def score(self, gap: Gap, gpus: Sequence[str] | None) -> str:
+    def score(self, gap: Gap, gpus: TakenGpus) -> str:
         """Score the windows of a gap, split among the workers, and record those for the store.
 
-        ``gpus``: the names of all GPUs of the workers; None without GPUs, and if Ray assigns them.
-        If the machine of a worker is lost, new workers continue.  Return why the windows could not
-        be recorded, or "" if they were.  ModelError if the model fails; committed scores stay.
+        ``gpus``: of all workers.  If the machine of a worker is lost, new workers continue.  Return
+        why the windows could not be recorded, or "" if they were.  ModelError if the model fails;
+        committed scores stay.
         """
         self.gpus = gpus
         config = self.config
@@ -158,7 +163,9 @@ class ModelWorkers:
         """Score windows in one command for each worker."""
         with ExitStack() as files:
             commands = self.commands(windows, request, files)
-            self.load()
+            self.load(commands)
+            n_on_gpus = self.gpus.wait_for_turn(self.config.workers.check)
+            commands = [replace(command, n_on_gpus=n_on_gpus) for command in commands]
             title = f"scoring {self.title}"
             silence_s = self.config.window_timeout_s
             with self.config.progress.phase(title, unit="windows", total=len(windows)) as phase:
@@ -214,23 +221,29 @@ class ModelWorkers:
             start = config.workers.started(lambda: config.workers.create(self.model))
             self.workers.append(self.open_workers.enter_context(start))
 
-    def load(self) -> None:
-        """Have the workers load the model, unless they have."""
+    def load(self, first_commands: Sequence[ScoreCommand]) -> None:
+        """Have the workers load the model, unless they have, and warm up for these commands."""
         if self.is_loaded:
             return
         self.start()
         model = self.model
         commands = []
-        for number in range(model.replicas):
-            gpus = None
-            if self.gpus is not None:
-                first = number * model.n_gpus
-                gpus = tuple(self.gpus[first : first + model.n_gpus])
+        # There are fewer commands than workers if there are fewer windows.
+        for number, first in zip_longest(range(model.replicas), first_commands):
+            devices = None
+            if self.gpus.names is not None:
+                begin = number * model.n_gpus
+                devices = self.gpus.names[begin : begin + model.n_gpus]
             # Replicas without GPUs share the processor.
             share = None
             if not model.n_gpus:
                 share = (number, model.replicas)
-            commands.append(LoadCommand(model.planned, gpus, share))
+            load = LoadCommand(model.planned, devices, share, self.gpus.users)
+            if first is not None:
+                # Nothing is recorded before the first window.
+                request = first.request.model_copy(update={"record": None})
+                load = replace(load, windows=first.windows, request=request)
+            commands.append(load)
         with self.config.progress.phase(f"loading {self.title}") as phase:
             self.perform(commands, self.config.load_timeout_s, phase.show)
         self.is_loaded = True

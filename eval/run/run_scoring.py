@@ -88,6 +88,8 @@ class Scoring:
         self.cleared: set[str] = set()
         # Label of a model -> the event that ends the reading of its weights into the page cache.
         self.readings: dict[str, threading.Event] = {}
+        # Several models may wait for one GPU: their weights are read in order.
+        self.reading = threading.Lock()
 
     def download(self, planned: RunModel) -> RunModel:
         """Return a model that is on this machine, checked again, with its fingerprint.
@@ -135,7 +137,8 @@ class Scoring:
         # Loading reports the errors of the model.
         with suppress(Exception):
             model = self.downloads.begun[label].result()
-            page_cache.read_ahead(model.files.weight_files(), check)
+            with self.reading:
+                page_cache.read_ahead(model.files.weight_files(), check)
 
     def title_of(self, model: RunModel) -> str:
         """Return the label of a model with its number in the run, for titles."""

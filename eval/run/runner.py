@@ -24,7 +24,7 @@ from .rows import RowList, ScoredModel
 from .run_config import RunConfig
 from .run_model import RunModel
 from .run_scoring import Scoring
-from .score_model import score_model
+from .score_model import bytes_on_gpu, score_model
 from .score_target import store_of_user
 
 
@@ -59,7 +59,9 @@ def run(
     # Models that have no row yet.
     unfinished: list[Future[ScoredModel]] = []
     signal_number = 0
-    with config.workers.pool(1) as loader, config.workers.pool(config.gpus.n_threads) as pool:
+    n_sharing = sum(bytes_on_gpu(model) is not None for model in models)
+    n_threads = config.gpus.n_threads(n_sharing)
+    with config.workers.pool(1) as loader, config.workers.pool(n_threads) as pool:
         try:
             scoring = Scoring(config, models, data, loader)
             if config.logits_file is not None and not scoring.reference_models:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from ...backends.common.errors import ModelError
+from ... import backends
+from ...backends.common.errors import MEMORY_TOO_SMALL, InputError, ModelError
+from . import plan
 from .model_workers import ModelWorkers
 from .reference import RunReference
 from .rows import ScoredModel
@@ -79,25 +81,13 @@ def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
 
     Return the complete scores, or the error of the model's row.
     """
-    config = scoring.config
     model = target.model
     forget_outdated(scoring, target, gap.to_score)
     scores = gap.scores
     store_failure = ""
     try:
         if gap.windows:
-            n_gpus = max(model.n_gpus, 1) * model.replicas
-            workers = ModelWorkers(scoring, target)
-            scoring.order.note_start(model)
-            scoring.begin_reading(model)
-            with (
-                # Also if it fails before it has GPUs.
-                closing(workers),
-                config.gpus.take(n_gpus, config.workers.check, workers.prepare) as gpus,
-                # Before the GPUs are free for others.
-                closing(workers),
-            ):
-                store_failure = workers.score(gap, gpus)
+            store_failure = compute(scoring, target, gap)
             scores = look_up_target(scoring, target).scores
         if scores is None:
             raise ModelError(f"{target.folder}: vanished during the run")
@@ -106,3 +96,47 @@ def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
     return ScoredModel(
         model, target, scores, from_cache=not gap.windows, store_failure=store_failure
     )
+
+
+def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
+    """Take GPUs, load, and score what is missing; return why windows were not recorded, or "".
+
+    ModelError if the model fails.  If memory was too small beside other models, the model is loaded
+    once more, and has the GPU alone.
+    """
+    config = scoring.config
+    model = target.model
+    n_gpus = max(model.n_gpus, 1) * model.replicas
+    n_bytes = None
+    if n_gpus == 1:
+        n_bytes = bytes_on_gpu(model)
+    scoring.order.note_start(model)
+    scoring.begin_reading(model)
+    while True:
+        workers = ModelWorkers(scoring, target)
+        with (
+            # Also if it fails before it has GPUs.
+            closing(workers),
+            config.gpus.take(n_gpus, config.workers.check, workers.prepare, n_bytes) as gpus,
+            # Before the GPUs are free for others.
+            closing(workers),
+        ):
+            try:
+                return workers.score(gap, gpus)
+            except ModelError as error:
+                if not (gpus.was_shared and MEMORY_TOO_SMALL in str(error)):
+                    raise
+        config.progress.say(f"{model.label}: out of memory beside other models; it is loaded alone")
+        n_bytes = None
+        gap = gap._replace(to_score=gap.to_score - workers.committed())
+
+
+def bytes_on_gpu(model: RunModel) -> int | None:
+    """Return the memory of a GPU that is enough for a model; None if that is not known."""
+    if not plan.is_available(model):
+        return None
+    try:
+        return backends.engine_class(model.engine).gpu_bytes(model.planned)
+    except InputError:
+        # Loading reports the damage.
+        return None

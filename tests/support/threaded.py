@@ -12,7 +12,7 @@ import pytest
 
 from compare_q.backends.base import PlannedModel
 from compare_q.backends.common import machine
-from compare_q.backends.common.errors import LostWorkerError, ModelError
+from compare_q.backends.common.errors import MEMORY_TOO_SMALL, LostWorkerError, ModelError
 from compare_q.backends.common.machine import Gpu
 from compare_q.backends.worker import worker
 from compare_q.eval.common.processes import result_of
@@ -34,7 +34,7 @@ class Told:
     """The jobs that the workers of a run received, in order, and what a test makes of them."""
 
     steps: list[Step] = field(default_factory=list)
-    # Steps that fail: once ("dies"), or once per "lost " in the text.
+    # Steps that fail: once ("dies", "memory"), or once per "lost " in the text.
     fails: dict[Step, str] = field(default_factory=dict)
     # Step -> step for which it waits, so that a test knows which steps overlap.
     first: dict[Step, Step] = field(default_factory=dict)
@@ -78,12 +78,14 @@ class ThreadedWorker:
         failure, _, later_failures = self.told.fails.pop(step, "").partition(" ")
         if failure == "dies":
             raise ModelError("its worker was ended by a test")
+        if failure == "memory":
+            raise ModelError(f"{MEMORY_TOO_SMALL}: a test took it")
         if failure == "lost":
             self.told.fails[step] = later_failures
             raise LostWorkerError("its machine was lost")
         messages: list[Any] = []
-        if job.type == "load":
-            # Transformers sets torch's default dtype while it loads, for the whole process.
+        if job.type in ("prepare", "load"):
+            # Transformers sets torch's default dtype meanwhile, for the whole process.
             with LOADING:
                 self.worker.perform(job, messages.append)
         else:

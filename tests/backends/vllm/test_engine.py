@@ -16,7 +16,7 @@ import torch
 
 import compare_q_vllm
 from compare_q.backends.base import TokenScores, Window
-from compare_q.backends.common.errors import ModelError
+from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import installed_vllm, vllm_scores
@@ -104,6 +104,20 @@ def test_a_model_is_probed_once(toy_engine: VllmEngine, monkeypatch: pytest.Monk
     scores_of(toy_engine, WINDOWS)
     monkeypatch.setattr(toy_engine.probe, "result", lambda windows: pytest.fail("probed again"))
     scores_of(toy_engine, WINDOWS[:1])
+
+
+def test_a_warm_model_scores_the_same(
+    toy_engine: VllmEngine, toy_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe has run then, and nothing else is different."""
+    request = against(toy_store)
+    gold = scores_of(toy_engine, WINDOWS, request)
+    toy_engine.route = None
+    toy_engine.warm_up(WINDOWS, request)
+    monkeypatch.setattr(toy_engine.probe, "result", lambda windows: pytest.fail("probed again"))
+    assert_same(scores_of(toy_engine, WINDOWS, request), gold, atol=0.0)
+    with pytest.raises(InputError, match="holds no reference"):
+        toy_engine.warm_up(WINDOWS, against(toy_store / "missing"))
 
 
 def test_repeated_and_shared_beginnings_are_scored_in_full(

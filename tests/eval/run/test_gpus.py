@@ -32,7 +32,8 @@ def test_no_gpu_is_given_twice() -> None:
 
     def work(count: int) -> None:
         for _ in range(50):
-            with pool.take(count, go_on) as names:
+            with pool.take(count, go_on) as gpus:
+                names = gpus.names
                 assert names is not None
                 assert len(names) == count
                 with lock:
@@ -84,13 +85,13 @@ def test_a_stopped_run_waits_for_no_gpu() -> None:
     def stopped() -> None:
         raise StoppedError
 
-    with pool.take(1, go_on) as names, pytest.raises(StoppedError), pool.take(1, stopped):
+    with pool.take(1, go_on) as gpus, pytest.raises(StoppedError), pool.take(1, stopped):
         pass
-    assert (names, pool.free, pool.queue) == (None, {0}, [])
+    assert (gpus.names, pool.free, pool.queue) == (None, {0}, [])
     # On a cluster, GPUs are only counted.
     pool = GpuPool(slots=3)
-    with pool.take(7, go_on) as names:
-        assert (names, pool.free) == (None, set())
+    with pool.take(7, go_on) as gpus:
+        assert (gpus.names, pool.free) == (None, set())
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,8 @@ def test_a_model_prepares_while_others_have_its_gpus() -> None:
     first.start()
     while not steps:
         time.sleep(0.001)
-    with pool.take(1, go_on, lambda: steps.append("prepared")) as names:
-        assert names == ("0",)
+    with pool.take(1, go_on, lambda: steps.append("prepared")) as gpus:
+        assert gpus.names == ("0",)
     first.join()
     # The GPU was free when the first one asked for it.
     assert steps == ["taken", "prepared", "given back"]
