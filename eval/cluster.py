@@ -255,6 +255,7 @@ class NodeWorker:
         # The files of the model's copy on this node have different dates.
         stamp = backends.files_of(command.model).stamp()
         model = command.model.updated(stamp=stamp, log_file=self.worker.log_file)
+        # Windows and reference arrive with the first ScoreCommand, whose first step warms up.
         return LoadCommand(model, self.devices)
 
     def progress(self, message: Any) -> Sent:

@@ -137,6 +137,9 @@ def code() -> tuple[str, str]:
     return str(folder), digest.hexdigest()
 
 
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUP = Path("/proc/self/cgroup")
+"""Names the control group of this process."""
 MUCH_MEMORY = 1e9
 """Used bytes of a GPU that show that another process uses it; an unused GPU reports fewer."""
 
@@ -178,6 +181,15 @@ def nvidia_smi(*query: str) -> list[list[str]]:
     for line in result.stdout.splitlines():
         rows.append([field.strip() for field in line.split(",")])
     return rows
+
+
+@cache
+def compute_capability() -> float:
+    """Return the compute capability of this machine's first GPU, such as 9.0; 0 if unknown."""
+    for row in nvidia_smi("--query-gpu=compute_cap"):
+        with suppress(ValueError):
+            return float(row[0])
+    return 0.0
 
 
 def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
@@ -265,15 +277,42 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that can be used without swapping; 0 if that is not known."""
+    """Return the bytes of memory that can be used without swapping; 0 if that is not known.
+
+    The limits of a container, or of a job, count (control groups of version 2).
+    """
     memory = Path("/proc/meminfo")
     if not memory.is_file():
         return 0
+    available = 0
     for line in memory.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return 0
+            available = int(value.split()[0]) * 1024
+    # A process without control groups, or with those of version 1.
+    with suppress(OSError, ValueError):
+        own_group = CONTROL_GROUPS / CONTROL_GROUP.read_text().partition("0::/")[2].strip()
+        for group in (own_group, *own_group.parents):
+            if group.is_relative_to(CONTROL_GROUPS):
+                available = min(available, room_in(group))
+    return available
+
+
+def room_in(control_group: Path) -> int:
+    """Return the bytes of memory that a control group may still use.
+
+    What it has read from files and not used lately does not count as used.
+    """
+    limit = control_group / "memory.max"
+    # The group of all processes has no limit.
+    if not limit.is_file() or limit.read_text().strip() == "max":
+        return sys.maxsize
+    used = int((control_group / "memory.current").read_text())
+    for line in (control_group / "memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            used -= int(value)
+    return max(int(limit.read_text()) - used, 0)
 
 
 def has_avx512() -> bool:

@@ -90,10 +90,10 @@ class Scorer(StepScorer):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compute a chunk of zeros on a GPU, which then has loaded the kernels.
+        """Compute a chunk of zeros on a GPU, so that the kernels are loaded.
 
-        A GPU loads a kernel before its first launch, and first finishes all its work.  Called after
-        the probe.  Nothing is done if ranks would have to compute together.
+        Before a kernel's first launch, CUDA loads it, which waits until the GPU is idle.  Called
+        after the probe.  Nothing is done if ranks would have to compute together.
         """
         states = self.source.states
         if self.device.type != "cuda" or self.needs_collectives or states is None:
@@ -197,6 +197,10 @@ class Scorer(StepScorer):
         except torch.OutOfMemoryError:
             # Other ranks would not halve theirs, and wait.
             if len(states) == 1 or self.needs_collectives or self.error:
+                raise
+            # Smaller products may round otherwise than those of the model alone, which there may be
+            # memory for.
+            if self.plan.n_on_gpus > 1:
                 raise
             self.most_rows = len(states) // 2
             return False

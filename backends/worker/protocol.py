@@ -68,7 +68,6 @@ class ScoreCommand:
     tag: str
     session: str = ""  # names this run of the model
     facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
-    n_on_gpus: int = 1  # models of this run on the worker's GPUs
     type: Literal["score"] = "score"
 
 

@@ -301,7 +301,7 @@ class Worker:
             "moments": moments,
             **command.facts,
         }
-        gpu_users = self.other_gpu_users(command.n_on_gpus)
+        gpu_users = self.other_gpu_users(command.request.n_on_gpus)
         if gpu_users:
             record["shared_gpu"] = gpu_users
         segments.write_record(command.scores, command.session, record)

@@ -122,25 +122,30 @@ class GpuPool:
         self.slots = slots or max(len(self.gpus), 1)
         self.free = set(range(self.slots))
         self.queue: list[object] = []
-        # The models on the only GPU; None if there are several.
+        # The models that share the only GPU; None if it is free, or if a model has it alone.
         self.group: LoadGroup | None = None
         self.changed = threading.Condition()
-        self.preparing = threading.Lock()
+        # A model prepares.
+        self.is_preparing = False
         self.most_together = 1
         if len(self.gpus) == 1:
             self.most_together = most_loads_at_once()
 
+    @property
+    def may_share(self) -> bool:
+        """True if models whose memory is known may be on one GPU together."""
+        return self.most_together > 1
+
     def n_threads(self, n_sharing: int) -> int:
         """Return how many models are worked on at the same time.
 
-        Those that run, and one that prepares for its GPUs.  On a machine without GPUs, preparing
+        Those that have GPUs, and at least one that prepares.  On a machine without GPUs, preparing
         would take processors from the model that runs.
 
-        ``n_sharing``: number of models whose memory is known.
+        ``n_sharing``: number of models that may be on one GPU together.
         """
         if not self.gpus:
             return self.slots
-        # One group runs, and the next one prepares.
         return self.slots + max(1, min(n_sharing, self.most_together))
 
     @contextmanager
@@ -159,8 +164,8 @@ class GpuPool:
             count: number of GPUs.
             check: called again and again while the model waits.
             prepare: called once if the model must wait for others to end; not if Ray assigns the
-                GPUs, since the node is not known yet.  If ``n_bytes`` is unknown, only the next
-                model prepares.
+                GPUs, since the node is not known yet.  Only the next model prepares, unless it may
+                be on a GPU together with those before it.
             n_bytes: memory of a GPU that is enough for the model; None: not known.
         """
         count = max(1, min(count, self.slots))
@@ -176,17 +181,19 @@ class GpuPool:
                     if indices is not None:
                         group = self.group_on(indices, model, n_bytes)
                         break
-                    is_near = self.queue[0] is model or n_bytes is not None
-                    must_prepare = is_near and not is_prepared and self.is_taken(count, n_bytes)
-                    if not must_prepare:
+                    is_near = self.queue[0] is model or (self.may_share and n_bytes is not None)
+                    must_wait = self.is_taken(count, n_bytes)
+                    # One model after the other, since another one is scored.
+                    prepares = is_near and must_wait and not (is_prepared or self.is_preparing)
+                    if prepares:
+                        self.is_preparing = True
+                    else:
                         check()
                         self.changed.wait(GPU_POLL_S)
-                if must_prepare:
-                    # Without the condition, since it takes seconds; one model after the other,
-                    # since another one is scored.
-                    with self.preparing:
-                        prepare()
+                if prepares:
                     is_prepared = True
+                    # Without the condition, since it takes seconds.
+                    self.prepare(prepare)
         finally:
             with self.changed:
                 self.queue.remove(model)
@@ -203,6 +210,15 @@ class GpuPool:
                 if not group.models:
                     self.free.update(indices)
                     self.group = None
+                self.changed.notify_all()
+
+    def prepare(self, prepare: Callable[[], None]) -> None:
+        """Let a model prepare; the next one may do so afterwards."""
+        try:
+            prepare()
+        finally:
+            with self.changed:
+                self.is_preparing = False
                 self.changed.notify_all()
 
     def indices_for(self, model: object, count: int, n_bytes: int | None) -> list[int] | None:
@@ -234,10 +250,10 @@ class GpuPool:
         if self.group is not None:
             group = self.group
         else:
-            may_share = n_bytes is not None and self.most_together > 1
-            group = LoadGroup(is_open=may_share)
+            is_open = n_bytes is not None and self.may_share
+            group = LoadGroup(is_open=is_open)
             self.free.difference_update(indices)
-            if may_share:
+            if is_open:
                 self.group = group
         group.add(model, n_bytes)
         return group

@@ -165,7 +165,7 @@ class ModelWorkers:
             commands = self.commands(windows, request, files)
             self.load(commands)
             n_on_gpus = self.gpus.wait_for_turn(self.config.workers.check)
-            commands = [replace(command, n_on_gpus=n_on_gpus) for command in commands]
+            commands = [with_models_on_gpu(command, n_on_gpus) for command in commands]
             title = f"scoring {self.title}"
             silence_s = self.config.window_timeout_s
             with self.config.progress.phase(title, unit="windows", total=len(windows)) as phase:
@@ -267,3 +267,9 @@ class ModelWorkers:
                 for worker in self.workers:
                     worker.kill()
                 raise
+
+
+def with_models_on_gpu(command: ScoreCommand, count: int) -> ScoreCommand:
+    """Return a command whose request has the number of models on the GPU."""
+    request = command.request.model_copy(update={"n_on_gpus": count})
+    return replace(command, request=request)

@@ -52,14 +52,16 @@ def run(
     loads.  A signal raises InterruptedRun before the first model is running; after that, a signal
     ends the run early.  As many models as the GPUs allow score at the same time, each in a thread.
     The main thread makes rows and waits, so that it receives signals, and the next model loads
-    while a row is made.  One more model prepares its load while the others have the GPUs.
+    while a row is made.  The next models prepare their loads while others have the GPUs.
     """
     models, data = prepare(config, data_specs, specs, n_windows)
     rows = RowList(config, models, data)
     # Models that have no row yet.
     unfinished: list[Future[ScoredModel]] = []
     signal_number = 0
-    n_sharing = sum(bytes_on_gpu(model) is not None for model in models)
+    n_sharing = 0
+    if config.gpus.may_share:
+        n_sharing = sum(bytes_on_gpu(model) is not None for model in models)
     n_threads = config.gpus.n_threads(n_sharing)
     with config.workers.pool(1) as loader, config.workers.pool(n_threads) as pool:
         try:

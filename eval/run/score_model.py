@@ -101,32 +101,45 @@ def score_gap(scoring: Scoring, target: ScoreTarget, gap: Gap) -> ScoredModel:
 def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
     """Take GPUs, load, and score what is missing; return why windows were not recorded, or "".
 
-    ModelError if the model fails.  If memory was too small beside other models, the model is loaded
-    once more, and has the GPU alone.
+    ModelError if the model fails.  If other models were on its GPU, and it failed to load or ran
+    out of memory, it is loaded once more, and has the GPU alone.
     """
     config = scoring.config
     model = target.model
     n_gpus = max(model.n_gpus, 1) * model.replicas
     n_bytes = None
-    if n_gpus == 1:
+    if n_gpus == 1 and config.gpus.may_share:
         n_bytes = bytes_on_gpu(model)
     scoring.order.note_start(model)
-    scoring.begin_reading(model)
+    if model is scoring.models[0]:
+        # Its engine is being imported.
+        scoring.begin_reading(model)
+
+    def prepare() -> None:
+        scoring.begin_reading(model)
+        workers.prepare()
+
     while True:
         workers = ModelWorkers(scoring, target)
         with (
             # Also if it fails before it has GPUs.
             closing(workers),
-            config.gpus.take(n_gpus, config.workers.check, workers.prepare, n_bytes) as gpus,
+            config.gpus.take(n_gpus, config.workers.check, prepare, n_bytes) as gpus,
             # Before the GPUs are free for others.
             closing(workers),
         ):
             try:
                 return workers.score(gap, gpus)
             except ModelError as error:
-                if not (gpus.was_shared and MEMORY_TOO_SMALL in str(error)):
+                # A load may fail for want of memory without saying so.
+                is_of_sharing = not workers.is_loaded or MEMORY_TOO_SMALL in str(error)
+                if not (gpus.was_shared and is_of_sharing):
                     raise
-        config.progress.say(f"{model.label}: out of memory beside other models; it is loaded alone")
+                reason = str(error)
+        config.progress.say(
+            f"{model.label}: failed while other models were on its GPU, and is loaded again alone "
+            f"({reason})"
+        )
         n_bytes = None
         gap = gap._replace(to_score=gap.to_score - workers.committed())
 
@@ -137,6 +150,6 @@ def bytes_on_gpu(model: RunModel) -> int | None:
         return None
     try:
         return backends.engine_class(model.engine).gpu_bytes(model.planned)
-    except InputError:
+    except (InputError, OSError):
         # Loading reports the damage.
         return None

@@ -215,15 +215,32 @@ def stored_windows(run: RunResult) -> int:
 
 
 def seconds_of(models: Sequence[ModelResult], more: int) -> float:
-    """Return the seconds for loading all models one after the other and scoring ``more`` windows
-    with each.
+    """Return the seconds for loading all models and scoring ``more`` windows with each.
 
     Models that failed or whose times are unknown do not count.
     """
+    timed_models = []
     seconds = 0.0
     for model in models:
         if not model.error and model.windows and model.score_seconds is not None:
-            # Another run loads each model again.
-            load_seconds = model.load_seconds or 0.0
-            seconds += seconds_needed(load_seconds, model.score_seconds, model.windows, more)
+            timed_models.append(model)
+            seconds += seconds_needed(0.0, model.score_seconds, model.windows, more)
+    # Another run loads each model again.
+    return seconds + loading_seconds(timed_models)
+
+
+def loading_seconds(models: Sequence[ModelResult]) -> float:
+    """Return the seconds for loading models; times at which several were loaded count once."""
+    loads = []
+    seconds = 0.0
+    for model in models:
+        load_seconds = model.load_seconds or 0.0
+        if model.timing is None:
+            seconds += load_seconds
+        else:
+            loads.append((model.timing.loaded - load_seconds, model.timing.loaded))
+    last_end = -math.inf
+    for begin, end in sorted(loads):
+        seconds += max(end - max(begin, last_end), 0.0)
+        last_end = max(last_end, end)
     return seconds

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.shapes import SHAPES, make
 from compare_q.backends.base import Decode
+from compare_q.backends.common import machine
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from tests.support.toy import planned, with_config
 
@@ -57,3 +58,30 @@ def test_decode_and_unknown_caches(model: Path, tmp_path: Path) -> None:
     assert VllmEngine.gpu_bytes(decoding) is None
     latent = with_config(model, tmp_path / "latent", num_key_value_heads=None, kv_lora_rank=64)
     assert VllmEngine.gpu_bytes(planned("m", "vllm_score", str(latent), LENGTH)) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "keys", "is_known"),
+    [
+        (9.0, {}, True),
+        # Blackwell, or not known.
+        (10.0, {}, False),
+        (0.0, {}, False),
+        (9.0, {"num_experts": 8}, False),
+    ],
+)
+def test_kernels_that_vllm_may_choose_by_their_times(
+    capability: float,
+    keys: dict[str, int],
+    is_known: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "compute_capability", lambda: capability)
+    models = make(tmp_path / "shape", SHAPES["toy"], ("fp8", "w4a16"))
+    fp8 = with_config(models["fp8"], tmp_path / "fp8", **keys)
+    n_bytes = VllmEngine.gpu_bytes(planned("m", "vllm_score", str(fp8), LENGTH))
+    assert (n_bytes is not None) is is_known
+    # Only their weights are quantized.
+    w4a16 = str(models["w4a16"])
+    assert VllmEngine.gpu_bytes(planned("m", "vllm_score", w4a16, LENGTH)) is not None

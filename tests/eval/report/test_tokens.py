@@ -112,6 +112,14 @@ def test_each_token_comes_once_with_its_scores_and_context(data: EvalData, cache
             assert text.strip("\N{REPLACEMENT CHARACTER}") == content.decode(errors="ignore")
 
 
+@pytest.mark.parametrize("length", [0, 1, 1280, 5000])
+def test_the_largest_of_a_long_text_are_those_of_a_full_sort(length: int) -> None:
+    """Also among equal numbers."""
+    values = np.random.default_rng(0).integers(0, 300, length).astype(np.float64)
+    gold = np.argsort(-values, kind="stable")
+    assert list(worst_tokens.largest_first(values)) == gold.tolist()
+
+
 def test_a_character_of_two_tokens_belongs_to_the_second(data: EvalData, cache: Cache) -> None:
     at = TEXT.index("Ü".encode(), 300)
     logprob = np.full(len(INDEX), -1.0)

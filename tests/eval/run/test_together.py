@@ -47,6 +47,8 @@ class Table:
     threads: list[threading.Thread] = field(default_factory=list)
     # Name of a model -> event that ends its load; other models load at once.
     loaded: dict[str, threading.Event] = field(default_factory=dict)
+    # The same for its scoring.
+    scored: dict[str, threading.Event] = field(default_factory=dict)
     # How many models were on the GPU, by the name of the model that had its turn.
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -70,7 +72,8 @@ class Table:
                 self.events.append(f"{name} loaded")
                 self.counts[name] = gpus.wait_for_turn(go_on)
                 self.events.append(f"{name} scores")
-                time.sleep(0.02)
+                if name in self.scored:
+                    assert self.scored[name].wait(WAIT_S)
                 self.events.append(f"{name} scored")
 
         self.threads.append(threading.Thread(target=work))
@@ -120,7 +123,7 @@ def test_a_model_without_room_waits_for_all_others(mib: int | None) -> None:
     table.start("b", 200)
     table.start("c", mib)
     # It does not overtake the third one.
-    table.start("d", 100)
+    table.start("d", None)
     wait_until(lambda: "c prepares" in table.events, WAIT_S)
     table.loaded["a"].set()
     events = table.end()
@@ -132,10 +135,12 @@ def test_a_model_without_room_waits_for_all_others(mib: int | None) -> None:
 
 def test_no_model_joins_others_that_score() -> None:
     """Its load would change their speed."""
-    table = Table(GpuPool([SMALL]))
+    table = Table(GpuPool([SMALL]), scored={"a": threading.Event()})
     table.start("a", 200)
     wait_until(lambda: "a scores" in table.events, WAIT_S)
     table.start("b", 200)
+    wait_until(lambda: "b prepares" in table.events, WAIT_S)
+    table.scored["a"].set()
     events = table.end()
     assert events.index("a scored") < events.index("b loads")
 
@@ -261,7 +266,10 @@ def test_a_model_without_enough_memory_is_loaded_again_alone(
 ) -> None:
     told = comparison.told
     told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
+    # In one process, preparing a model would change torch's default dtype for the other one.
     told.first[("one", "prepare")] = ("two", "score done")
+    # The first one waits for the GPU before that.
+    told.first[("two", "score done")] = ("one", "prepare")
     told.fails[("one", "score")] = "memory"
     ran = comparison.run()
     assert ran.status == 0, ran.err
@@ -275,3 +283,25 @@ def test_a_model_without_enough_memory_is_loaded_again_alone(
     ran = comparison.compare_q("-d", comparison.data, "-m", comparison.models, "-r", 3, "-cc")
     assert MEMORY_TOO_SMALL in ran.out
     assert told.of("reference").count("load") == 2
+
+
+@pytest.mark.engine
+def test_a_model_that_does_not_load_beside_others_is_loaded_again_alone(
+    comparison: Comparison,
+) -> None:
+    """Its load may have failed for want of memory without saying so."""
+    told = comparison.told
+    told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
+    told.first[("two", "prepare")] = ("one", "score done")
+    told.first[("one", "score done")] = ("two", "prepare")
+    told.fails[("two", "load")] = "dies"
+    ran = comparison.run()
+    assert ran.status == 0, ran.err
+    assert told.of("two") == ["load", "prepare", "load", "score"]
+    # Errors of scoring are the row's.
+    told.first = {("two", "prepare"): ("one", "score done")}
+    told.fails[("one", "score")] = "dies"
+    told.steps.clear()
+    ran = comparison.compare_q("-d", comparison.data, "-m", comparison.models, "-r", 3, "-cc")
+    assert ran.status == 1
+    assert told.of("one") == ["load", "score"]
