@@ -291,7 +291,8 @@ def available_bytes() -> int:
             available = int(value.split()[0]) * 1024
     # A process without control groups, or with those of version 1.
     with suppress(OSError, ValueError):
-        own_group = CONTROL_GROUPS / CONTROL_GROUP.read_text().partition("0::/")[2].strip()
+        _, _, name = CONTROL_GROUP.read_text().partition("0::/")
+        own_group = CONTROL_GROUPS / name.strip()
         for group in (own_group, *own_group.parents):
             if group.is_relative_to(CONTROL_GROUPS):
                 available = min(available, room_in(group))

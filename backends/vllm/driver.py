@@ -115,11 +115,10 @@ class VllmDriver:
         complete = replace(plan, step=self.step, windows=digests)
         self.call("compare_q_begin", asdict(complete), noise_seed)
 
-    def warm_up(self, plan: ScoringPlan) -> None:
-        """Do in all ranks what precedes the first chunk of a scoring run."""
-        complete = replace(plan, step=self.step)
-        for answer in self.call("compare_q_warm_up", asdict(complete)):
-            without_error(answer)
+    def load_reference(self, plan: ScoringPlan) -> None:
+        """Load the head of a plan's reference in all ranks; it stays for the next scoring run."""
+        self.begin((), plan, noise_seed=None)
+        self.end()
 
     def queue(
         self, windows: Mapping[str, Window], companions: Sequence[str], sampling: Mapping[str, Any]

@@ -126,17 +126,6 @@ class ScoringExtension:
             keeps_record=ranks.rank_in_group == 0,
         )
 
-    def compare_q_warm_up(self, plan: dict[str, Any]) -> str:
-        """Load the head of a reference, and what the first chunk of windows needs.
-
-        The arguments and the result are those of ``compare_q_begin`` and ``compare_q_end``.
-        """
-        self.compare_q_begin(plan)
-        scorer = self._compare_q_scorer
-        assert isinstance(scorer, Scorer)
-        scorer.warm_up()
-        return self.compare_q_end()
-
     def compare_q_begin_probe(self, plan: dict[str, Any]) -> None:
         """Start a run of the probe by the fields of ``ProbePlan``."""
         from vllm.distributed import get_pp_group, get_tp_group

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..reference.comparison import Comparison, LoadedHead, head_key, load_head
-from ..reference.head import head_logits
 from ..reference.recorder import Recorder
 from ..reference.store import Reader, open_reference
 from ..scoring import token_statistics
@@ -87,46 +85,6 @@ class Scorer(StepScorer):
         first, last = self.shard
         entries: torch.Tensor = weight[: last - first]
         return entries
-
-    @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Compute a chunk of zeros on a GPU, so that the kernels are loaded.
-
-        Before a kernel's first launch, CUDA loads it, which waits until the GPU is idle.  Called
-        after the probe.  Nothing is done if ranks would have to compute together.
-        """
-        states = self.source.states
-        if self.device.type != "cuda" or self.needs_collectives or states is None:
-            return
-        hidden_size = states.shape[-1]
-        rows = self.rows_per_chunk(hidden_size, states.element_size())
-        # Scoring uses smaller chunks if memory is too small.
-        with suppress(torch.OutOfMemoryError):
-            logits, reference = self.logits_of_zeros(states.new_zeros(rows, hidden_size))
-            first, last = self.shard
-            logits = logits[:, : last - first]
-            has_reference = reference is not None
-            if reference is not None:
-                reference = reference[:, : last - first]
-            targets = torch.zeros(rows, dtype=torch.int64, device=self.device)
-            out = torch.empty(rows, token_statistics.width(has_reference), device=self.device)
-            token_statistics.partial(logits, targets, out, first=first, reference=reference)
-
-    def logits_of_zeros(self, zeros: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (the model's logits [n, V'], the reference's) of states [n, H], by their heads.
-
-        The reference's are None if its store has logits instead of states.
-        """
-        comparison = self.comparison
-        if comparison is None or comparison.head is None:
-            return self.source.local(zeros), None
-        if self.shares_reference_head:
-            return self.source.logits_of_both(zeros, zeros)
-        weight = comparison.head.weight
-        reference_zeros = weight.new_zeros(len(zeros), weight.shape[1])
-        bias = comparison.head.bias
-        reference = head_logits(comparison.store.head, reference_zeros, weight, bias)
-        return self.source.local(zeros), reference
 
     @property
     def digests(self) -> dict[int, str]:

@@ -323,7 +323,9 @@ class VllmEngine(Engine):
         self.probe = Probe(self.driver, tokens=tokens, decode=self.prefill_check)
 
     def warm_up(self, windows: Sequence[Window], request: ScoreRequest) -> None:
-        self.driver.warm_up(self.plan(windows, request))
+        plan = self.plan(windows, request)
+        if request.reference is not None:
+            self.driver.load_reference(plan)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Return the scores in the order in which windows finish.

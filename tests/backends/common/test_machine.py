@@ -169,3 +169,45 @@ def test_who_uses_a_gpu(
     monkeypatch.setattr(machine, "nvidia_smi", lambda ids, query: rows[query])
     assert machine.gpu_users(["0"], ours) == gold
     assert machine.gpu_users([], ours) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "gold"),
+    [
+        # A container sees its own group as that of all processes.
+        ("0::/", {"": ("3000000", 1_200_000)}, 2_000_000),
+        ("0::/", {"": ("max", 0)}, None),
+        # The limits of the groups around it count, too.
+        ("0::/jobs/7", {"jobs": ("3000000", 2_500_000), "jobs/7": ("max", 0)}, 700_000),
+        ("0::/jobs/7", {"jobs": ("max", 0), "jobs/7": ("1000000", 5_000_000)}, 0),
+        # Version 1, or no control groups.
+        ("4:memory:/jobs/7", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_memory_that_a_control_group_limits(
+    name: str | None,
+    limits: dict[str, tuple[str, int]],
+    gold: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the used bytes, 200,000 are files that were not read lately."""
+    groups = tmp_path / "groups"
+    for group, (limit, used) in limits.items():
+        folder = groups / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 5\ninactive_file 200000\nactive_file 7\n")
+    own_name = tmp_path / "cgroup"
+    if name is not None:
+        own_name.write_text(f"{name}\n")
+    monkeypatch.setattr(machine, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(machine, "CONTROL_GROUP", own_name)
+    available = machine.available_bytes()
+    if gold is None:
+        # What the system has; other tests use memory meanwhile.
+        assert available > 100_000_000
+    else:
+        assert available == gold

@@ -176,6 +176,14 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, rows_of_chunks: list[int])
     )
 
 
+def test_chunks_are_not_halved_beside_other_models() -> None:
+    """Alone, there might be memory for whole chunks, whose products may round otherwise."""
+    source = Small(255)
+    one = stepped(source, n_on_gpus=2)
+    assert source.asked == [256]
+    assert "OutOfMemoryError" in one.error
+
+
 def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     """Missing rows may cross chunks; a step that computes the rows again fixes them.
 

@@ -8,9 +8,9 @@ import pytest
 
 from compare_q.backends.base import Storage
 from compare_q.backends.common.message_text import duration_in_words
-from compare_q.eval.results import ModelResult, RunResult
+from compare_q.eval.results import ModelResult, RunResult, Timing
 from compare_q.eval.stats.uncertainty import Mean
-from compare_q.eval.table.precision_sentences import advice, sentences
+from compare_q.eval.table.precision_sentences import advice, loading_seconds, sentences
 from tests.support.made import FAILED, QUANT, REF, REFERENCE, replace, run_of, with_against
 
 BASE = replace(REF, windows=32, load_seconds=10.0, score_seconds=16.0)
@@ -176,3 +176,20 @@ def test_windows_of_several_texts_count_for_each(long: int, short: int | None, f
 def test_durations() -> None:
     words = [duration_in_words(seconds) for seconds in (0.2, 40.4, 89, 180, 5000, 9000)]
     assert words == ["1 s", "40 s", "89 s", "3 min", "83 min", "2.5 h"]
+
+
+def loaded(seconds: float, end: float) -> ModelResult:
+    """Return a row whose load took these seconds, and ended at this time."""
+    timing = Timing(end - seconds, end, end, end + 1, end + 2)
+    return replace(BASE, load_seconds=seconds, timing=timing)
+
+
+def test_loads_at_the_same_time_count_once() -> None:
+    first = loaded(10.0, 100.0)
+    # 110 to 130, and 115 to 135.
+    together = [loaded(20.0, 130.0), loaded(20.0, 135.0)]
+    # Within one of these.
+    short = loaded(5.0, 125.0)
+    assert loading_seconds([first, *together, short]) == 10.0 + 25.0
+    # Without times, loads count one after the other.
+    assert loading_seconds([BASE, BASE, first]) == 30.0
