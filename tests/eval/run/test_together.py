@@ -47,7 +47,8 @@ class Table:
     threads: list[threading.Thread] = field(default_factory=list)
     # Name of a model -> event that ends its load; other models load at once.
     loaded: dict[str, threading.Event] = field(default_factory=dict)
-    # The same for its scoring.
+    # The same for preparing, and for scoring.
+    prepared: dict[str, threading.Event] = field(default_factory=dict)
     scored: dict[str, threading.Event] = field(default_factory=dict)
     # How many models were on the GPU, by the name of the model that had its turn.
     counts: dict[str, int] = field(default_factory=dict)
@@ -60,6 +61,8 @@ class Table:
 
         def prepare() -> None:
             self.events.append(f"{name} prepares")
+            if name in self.prepared:
+                assert self.prepared[name].wait(WAIT_S)
 
         def work() -> None:
             with self.pool.take(1, go_on, prepare, n_bytes) as gpus:
@@ -154,6 +157,48 @@ def test_the_others_go_on_if_one_fails_to_load() -> None:
     events = table.end()
     assert events.index("a fails") < events.index("b scores")
     assert table.counts == {"b": 1}
+
+
+def test_no_model_waits_for_one_behind_it_that_prepares() -> None:
+    table = Table(
+        GpuPool([SMALL]), prepared={"d": threading.Event()}, scored={"a": threading.Event()}
+    )
+    table.start("a", 200)
+    wait_until(lambda: "a scores" in table.events, WAIT_S)
+    table.start("b", None)
+    wait_until(lambda: "b prepares" in table.events, WAIT_S)
+    # Of models whose memory is not known, only the next one prepares.
+    table.start("c", None)
+    table.start("d", 200)
+    wait_until(lambda: "d prepares" in table.events, WAIT_S)
+    table.scored["a"].set()
+    wait_until(lambda: "c scored" in table.events, WAIT_S)
+    assert "c prepares" not in table.events
+    table.prepared["d"].set()
+    assert table.end()[-1] == "d scored"
+
+
+def test_on_several_gpus_only_the_next_model_prepares() -> None:
+    """There, the others may have to wait for long."""
+    pool = GpuPool([SMALL, Gpu("1", "NVIDIA Small", "580.1", 1000.0)])
+    prepared: list[int] = []
+    threads = []
+
+    def work(number: int) -> None:
+        with pool.take(1, go_on, lambda: prepared.append(number), MIB):
+            pass
+
+    with pool.take(2, go_on):
+        for number in range(3):
+            threads.append(threading.Thread(target=work, args=(number,)))
+            threads[-1].start()
+            wait_until(lambda: len(pool.queue) == len(threads), WAIT_S)
+        wait_until(lambda: prepared == [0], WAIT_S)
+        # Longer than all of them would need.
+        time.sleep(0.1)
+        assert prepared == [0]
+    for thread in threads:
+        thread.join(WAIT_S)
 
 
 @pytest.mark.parametrize("cause", ["another program", "two GPUs", "no memory"])
