@@ -75,6 +75,8 @@ class Table:
                 self.events.append(f"{name} loaded")
                 self.counts[name] = gpus.wait_for_turn(go_on)
                 self.events.append(f"{name} scores")
+                # Other models could begin meanwhile.
+                time.sleep(0.01)
                 if name in self.scored:
                     assert self.scored[name].wait(WAIT_S)
                 self.events.append(f"{name} scored")
@@ -100,14 +102,15 @@ class Table:
 
 
 def test_models_load_at_the_same_time_and_score_in_their_order() -> None:
-    table = Table(GpuPool([SMALL]), loaded={"a": threading.Event()})
+    """The second one is the last to have loaded."""
+    table = Table(GpuPool([SMALL]), loaded={"b": threading.Event()})
     for name in ("a", "b", "c"):
         table.start(name, 200)
-    wait_until(lambda: {"b loaded", "c loaded"} <= set(table.events), WAIT_S)
+    wait_until(lambda: {"a loaded", "c loaded"} <= set(table.events), WAIT_S)
     time.sleep(0.1)
     # While one of them loads, none scores.
     assert not any(event.endswith("scores") for event in table.events)
-    table.loaded["a"].set()
+    table.loaded["b"].set()
     events = table.end()
     first = events.index("a scores")
     assert sorted(events[:first]) == sorted(
