@@ -103,10 +103,11 @@ class Table:
 
 def test_models_load_at_the_same_time_and_score_in_their_order() -> None:
     """The second one is the last to have loaded."""
-    table = Table(GpuPool([SMALL]), loaded={"b": threading.Event()})
+    table = Table(GpuPool([SMALL]), loaded={"a": threading.Event(), "b": threading.Event()})
     for name in ("a", "b", "c"):
         table.start(name, 200)
-    wait_until(lambda: {"a loaded", "c loaded"} <= set(table.events), WAIT_S)
+    wait_until(lambda: {"b loads", "c loaded"} <= set(table.events), WAIT_S)
+    table.loaded["a"].set()
     time.sleep(0.1)
     # While one of them loads, none scores.
     assert not any(event.endswith("scores") for event in table.events)
