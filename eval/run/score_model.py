@@ -111,7 +111,7 @@ def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
     if n_gpus == 1 and config.gpus.may_share:
         n_bytes = bytes_on_gpu(model)
     scoring.order.note_start(model)
-    if model is scoring.models[0]:
+    if model.label == scoring.models[0].label:
         # Its engine is being imported.
         scoring.begin_reading(model)
 

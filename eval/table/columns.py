@@ -402,7 +402,7 @@ COLUMNS = (
     Column(
         "load",
         "load\ns",
-        "seconds of loading",
+        "seconds of loading, which other models may do at the same time",
         field="load_seconds",
         digits=1,
     ),
