@@ -365,11 +365,14 @@ def processor() -> dict[str, Any]:
 
 def threads() -> dict[str, Any]:
     """Return the numbers of cores and threads, which decide the order of additions on a CPU."""
+    return {"cores": usable_cores(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+
+
+def usable_cores() -> int | None:
+    """Return the number of cores that this process may use; None if it is not known."""
     if hasattr(os, "sched_getaffinity"):
-        cores: int | None = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count()
-    return {"cores": cores, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def instruction_sets() -> str:

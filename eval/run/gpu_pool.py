@@ -8,7 +8,6 @@ does nothing else.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,9 +270,9 @@ class GpuPool:
 
 def most_loads_at_once() -> int:
     """Return how many models this machine can load at the same time, at least 1."""
-    cores = len(os.sched_getaffinity(0)) // CORES_OF_LOAD
-    host_memory = machine.available_bytes() // HOST_BYTES_OF_LOAD
-    return max(1, min(MOST_TOGETHER, cores, host_memory))
+    by_cores = (machine.usable_cores() or 1) // CORES_OF_LOAD
+    by_memory = machine.available_bytes() // HOST_BYTES_OF_LOAD
+    return max(1, min(MOST_TOGETHER, by_cores, by_memory))
 
 
 def select_gpus(

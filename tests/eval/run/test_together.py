@@ -279,7 +279,10 @@ def comparison(
     for label, name in (("one", "gate_proj"), ("two", "down_proj")):
         other = with_changed_weight(toy_model, tmp_path / label, f"model.layers.1.mlp.{name}")
         specs.append(in_transformers(other, label=label))
-    return Comparison(compare_q, threaded(monkeypatch, gpus=1), *write_specs(specs))
+    told = threaded(monkeypatch, gpus=1)
+    # Each load ends only after the other one has begun.
+    told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
+    return Comparison(compare_q, told, *write_specs(specs))
 
 
 @pytest.mark.engine
@@ -287,8 +290,6 @@ def test_scores_of_models_that_load_together_are_the_same(
     comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = comparison.told
-    # Each load ends only after the other one has begun.
-    told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
     ran = comparison.run()
     assert ran.status == 0, ran.err
     for label in ("one", "two"):
@@ -310,11 +311,8 @@ def test_scores_of_models_that_load_together_are_the_same(
 
 
 @pytest.mark.engine
-def test_a_model_without_enough_memory_is_loaded_again_alone(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_enough_memory_is_loaded_again_alone(comparison: Comparison) -> None:
     told = comparison.told
-    told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
     # In one process, preparing a model would change torch's default dtype for the other one.
     told.first[("one", "prepare")] = ("two", "score done")
     # The first one waits for the GPU before that.
@@ -340,7 +338,6 @@ def test_a_model_that_does_not_load_beside_others_is_loaded_again_alone(
 ) -> None:
     """Its load may have failed for want of memory without saying so."""
     told = comparison.told
-    told.first = {("one", "load done"): ("two", "load"), ("two", "load done"): ("one", "load")}
     told.first[("two", "prepare")] = ("one", "score done")
     told.first[("one", "score done")] = ("two", "prepare")
     told.fails[("two", "load")] = "dies"
