@@ -2,14 +2,14 @@
 
 The rows of a window arrive in parts, in any step, and again after a preemption.  Its statistics are
 written by absolute position into a buffer on the host.  Repeated rows therefore overwrite the same
-entries, and gaps are detected.  This module never waits for the GPU: results are copied
-asynchronously, and an event shows when the results of a step have arrived.
+entries, and gaps are detected.  Results are copied asynchronously, and an event shows when those of
+a step have arrived; only ``land`` waits, for the steps of finished windows.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,6 +144,9 @@ class Landing(NamedTuple):
     def has_arrived(self) -> bool:
         return self.event is None or self.event.query()
 
+    def has_rows_of(self, windows: Collection[int]) -> bool:
+        return any(part.rows.window in windows for part in self.parts)
+
 
 @dataclass
 class WindowBuffers:
@@ -202,13 +205,19 @@ class WindowBuffers:
             target.copy_(rows[begin:end], non_blocking=True)
             begin = end
 
-    def land(self, *, wait: bool = True) -> None:
+    def land(self, windows: Collection[int] = ()) -> None:
         """Put statistics that have arrived on the host into their windows.
 
-        ``wait`` for all that were sent.
+        Wait for all steps that had rows of ``windows``, but not for later steps: vLLM starts a step
+        before it returns the results of the last one, so that the GPU always computes.
         """
-        while self.landings and (wait or self.landings[0].has_arrived()):
+        n_awaited = 0
+        for number, landing in enumerate(self.landings, start=1):
+            if landing.has_rows_of(windows):
+                n_awaited = number
+        while self.landings and (n_awaited > 0 or self.landings[0].has_arrived()):
             landing = self.landings.popleft()
+            n_awaited -= 1
             if landing.event is not None:
                 landing.event.synchronize()
             self.write(landing.statistics.numpy(), landing.parts)

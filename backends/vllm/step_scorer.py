@@ -119,7 +119,7 @@ class StepScorer(ABC):
             fault = self.steps.count(requests)
             if fault:
                 raise ModelError(fault)
-        self.buffers.land(wait=False)
+        self.buffers.land()
         parts = scored_rows(requests)
         if not parts or not self.must_continue:
             return
@@ -187,7 +187,7 @@ class StepScorer(ABC):
         statistics: list[NDArray[np.float32]] = []
         if self.reports and not self.error:
             try:
-                self.buffers.land()
+                self.buffers.land(indices)
                 statistics = [self.finish(index) for index in indices]
             except Exception as error:  # a gap, or a full disk
                 self.fail(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +175,37 @@ def test_chunks_that_do_not_fit_are_halved(fits: int, rows_of_chunks: list[int])
     np.testing.assert_array_equal(
         one.buffers.windows[7].statistics, at_once.buffers.windows[7].statistics
     )
+
+
+@dataclass
+class Event:
+    """An event of a GPU that has not happened; waiting for one that ``never`` happens fails."""
+
+    never: bool
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        assert not self.never, "the GPU would compute nothing after this step"
+
+
+def test_finished_windows_do_not_wait_for_a_later_step() -> None:
+    """The GPU computes the later step while the host handles the windows."""
+    one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+    later = REQUEST._replace(tag=(8, [(2, 1000)]))
+    for request, event in ((REQUEST, Event(never=False)), (later, Event(never=True))):
+        one.step(STATES, [request], tokens)
+        landings = one.buffers.landings
+        landings[-1] = landings[-1]._replace(event=event)
+    header, statistics = one.collect([7])
+    assert (header["error"], header["counts"]) == ("", [998])
+    gold = stepped(Small(1000)).buffers.windows[7].statistics
+    assert statistics == gold.tobytes()
+    assert list(one.buffers.windows) == []
+    # Its own step is waited for.
+    header, _ = one.collect([8])
+    assert "compute nothing" in header["error"]
 
 
 def test_chunks_are_not_halved_beside_other_models() -> None:
