@@ -155,5 +155,5 @@ class ScoreRequest(BaseModel):
     record: Path | None = None
     # Key of the reference that is recorded, for the header of each file.
     record_key: str = ""
-    # Number of models on the GPU; the others wait.
-    n_on_gpus: int = 1
+    # If memory is too small, smaller chunks are tried, whose products may round otherwise.
+    may_halve_chunks: bool = True

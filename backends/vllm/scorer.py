@@ -153,12 +153,10 @@ class Scorer(StepScorer):
         try:
             self.write_scores(states, chunk)
         except torch.OutOfMemoryError:
-            # Other ranks would not halve theirs, and wait.
-            if len(states) == 1 or self.needs_collectives or self.error:
+            if len(states) == 1 or self.error or not self.plan.may_halve_chunks:
                 raise
-            # Smaller products may round otherwise than those of the model alone, which there may be
-            # memory for.
-            if self.plan.n_on_gpus > 1:
+            # Other ranks would not halve theirs, and wait.
+            if self.needs_collectives:
                 raise
             self.most_rows = len(states) // 2
             return False

@@ -68,6 +68,7 @@ class ScoreCommand:
     tag: str
     session: str = ""  # names this run of the model
     facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
+    n_on_gpus: int = 1  # models of this run on the GPU, without those that are ending
     type: Literal["score"] = "score"
 
 

@@ -62,6 +62,9 @@ from .trial_committer import TrialCommitter
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
 POLL_S = 0.5
+ENDING_S = 2.0
+"""Seconds after which a process on this worker's GPU counts as another program's."""
+ENDING_POLL_S = 0.2
 SAMPLED_S = 1.0
 """Seconds of sampling between two messages of progress."""
 OUT_OF_MEMORY = re.compile(
@@ -301,7 +304,7 @@ class Worker:
             "moments": moments,
             **command.facts,
         }
-        gpu_users = self.other_gpu_users(command.request.n_on_gpus)
+        gpu_users = self.other_gpu_users(command.n_on_gpus)
         if gpu_users:
             record["shared_gpu"] = gpu_users
         segments.write_record(command.scores, command.session, record)
@@ -336,9 +339,15 @@ class Worker:
         if self.shared:
             return self.shared
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        if in_worker() and len(gpus) == 1 and gpus[0]:
-            return machine.gpu_users(gpus, ours=n_on_gpus)
-        return ""
+        if not in_worker() or len(gpus) > 1 or not gpus[0]:
+            return ""
+        users = machine.gpu_users(gpus, ours=n_on_gpus)
+        # The process of a model that scored before this one may still be ending.
+        deadline = time.monotonic() + ENDING_S
+        while users and time.monotonic() < deadline:
+            time.sleep(ENDING_POLL_S)
+            users = machine.gpu_users(gpus, ours=n_on_gpus)
+        return users
 
     def load_reference(self, command: ReferenceCommand) -> list[dict[str, Any]]:
         """Load a reference beside the model; return the modules that can be exchanged."""

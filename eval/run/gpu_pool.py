@@ -3,7 +3,7 @@
 A model has its GPUs alone.  Only on a machine with a single GPU, models whose memory is known may
 be on it together, if it is large enough.  They load at the same time.  Then they score one after
 the other, and no model loads before all of them have ended: each speed is measured on a GPU that
-does nothing else.
+computes nothing else.  While a model scores, the processes of the one before it may still end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class LoadGroup:
     """Models that have the same GPUs.
 
     Attributes:
-        models: those that have not ended, in their order.
+        models: those that have not ended.
+        to_score: those of them that have not scored, in their order.
         loading: those of them that have not asked for their turn.
         n_added: number of models, with those that have ended.
         n_bytes: memory that is enough for all of them.
@@ -43,7 +44,8 @@ class LoadGroup:
     """
 
     def __init__(self, *, is_open: bool) -> None:
-        self.models: list[object] = []
+        self.models: set[object] = set()
+        self.to_score: list[object] = []
         self.loading: set[object] = set()
         self.n_added = 0
         self.n_bytes = 0
@@ -52,15 +54,22 @@ class LoadGroup:
 
     def add(self, model: object, n_bytes: int | None) -> None:
         """Add a model that will load."""
-        self.models.append(model)
+        self.models.add(model)
+        self.to_score.append(model)
         self.loading.add(model)
         self.n_added += 1
         self.n_bytes += n_bytes or 0
 
     def remove(self, model: object) -> None:
         """Remove a model that has ended."""
+        self.end_turn(model)
         self.models.remove(model)
         self.loading.discard(model)
+
+    def end_turn(self, model: object) -> None:
+        """Let the next model score."""
+        if model in self.to_score:
+            self.to_score.remove(model)
 
 
 class TakenGpus:
@@ -92,19 +101,26 @@ class TakenGpus:
         return self.group.n_added > 1
 
     def wait_for_turn(self, check: Check) -> int:
-        """Wait until no other model computes on these GPUs; none will before this one ends.
+        """Wait until no other model computes on these GPUs; none will before ``end_turn``.
 
-        Called when the model has loaded; return the number of models on the GPUs.
+        Called when the model has loaded; return the number of models on the GPUs, without those
+        that have scored and are ending.
         """
         group = self.group
         with self.changed:
             group.loading.discard(self.model)
             self.changed.notify_all()
-            while group.loading or group.models[0] is not self.model:
+            while group.loading or group.to_score[0] is not self.model:
                 check()
                 self.changed.wait(GPU_POLL_S)
             group.is_open = False
-            return len(group.models)
+            return len(group.to_score)
+
+    def end_turn(self) -> None:
+        """Let the next model score; this one has scored, and ends now."""
+        with self.changed:
+            self.group.end_turn(self.model)
+            self.changed.notify_all()
 
 
 class GpuPool:

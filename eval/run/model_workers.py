@@ -165,7 +165,8 @@ class ModelWorkers:
             commands = self.commands(windows, request, files)
             self.load(commands)
             n_on_gpus = self.gpus.wait_for_turn(self.config.workers.check)
-            commands = [with_models_on_gpu(command, n_on_gpus) for command in commands]
+            may_halve = not self.gpus.was_shared
+            commands = [in_turn(command, n_on_gpus, may_halve=may_halve) for command in commands]
             title = f"scoring {self.title}"
             silence_s = self.config.window_timeout_s
             with self.config.progress.phase(title, unit="windows", total=len(windows)) as phase:
@@ -269,7 +270,10 @@ class ModelWorkers:
                 raise
 
 
-def with_models_on_gpu(command: ScoreCommand, count: int) -> ScoreCommand:
-    """Return a command whose request has the number of models on the GPU."""
-    request = command.request.model_copy(update={"n_on_gpus": count})
-    return replace(command, request=request)
+def in_turn(command: ScoreCommand, n_on_gpus: int, *, may_halve: bool) -> ScoreCommand:
+    """Return a command of a model that scores now.
+
+    ``n_on_gpus``: as in ``ScoreCommand``.  ``may_halve``: chunks (``ScoreRequest``).
+    """
+    request = command.request.model_copy(update={"may_halve_chunks": may_halve})
+    return replace(command, request=request, n_on_gpus=n_on_gpus)

@@ -129,7 +129,9 @@ def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
             closing(workers),
         ):
             try:
-                return workers.score(gap, gpus)
+                store_failure = workers.score(gap, gpus)
+                gpus.end_turn()
+                return store_failure
             except ModelError as error:
                 # A load may fail for want of memory without saying so.
                 is_of_sharing = not workers.is_loaded or MEMORY_TOO_SMALL in str(error)

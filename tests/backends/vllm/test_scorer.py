@@ -211,7 +211,7 @@ def test_finished_windows_do_not_wait_for_a_later_step() -> None:
 def test_chunks_are_not_halved_beside_other_models() -> None:
     """Alone, there might be memory for whole chunks, whose products may round otherwise."""
     source = Small(255)
-    one = stepped(source, n_on_gpus=2)
+    one = stepped(source, may_halve_chunks=False)
     assert source.asked == [256]
     assert "OutOfMemoryError" in one.error
 

@@ -8,6 +8,7 @@ import pytest
 
 from compare_q.backends.common import machine
 from compare_q.backends.worker.protocol import LoadCommand, PrepareCommand
+from compare_q.backends.worker import worker as worker_module
 from compare_q.backends.worker.worker import Worker
 from tests.support.fake_engine import FakeEngine
 from tests.support.toy import planned
@@ -51,3 +52,27 @@ def test_the_engine_of_a_prepared_model_is_loaded(steps: list[str]) -> None:
     worker.perform(LoadCommand(MODEL, ("0",)), lambda message: None)
     assert worker.engine is not prepared
     assert steps == ["users", "load", "close", "users", "load"]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_model_that_ends_is_no_other_user_of_the_gpu(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model before this one may still be ending when this one has scored."""
+    answers = ["python (process 7)", "python (process 7)", ""]
+    if stays:
+        answers = ["python (process 7)"]
+
+    def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
+        assert (list(devices), ours) == (["0"], 2)
+        if len(answers) > 1:
+            return answers.pop(0)
+        return answers[0]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(machine, "gpu_users", gpu_users)
+    monkeypatch.setattr(worker_module, "in_worker", lambda: True)
+    monkeypatch.setattr(worker_module, "ENDING_S", 0.1)
+    monkeypatch.setattr(worker_module, "ENDING_POLL_S", 0.01)
+    users = Worker(0.0).other_gpu_users(2)
+    assert users == answers[0]

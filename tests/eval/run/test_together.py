@@ -50,6 +50,8 @@ class Table:
     # The same for preparing, and for scoring.
     prepared: dict[str, threading.Event] = field(default_factory=dict)
     scored: dict[str, threading.Event] = field(default_factory=dict)
+    # The same for the end of its processes, which is an event only then.
+    ended: dict[str, threading.Event] = field(default_factory=dict)
     # How many models were on the GPU, by the name of the model that had its turn.
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -80,6 +82,10 @@ class Table:
                 if name in self.scored:
                     assert self.scored[name].wait(WAIT_S)
                 self.events.append(f"{name} scored")
+                gpus.end_turn()
+                if name in self.ended:
+                    assert self.ended[name].wait(WAIT_S)
+                    self.events.append(f"{name} ended")
 
         self.threads.append(threading.Thread(target=work))
         self.threads[-1].start()
@@ -150,6 +156,25 @@ def test_no_model_joins_others_that_score() -> None:
     table.scored["a"].set()
     events = table.end()
     assert events.index("a scored") < events.index("b loads")
+
+
+def test_the_next_model_scores_while_the_one_before_it_ends() -> None:
+    """But the memory of all of them must be free before another model loads."""
+    table = Table(GpuPool([SMALL]), loaded={"a": threading.Event()}, ended={"a": threading.Event()})
+    table.start("a", 200)
+    table.start("b", 200)
+    wait_until(lambda: "b loaded" in table.events, WAIT_S)
+    table.start("c", 700)
+    table.loaded["a"].set()
+    wait_until(lambda: "b scored" in table.events, WAIT_S)
+    # Longer than the third one would need.
+    time.sleep(0.1)
+    assert "c loads" not in table.events
+    table.ended["a"].set()
+    events = table.end()
+    assert events.index("b scored") < events.index("a ended") < events.index("c loads")
+    # The one that ends does not count.
+    assert table.counts == {"a": 2, "b": 1, "c": 1}
 
 
 def test_the_others_go_on_if_one_fails_to_load() -> None:
