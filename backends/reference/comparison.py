@@ -7,7 +7,7 @@ reference's logits, for the whole vocabulary (0, V) or for a tensor-parallel ran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,6 +87,19 @@ class ReferenceWindows:
         self.n_ahead = min(max(AHEAD_BYTES // piece_bytes, 1), MOST_PIECES_AHEAD)
         self.futures: dict[Piece, Future[tuple[torch.Tensor, int]]] = {}
         self.requested: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
+
+    def is_of(self, store: Reader, windows: Mapping[int, str]) -> bool:
+        """Return True if these are the ``windows`` of a store, from the same files."""
+        files = [store.windows.get(digest) for digest in windows.values()]
+        files_here = [self.store.windows.get(digest) for digest in self.windows.values()]
+        return self.store.path == store.path and self.windows == windows and files_here == files
+
+    def read_ahead(self) -> None:
+        """Read the first pieces now; ``get`` reports the errors."""
+        first_pieces = self.pieces[: self.n_ahead]
+        for piece in first_pieces:
+            self.start_reading(piece)
+        wait([self.futures[piece] for piece in first_pieces])
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
@@ -214,8 +227,8 @@ class Comparison:
     """Logits of a reference store on a device, over the vocabulary entries of a shard.
 
     ``shard``: the entries [first, last).  ``windows``: the digests of the windows that will be
-    scored, by their indices.  ``head``: the store's head, if it is loaded already.  ``close`` ends
-    the reading thread.
+    scored, by their indices.  ``head``: the store's head, if it is loaded already.  ``ahead``: the
+    windows, if some of them have been read already.  ``close`` ends the reading thread.
     """
 
     def __init__(
@@ -225,6 +238,7 @@ class Comparison:
         shard: tuple[int, int],
         device: torch.device,
         head: LoadedHead | None = None,
+        ahead: ReferenceWindows | None = None,
     ) -> None:
         self.store = store
         self.shard = shard
@@ -232,7 +246,7 @@ class Comparison:
         if store.contents == "states" and head is None:
             head = load_head(store, shard, device)
         self.head = head
-        self.windows = ReferenceWindows(store, windows, pin=device.type == "cuda")
+        self.windows = ahead or ReferenceWindows(store, windows, pin=device.type == "cuda")
 
     def on_host(self, rows: StoredRows) -> torch.Tensor:
         """Return the stored states [n, H] of some rows, or their logits [n, last - first]."""

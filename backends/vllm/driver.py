@@ -115,9 +115,13 @@ class VllmDriver:
         complete = replace(plan, step=self.step, windows=digests)
         self.call("compare_q_begin", asdict(complete), noise_seed)
 
-    def load_reference(self, plan: ScoringPlan) -> None:
-        """Load the head of a plan's reference in all ranks; it stays for the next scoring run."""
-        self.begin((), plan, noise_seed=None)
+    def load_reference(self, windows: Sequence[Window], plan: ScoringPlan) -> None:
+        """Load the head of a plan's reference in all ranks, and read the first of the windows.
+
+        Both stay for the next scoring run.
+        """
+        self.begin(windows, plan, noise_seed=None)
+        self.call("compare_q_read_ahead")
         self.end()
 
     def queue(

@@ -126,6 +126,11 @@ class ScoringExtension:
             keeps_record=ranks.rank_in_group == 0,
         )
 
+    def compare_q_read_ahead(self) -> None:
+        """Read the first windows of the reference for the next scoring run; this one ends now."""
+        assert isinstance(self._compare_q_scorer, Scorer)
+        self._compare_q_scorer.read_ahead()
+
     def compare_q_begin_probe(self, plan: dict[str, Any]) -> None:
         """Start a run of the probe by the fields of ``ProbePlan``."""
         from vllm.distributed import get_pp_group, get_tp_group

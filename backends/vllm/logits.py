@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..reference.comparison import LoadedHead
+from ..reference.comparison import LoadedHead, ReferenceWindows
 from ..reference.head import Head, head_difference, largest_difference
 from .hooks import RequestRows, Tokens, check_signature
 from .private_names import check_attributes
@@ -43,8 +43,8 @@ class ProbedLogits(NamedTuple):
 class LogitsSource:
     """The model's ``compute_logits``, and the last arguments of its LogitsProcessor.
 
-    ``reference_head``: head of the last reference that the model was compared with, kept for the
-    next scoring run.
+    Kept for the next scoring run: ``reference_head``, of the last reference that the model was
+    compared with, and ``reference_windows``, of which the first were read ahead.
     """
 
     def __init__(self, model: Any) -> None:
@@ -59,6 +59,7 @@ class LogitsSource:
         self.states: Any = None
         self.bias: Any = None
         self.reference_head: LoadedHead | None = None
+        self.reference_windows: ReferenceWindows | None = None
         self.reference_states: Any = None  # enter the head with the model's own, if set
         for processor in self.processors:
             check_signature(processor.forward, CALL)

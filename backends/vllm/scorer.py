@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..reference.comparison import Comparison, LoadedHead, head_key, load_head
+from ..reference.comparison import (
+    Comparison,
+    LoadedHead,
+    ReferenceWindows,
+    head_key,
+    load_head,
+)
 from ..reference.recorder import Recorder
 from ..reference.store import Reader, open_reference
 from ..scoring import token_statistics
@@ -61,7 +67,28 @@ class Scorer(StepScorer):
         head = None
         if store.contents == "states":
             head = self.head_of(store)
-        return Comparison(store, self.digests, self.shard, self.device, head)
+        ahead = self.windows_ahead(store)
+        return Comparison(store, self.digests, self.shard, self.device, head, ahead)
+
+    def windows_ahead(self, store: Reader) -> ReferenceWindows | None:
+        """Return the windows of a store that were read ahead, if this run scores them."""
+        windows = self.source.reference_windows
+        self.source.reference_windows = None
+        if windows is not None and not windows.is_of(store, self.digests):
+            windows.close()
+            return None
+        return windows
+
+    def read_ahead(self) -> None:
+        """Read the first windows of the reference, and keep them for the next scoring run.
+
+        This run can score nothing afterwards.
+        """
+        if self.comparison is None:
+            return
+        self.comparison.windows.read_ahead()
+        self.source.reference_windows = self.comparison.windows
+        self.comparison = None
 
     def head_of(self, store: Reader) -> LoadedHead:
         """Return the head of a store; it stays loaded for the next scoring run."""

@@ -325,7 +325,7 @@ class VllmEngine(Engine):
     def warm_up(self, windows: Sequence[Window], request: ScoreRequest) -> None:
         plan = self.plan(windows, request)
         if request.reference is not None:
-            self.driver.load_reference(plan)
+            self.driver.load_reference(windows, plan)
 
     def score(self, windows: Sequence[Window], request: ScoreRequest) -> Iterator[TokenScores]:
         """Return the scores in the order in which windows finish.

@@ -91,8 +91,6 @@ def main(
             os.execv(sys.executable, [*sys.orig_argv[:-2], "", verbose, import_note])
     signal.signal(LEAVE, signal.SIG_IGN)
     delete_abandoned()
-    gc.collect()
-    gc.freeze()  # collections while vLLM loads would scan the imported heap (1.9 s)
     engine_process = os.getpid()
     workers = Workers()
     fork = None
@@ -166,6 +164,8 @@ def import_engine(engine: str, driver: int, *, verbose: bool) -> None:
     gc.disable()
     with suppress(Exception):
         backends.engine_class(engine).import_engine(verbose=verbose)
+    # Collections while a model loads would look through everything that was imported: 1.9 s.
+    gc.freeze()
     gc.enable()
 
 

@@ -84,6 +84,35 @@ def test_windows_are_read_ahead_within_the_memory_for_it(
     windows.close()
 
 
+def test_the_first_windows_may_be_read_before_their_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are read ahead; a damaged one is reported where it is used."""
+    store = counting(tmp_path / "store", 6)
+    n_bytes = sum(map(store.window_bytes, store.windows))
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
+    damaged = store.path / store.windows[digest(5)]
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    order = [4, 0, 5, 1, 2]
+    windows = ReferenceWindows(store, digests(order), pin=False)
+    windows.read_ahead()
+    # Of the damaged one, only the header.
+    assert store.read == [4, 0]
+    for window in (4, 0):
+        assert torch.equal(windows.get(whole(window)), numbers(3, 4, seed=window))
+    assert f"row.{digest(5)}" in refusal(windows.get, whole(5))
+    assert torch.equal(windows.get(whole(1)), numbers(3, 4, seed=1))
+    windows.close()
+    assert store.read == [4, 0, 1, 2]  # each once
+    assert windows.is_of(Reader(store.path), digests(order))
+    assert not windows.is_of(store, digests([4, 0, 5, 1]))
+    # The same windows, of another recording.
+    other = state_store(tmp_path / "other", 6)
+    assert not windows.is_of(other, digests(order))
+    store.windows[digest(4)] = "row.other.safetensors"
+    assert not windows.is_of(Reader(store.path), digests(order))
+
+
 def test_a_long_window_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pieces of 250 rows: two are read ahead, earlier ones are dropped.
 

@@ -19,6 +19,7 @@ import torch
 
 from compare_q.backends.base import Window
 from compare_q.backends.common.errors import ModelError
+from compare_q.backends.reference.comparison import StoredRows
 from compare_q.backends.reference.store import Reader, begin, seal
 from compare_q.backends.scoring import token_statistics
 from compare_q.backends.vllm import vllm_scores
@@ -29,7 +30,7 @@ from compare_q.backends.vllm.probe_scorer import ProbeScorer
 from compare_q.backends.vllm.scorer import Scorer
 from compare_q.backends.vllm.scoring_plan import ProbePlan, ScoringPlan
 from tests.support.definitions import definitions, draw
-from tests.support.stores import IDENTITY, KEY, digest
+from tests.support.stores import IDENTITY, KEY, digest, digests, numbers, state_store
 
 LIMIT = 256 << 20
 OTHER_HEAD: Any = SimpleNamespace(head=None)
@@ -392,7 +393,7 @@ def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> N
     seal(store, IDENTITY, [digest(3)])
     assert torch.equal(Reader(store).window(digest(3)), STATES[1:-1])
     source: Any = Small(1000)
-    source.reference_head = None
+    source.reference_head = source.reference_windows = None
     plan = ScoringPlan(
         gathered=True, reference=str(store), windows=((0, digest(0)), (2, digest(3)))
     )
@@ -405,6 +406,37 @@ def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> N
     scores = token_statistics.scores(2, TOKENS[2:].numpy(), [shard])
     assert scores.kld is not None
     assert not scores.kld.any()
+
+
+def test_windows_that_were_read_ahead_are_used_by_the_next_run(tmp_path: Path) -> None:
+    """By a run of these windows; those of another run are read anew."""
+    store = state_store(tmp_path / "store", 4)
+    source: Any = SimpleNamespace(processors=[], processor=None, shard=None, reference_head=None)
+    source.weight = lambda: "none"
+    source.reference_windows = None
+
+    def run_of(*windows: int) -> Scorer:
+        pairs = tuple(digests(windows).items())
+        plan = ScoringPlan(reference=str(store.path), windows=pairs)
+        return Scorer(source, plan, torch.device("cpu"), 300, 1)
+
+    warm_up = run_of(0, 1, 2)
+    assert warm_up.comparison is not None
+    ahead = warm_up.comparison.windows
+    warm_up.read_ahead()
+    warm_up.end()
+    scoring = run_of(0, 1, 2)
+    assert scoring.comparison is not None
+    assert scoring.comparison.windows is ahead
+    assert torch.equal(ahead.get(StoredRows(1, 3, 0, 3)), numbers(3, 4, seed=1))
+    scoring.end()
+    run_of(0, 1, 2).read_ahead()
+    other = run_of(0, 1)
+    assert other.comparison is not None
+    assert list(other.comparison.windows.windows) == [0, 1]
+    other.end()
+    # Nothing is kept for a third run.
+    assert source.reference_windows is None
 
 
 class Flat(list[int]):
