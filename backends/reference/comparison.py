@@ -89,10 +89,11 @@ class ReferenceWindows:
         self.requested: set[Piece] = set()  # also forgotten pieces, which are not read ahead again
 
     def is_of(self, store: Reader, windows: Mapping[int, str]) -> bool:
-        """Return True if these are the ``windows`` of a store, from the same files."""
+        """Return True if these are the ``windows`` of a store in their order, of the same files."""
         files = [store.windows.get(digest) for digest in windows.values()]
         files_here = [self.store.windows.get(digest) for digest in self.windows.values()]
-        return self.store.path == store.path and self.windows == windows and files_here == files
+        is_same_order = list(self.windows.items()) == list(windows.items())
+        return self.store.path == store.path and is_same_order and files_here == files
 
     def read_ahead(self) -> None:
         """Read the first pieces now; ``get`` reports the errors."""

@@ -209,7 +209,7 @@ class WindowBuffers:
         """Put statistics that have arrived on the host into their windows.
 
         Wait for all steps that had rows of ``windows``, but not for later steps: vLLM starts a step
-        before it returns the results of the last one, so that the GPU always computes.
+        before it returns the results of the step before it, so that the GPU always computes.
         """
         n_awaited = 0
         for number, landing in enumerate(self.landings, start=1):

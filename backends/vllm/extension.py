@@ -127,7 +127,10 @@ class ScoringExtension:
         )
 
     def compare_q_read_ahead(self) -> None:
-        """Read the first windows of the reference for the next scoring run; this one ends now."""
+        """Read the first windows of the reference for the next scoring run.
+
+        This one can score nothing afterwards.
+        """
         assert isinstance(self._compare_q_scorer, Scorer)
         self._compare_q_scorer.read_ahead()
 

@@ -58,26 +58,26 @@ class Scorer(StepScorer):
                 plan.record_contents,
                 plan.record_reason,
             )
+        ahead = self.source.reference_windows
+        self.source.reference_windows = None
         if plan.reference is not None:
-            self.comparison = self.comparison_with(Path(plan.reference))
+            self.comparison = self.comparison_with(Path(plan.reference), ahead)
+        elif ahead is not None:
+            ahead.close()
 
-    def comparison_with(self, path: Path) -> Comparison:
-        """Return the comparison with the store in a folder."""
+    def comparison_with(self, path: Path, ahead: ReferenceWindows | None) -> Comparison:
+        """Return the comparison with the store in a folder; ``ahead``: windows of an earlier run.
+
+        They are used if they are those of this run, and otherwise closed.
+        """
         store = open_reference(path)
         head = None
         if store.contents == "states":
             head = self.head_of(store)
-        ahead = self.windows_ahead(store)
+        if ahead is not None and not ahead.is_of(store, self.digests):
+            ahead.close()
+            ahead = None
         return Comparison(store, self.digests, self.shard, self.device, head, ahead)
-
-    def windows_ahead(self, store: Reader) -> ReferenceWindows | None:
-        """Return the windows of a store that were read ahead, if this run scores them."""
-        windows = self.source.reference_windows
-        self.source.reference_windows = None
-        if windows is not None and not windows.is_of(store, self.digests):
-            windows.close()
-            return None
-        return windows
 
     def read_ahead(self) -> None:
         """Read the first windows of the reference, and keep them for the next scoring run.

@@ -24,7 +24,7 @@ class ScoringPlan:
     record_key: str = ""  # key of the reference that is recorded
     record_contents: Contents = "states"
     record_reason: str = ""  # why logits
-    may_halve_chunks: bool = True  # if memory is too small
+    may_halve_chunks: bool = True  # if memory is too small (``ScoreRequest``)
     step: int | None = None  # tokens of a window in each decode step; None in prefill
     # (index, digest) of the windows, in the order of scoring
     windows: tuple[tuple[int, str], ...] = ()

@@ -69,6 +69,7 @@ class ScoreCommand:
     session: str = ""  # names this run of the model
     facts: dict[str, Any] = field(default_factory=dict)  # JSON types; part of the session's record
     n_on_gpus: int = 1  # models of this run on the GPU, without those that are ending
+    n_ending: int = 0  # models of this run whose processes may still be on the GPU
     type: Literal["score"] = "score"
 
 

@@ -62,8 +62,11 @@ from .trial_committer import TrialCommitter
 COMMIT_S = 2.0
 """Seconds of scoring that a killed worker may lose: one file every 2 s, written in about 1 ms."""
 POLL_S = 0.5
-ENDING_S = 2.0
-"""Seconds after which a process on this worker's GPU counts as another program's."""
+ENDING_S = 10.0
+"""Seconds, after a model has scored, that the process of an earlier model may still take to end.
+
+A process that takes longer counts as another program's.
+"""
 ENDING_POLL_S = 0.2
 SAMPLED_S = 1.0
 """Seconds of sampling between two messages of progress."""
@@ -112,6 +115,7 @@ class Committer:
         self.command = command
         self.engine = engine
         self.last_commit = time.perf_counter()
+        self.scored_at: float | None = None  # when the last window of all had been scored
         self.windows = {window.index: window for window in windows}  # that have no scores yet
         self.recordings = recordings_of(command.request.reference, windows)
         self.waiting: list[tuple[Window, TokenScores]] = []
@@ -127,6 +131,10 @@ class Committer:
         window = self.windows.pop(scores.window)
         self.waiting.append((window, scores))
 
+    def stop_clock(self) -> None:
+        """Count no more time as scoring: all windows have been scored."""
+        self.scored_at = time.perf_counter()
+
     def commit(self) -> None:
         """Write the collected scores; ModelError if the engine's model has changed.
 
@@ -140,7 +148,7 @@ class Committer:
             self.waiting = []
             raise
         command = self.command
-        now = time.perf_counter()
+        now = self.scored_at or time.perf_counter()
         seconds = now - self.last_commit
         segments.commit(
             command.scores, command.tag, self.waiting, command.session, seconds, self.recordings
@@ -295,6 +303,7 @@ class Worker:
             if committer.waiting and committer.windows:
                 committer.commit()
             raise
+        committer.stop_clock()
         moments["closed"] = time.time()
         # The next command finds the model loaded: it starts where this one ends.
         self.moments = dict.fromkeys(("started", "loaded"), moments["closed"])
@@ -304,7 +313,7 @@ class Worker:
             "moments": moments,
             **command.facts,
         }
-        gpu_users = self.other_gpu_users(command.n_on_gpus)
+        gpu_users = self.other_gpu_users(command.n_on_gpus, command.n_ending)
         if gpu_users:
             record["shared_gpu"] = gpu_users
         segments.write_record(command.scores, command.session, record)
@@ -330,11 +339,12 @@ class Worker:
         self.engine.check_unchanged()
         return {"token_ids": continuations.token_ids, "logprobs": continuations.logprobs}
 
-    def other_gpu_users(self, n_on_gpus: int) -> str:
+    def other_gpu_users(self, n_on_gpus: int, n_ending: int) -> str:
         """Return the processes that use this worker's GPUs, or used them before it loaded.
 
         After loading, this worker is one of the ``n_on_gpus`` processes of its run on its GPU.
         With several GPUs, the processes of its ranks cannot be distinguished from others: "" then.
+        ``n_ending`` processes of other models of the run are awaited if they have not ended.
         """
         if self.shared:
             return self.shared
@@ -342,9 +352,8 @@ class Worker:
         if not in_worker() or len(gpus) > 1 or not gpus[0]:
             return ""
         users = machine.gpu_users(gpus, ours=n_on_gpus)
-        # The process of a model that scored before this one may still be ending.
         deadline = time.monotonic() + ENDING_S
-        while users and time.monotonic() < deadline:
+        while users and n_ending and time.monotonic() < deadline:
             time.sleep(ENDING_POLL_S)
             users = machine.gpu_users(gpus, ours=n_on_gpus)
         return users

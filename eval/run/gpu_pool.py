@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from ...backends.common import machine
 from ...backends.common.errors import InputError
@@ -72,6 +73,15 @@ class LoadGroup:
             self.to_score.remove(model)
 
 
+class Turn(NamedTuple):
+    """A model's turn to score: how many models are on its GPUs."""
+
+    # With this model, and those that wait for their turn.
+    n_models: int
+    # Models that have scored, and whose processes are ending.
+    n_ending: int
+
+
 class TakenGpus:
     """The GPUs of one model, from loading to closing.
 
@@ -100,11 +110,10 @@ class TakenGpus:
         """True if other models have been on these GPUs at the same time."""
         return self.group.n_added > 1
 
-    def wait_for_turn(self, check: Check) -> int:
-        """Wait until no other model computes on these GPUs; none will before ``end_turn``.
+    def wait_for_turn(self, check: Check) -> Turn:
+        """Wait until no other model computes on these GPUs.
 
-        Called when the model has loaded; return the number of models on the GPUs, without those
-        that have scored and are ending.
+        None will before ``end_turn``, or before this one ends.  Called when the model has loaded.
         """
         group = self.group
         with self.changed:
@@ -114,7 +123,8 @@ class TakenGpus:
                 check()
                 self.changed.wait(GPU_POLL_S)
             group.is_open = False
-            return len(group.to_score)
+            n_models = len(group.to_score)
+            return Turn(n_models, len(group.models) - n_models)
 
     def end_turn(self) -> None:
         """Let the next model score; this one has scored, and ends now."""

@@ -23,7 +23,7 @@ from ...backends.worker.protocol import (
 )
 from ..common.progress import Show
 from . import reference
-from .gpu_pool import TakenGpus
+from .gpu_pool import TakenGpus, Turn
 from .reference import Reference
 from .run_scoring import Scoring
 from .score_gap import Gap
@@ -164,9 +164,9 @@ class ModelWorkers:
         with ExitStack() as files:
             commands = self.commands(windows, request, files)
             self.load(commands)
-            n_on_gpus = self.gpus.wait_for_turn(self.config.workers.check)
+            turn = self.gpus.wait_for_turn(self.config.workers.check)
             may_halve = not self.gpus.was_shared
-            commands = [in_turn(command, n_on_gpus, may_halve=may_halve) for command in commands]
+            commands = [in_turn(command, turn, may_halve=may_halve) for command in commands]
             title = f"scoring {self.title}"
             silence_s = self.config.window_timeout_s
             with self.config.progress.phase(title, unit="windows", total=len(windows)) as phase:
@@ -270,10 +270,7 @@ class ModelWorkers:
                 raise
 
 
-def in_turn(command: ScoreCommand, n_on_gpus: int, *, may_halve: bool) -> ScoreCommand:
-    """Return a command of a model that scores now.
-
-    ``n_on_gpus``: as in ``ScoreCommand``.  ``may_halve``: chunks (``ScoreRequest``).
-    """
+def in_turn(command: ScoreCommand, turn: Turn, *, may_halve: bool) -> ScoreCommand:
+    """Return a command of a model that scores now; ``may_halve``: chunks (``ScoreRequest``)."""
     request = command.request.model_copy(update={"may_halve_chunks": may_halve})
-    return replace(command, request=request, n_on_gpus=n_on_gpus)
+    return replace(command, request=request, n_on_gpus=turn.n_models, n_ending=turn.n_ending)

@@ -50,6 +50,10 @@ class Told:
                 steps.append(step)
         return steps
 
+    def halving(self) -> list[bool]:
+        """Return for each scoring whether its chunks may be halved, in their order."""
+        return [job.request.may_halve_chunks for job in self.jobs if job.type == "score"]
+
     def before(self, one: Step, other: Step) -> bool:
         """True if one step came before another one."""
         return self.steps.index(one) < self.steps.index(other)
@@ -99,6 +103,7 @@ class ThreadedWorker:
         """Do nothing: a thread cannot be killed."""
 
     def close(self) -> None:
+        self.told.await_first((self.label, "close"))
         self.worker.close()
 
 

@@ -18,6 +18,7 @@ import compare_q_vllm
 from compare_q.backends.base import TokenScores, Window
 from compare_q.backends.common.errors import InputError, ModelError
 from compare_q.backends.hf.transformers_engine import TransformersEngine
+from compare_q.backends.reference import comparison
 from compare_q.backends.reference import store as reference
 from compare_q.backends.vllm import installed_vllm, vllm_scores
 from compare_q.backends.vllm import vllm_engine as vllm_score
@@ -113,9 +114,21 @@ def test_a_warm_model_scores_the_same(
     request = against(toy_store)
     gold = scores_of(toy_engine, WINDOWS, request)
     toy_engine.route = None
+    # As on a GPU: the first windows of the reference are read.
+    monkeypatch.setattr(toy_engine.driver, "on_cpu", False)
+    n_created = 0
+    create = comparison.ReferenceWindows.__init__
+
+    def counted(*args: Any, **keys: Any) -> None:
+        nonlocal n_created
+        n_created += 1
+        create(*args, **keys)
+
+    monkeypatch.setattr(comparison.ReferenceWindows, "__init__", counted)
     toy_engine.warm_up(WINDOWS, request)
     monkeypatch.setattr(toy_engine.probe, "result", lambda windows: pytest.fail("probed again"))
     assert_same(scores_of(toy_engine, WINDOWS, request), gold, atol=0.0)
+    assert n_created == 1
     with pytest.raises(InputError, match="holds no reference"):
         toy_engine.warm_up(WINDOWS, against(toy_store / "missing"))
 

@@ -52,7 +52,9 @@ def scorer(
 ) -> Scorer:
     """A scorer that has not received a step."""
     processor = SimpleNamespace(soft_cap=soft_cap, scale=1.0, org_vocab_size=entries)
-    source: Any = SimpleNamespace(processors=[processor], processor=processor, shard=None)
+    source: Any = SimpleNamespace(
+        processors=[processor], processor=processor, shard=None, reference_windows=None
+    )
     return Scorer(source, ScoringPlan(**plan), torch.device(device), entries, tp_size)
 
 
@@ -129,7 +131,7 @@ class Small:
     """A model whose logits are its states, on a device that has memory for some rows at a time."""
 
     processors: tuple[Any, ...] = ()
-    processor = shard = None
+    processor = shard = reference_windows = None
 
     def __init__(self, fits: int) -> None:
         self.fits = fits
@@ -191,22 +193,52 @@ class Event:
         assert not self.never, "the GPU would compute nothing after this step"
 
 
+def windowless() -> Scorer:
+    """A scorer that has received no step."""
+    return Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+
+
+def start(one: Scorer, states: torch.Tensor, request: RequestRows, *, never: bool = False) -> None:
+    """Let a GPU start a step, which has not ended yet."""
+    one.step(states, [request], tokens)
+    landings = one.buffers.landings
+    landings[-1] = landings[-1]._replace(event=Event(never=never))
+
+
+OTHER = REQUEST._replace(tag=(8, [(2, 1000)]))
+"""The same window with number 8."""
+
+
 def test_finished_windows_do_not_wait_for_a_later_step() -> None:
     """The GPU computes the later step while the host handles the windows."""
-    one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
-    later = REQUEST._replace(tag=(8, [(2, 1000)]))
-    for request, event in ((REQUEST, Event(never=False)), (later, Event(never=True))):
-        one.step(STATES, [request], tokens)
-        landings = one.buffers.landings
-        landings[-1] = landings[-1]._replace(event=event)
+    one = windowless()
+    start(one, STATES, REQUEST)
+    start(one, STATES, OTHER, never=True)
     header, statistics = one.collect([7])
     assert (header["error"], header["counts"]) == ("", [998])
-    gold = stepped(Small(1000)).buffers.windows[7].statistics
-    assert statistics == gold.tobytes()
+    assert statistics == stepped(Small(1000)).buffers.windows[7].statistics.tobytes()
     assert list(one.buffers.windows) == []
     # Its own step is waited for.
     header, _ = one.collect([8])
     assert "compute nothing" in header["error"]
+
+
+def test_a_finished_window_waits_for_all_of_its_steps() -> None:
+    """Steps of another window are between them, and its first rows come again (a preemption)."""
+    one = windowless()
+    first_rows = REQUEST._replace(n_rows=500)
+    start(one, -STATES, first_rows)
+    start(one, STATES, OTHER)
+    start(one, STATES, first_rows)
+    start(one, STATES, OTHER)
+    start(one, STATES[400:], REQUEST._replace(start=400, n_rows=600))
+    start(one, STATES, OTHER, never=True)
+    header, statistics = one.collect([7])
+    assert (header["error"], header["counts"]) == ("", [998])
+    assert statistics == stepped(Small(1000)).buffers.windows[7].statistics.tobytes()
+    # The rows that came twice, and the last step.
+    assert one.buffers.recomputed == 499 + 100
+    assert len(one.buffers.landings) == 1
 
 
 def test_chunks_are_not_halved_beside_other_models() -> None:
@@ -259,6 +291,7 @@ def test_two_ranks_score_as_one_does() -> None:
             processors=[],
             processor=None,
             shard=(first, last),
+            reference_windows=None,
             local=lambda hidden, a=first, b=last: hidden[:, a:b],
         )
         rank = Scorer(source, ScoringPlan(), torch.device("cpu"), 40, 2)
@@ -301,7 +334,9 @@ class Ranks:
             return reference.logits(parts)
 
         reference = reference_of(0, 40)
-        source: Any = SimpleNamespace(processors=[], processor=None, shard=None, gathered=gathered)
+        source: Any = SimpleNamespace(
+            processors=[], processor=None, shard=None, reference_windows=None, gathered=gathered
+        )
         scorer = Scorer(source, ScoringPlan(gathered=True), torch.device("cpu"), 40, 2)
         scorer.comparison = SimpleNamespace(head=None, logits=logits)  # type: ignore[assignment]
         return scorer
@@ -325,7 +360,7 @@ class Probed:
     """A model whose logits are its states; its second chunk fails."""
 
     processors: tuple[Any, ...] = ()
-    processor = shard = None
+    processor = shard = reference_windows = None
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -393,7 +428,7 @@ def test_windows_are_recorded_and_compared_by_their_digests(tmp_path: Path) -> N
     seal(store, IDENTITY, [digest(3)])
     assert torch.equal(Reader(store).window(digest(3)), STATES[1:-1])
     source: Any = Small(1000)
-    source.reference_head = source.reference_windows = None
+    source.reference_head = None
     plan = ScoringPlan(
         gathered=True, reference=str(store), windows=((0, digest(0)), (2, digest(3)))
     )

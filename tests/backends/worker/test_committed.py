@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +63,26 @@ def test_scores_carry_the_recordings_of_their_windows(tmp_path: Path, store: Pat
     recorded_anew = {**recordings, digests[1]: "f" * 16}
     assert segments.committed(scores, TAG, recorded_anew) == {digests[2]}
     assert segments.load(scores, TAG, WINDOWS, recordings).scores[digests[2]].kld is not None
+
+
+def test_looking_for_other_programs_is_no_scoring_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that ends may be waited for, and tok/s is computed from the segments' seconds."""
+    now = 5.0
+
+    def gpu_users(self: Worker, n_on_gpus: int, n_ending: int) -> str:
+        nonlocal now
+        now += 100.0
+        return ""
+
+    clock = SimpleNamespace(time=time.time, perf_counter=lambda: now)
+    monkeypatch.setattr(worker, "time", clock)
+    monkeypatch.setattr(Worker, "other_gpu_users", gpu_users)
+    assert isinstance(scored(tmp_path, WINDOWS, segments.ALONE, ScoreRequest()), Done)
+    assert now == 105.0
+    (segment,) = segments.segments_in(tmp_path / "scores")
+    assert segment.seconds == 0.0
 
 
 def test_scores_without_a_reference_carry_none(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from compare_q.backends.common import machine
-from compare_q.backends.worker.protocol import LoadCommand, PrepareCommand
 from compare_q.backends.worker import worker as worker_module
+from compare_q.backends.worker.protocol import LoadCommand, PrepareCommand
 from compare_q.backends.worker.worker import Worker
 from tests.support.fake_engine import FakeEngine
 from tests.support.toy import planned
@@ -54,25 +54,28 @@ def test_the_engine_of_a_prepared_model_is_loaded(steps: list[str]) -> None:
     assert steps == ["users", "load", "close", "users", "load"]
 
 
-@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("n_answers", [2, 1000])
+@pytest.mark.parametrize("n_ending", [1, 0])
 def test_a_model_that_ends_is_no_other_user_of_the_gpu(
-    stays: bool, monkeypatch: pytest.MonkeyPatch
+    n_answers: int, n_ending: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model before this one may still be ending when this one has scored."""
-    answers = ["python (process 7)", "python (process 7)", ""]
-    if stays:
-        answers = ["python (process 7)"]
+    other = "python (process 7)"
+    answers = [other] * n_answers + [""]
 
     def gpu_users(devices: Sequence[str], ours: int = 0) -> str:
         assert (list(devices), ours) == (["0"], 2)
-        if len(answers) > 1:
-            return answers.pop(0)
-        return answers[0]
+        return answers.pop(0)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(machine, "gpu_users", gpu_users)
     monkeypatch.setattr(worker_module, "in_worker", lambda: True)
     monkeypatch.setattr(worker_module, "ENDING_S", 0.1)
     monkeypatch.setattr(worker_module, "ENDING_POLL_S", 0.01)
-    users = Worker(0.0).other_gpu_users(2)
-    assert users == answers[0]
+    users = Worker(0.0).other_gpu_users(2, n_ending)
+    if n_ending and n_answers == 2:
+        assert users == ""
+    else:
+        assert users == other
+    # Without a model that ends, nothing is waited for.
+    assert n_ending or len(answers) == n_answers

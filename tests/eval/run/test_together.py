@@ -52,8 +52,8 @@ class Table:
     scored: dict[str, threading.Event] = field(default_factory=dict)
     # The same for the end of its processes, which is an event only then.
     ended: dict[str, threading.Event] = field(default_factory=dict)
-    # How many models were on the GPU, by the name of the model that had its turn.
-    counts: dict[str, int] = field(default_factory=dict)
+    # How many models were on the GPU, and how many were ending, by the model that had its turn.
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def start(self, name: str, mib: int | None, *, fails: bool = False) -> None:
         """Start a model that needs ``mib`` of memory; None: not known."""
@@ -125,7 +125,7 @@ def test_models_load_at_the_same_time_and_score_in_their_order() -> None:
     )
     assert events[first:] == [f"{name} {step}" for name in "abc" for step in ("scores", "scored")]
     # The first one scored beside two others.
-    assert table.counts == {"a": 3, "b": 2, "c": 1}
+    assert {name: turn[0] for name, turn in table.counts.items()} == {"a": 3, "b": 2, "c": 1}
 
 
 @pytest.mark.parametrize("mib", [None, 500])
@@ -173,8 +173,7 @@ def test_the_next_model_scores_while_the_one_before_it_ends() -> None:
     table.ended["a"].set()
     events = table.end()
     assert events.index("b scored") < events.index("a ended") < events.index("c loads")
-    # The one that ends does not count.
-    assert table.counts == {"a": 2, "b": 1, "c": 1}
+    assert table.counts == {"a": (2, 0), "b": (1, 1), "c": (1, 0)}
 
 
 def test_the_others_go_on_if_one_fails_to_load() -> None:
@@ -185,7 +184,7 @@ def test_the_others_go_on_if_one_fails_to_load() -> None:
     table.loaded["a"].set()
     events = table.end()
     assert events.index("a fails") < events.index("b scores")
-    assert table.counts == {"b": 1}
+    assert table.counts == {"b": (1, 0)}
 
 
 def test_no_model_waits_for_one_behind_it_that_prepares() -> None:
@@ -315,6 +314,8 @@ def test_scores_of_models_that_load_together_are_the_same(
     comparison: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = comparison.told
+    # The next model scores while the worker of this one ends.
+    told.first[("one", "close")] = ("two", "score")
     ran = comparison.run()
     assert ran.status == 0, ran.err
     for label in ("one", "two"):
@@ -322,6 +323,7 @@ def test_scores_of_models_that_load_together_are_the_same(
     assert told.before(("one", "score done"), ("two", "score"))
     loads = {job.model.label: job for job in told.jobs if job.type == "load"}
     assert loads["one"].users == ""
+    assert told.halving() == [True, False, False]
     together = [line for line in ran.out.splitlines() if " one " in line or " two " in line]
     # Alone, in another run.
     monkeypatch.setattr(TransformersEngine, "gpu_bytes", lambda model: None)
@@ -347,6 +349,8 @@ def test_a_model_without_enough_memory_is_loaded_again_alone(comparison: Compari
     assert ran.status == 0, ran.err
     assert told.of("one") == ["load", "score", "prepare", "load", "score"]
     assert told.of("two") == ["load", "score"]
+    # The reference, both models, and the first one once more.
+    assert told.halving() == [True, False, False, True]
     # Alone: the other one has ended, or has not begun.
     second_load = len(told.steps) - 1 - told.steps[::-1].index(("one", "load"))
     assert ("two", "score done") in told.steps[:second_load]
