@@ -11,6 +11,8 @@ Therefore the logits are kept from the steps that are scored.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +25,11 @@ from compare_q.backends.base import ScoreRequest, TokenScores, Window
 from compare_q.backends.common import machine
 from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.reference import store as reference
-from compare_q.backends.vllm import vllm_engine as vllm_score
 from compare_q.backends.vllm.vllm_engine import VllmEngine
 from demo.__main__ import BASE, MODELS, ROOT, make_models
 from tests.support.toy import planned, rounds_by_place
+from tests.support.vllm_engine import engine
+from tests.support.vllm_spy import keep_logits, save_logits
 
 pytestmark = pytest.mark.engine
 
@@ -54,24 +57,25 @@ class Measured:
     scores: dict[tuple[str, str, int], TokenScores]
 
 
-def opened(name: str, folder: Path) -> VllmEngine | TransformersEngine:
-    engine, log = name.split()[0], folder / f"{name}.log"
-    if engine == "transformers":
-        backend = TransformersEngine(
-            planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH)
-        )
-    else:
-        options = {"enforce_eager": True}
-        backend = VllmEngine(
-            planned(name, "vllm_score", str(ENGINES[name]), LENGTH, options, log_file=log)
-        )
-    backend.load()
-    return backend
+@contextmanager
+def opened(name: str, folder: Path) -> Iterator[VllmEngine | TransformersEngine]:
+    """Yield a loaded engine; vLLM in the dtype of its files, in this process."""
+    if name.startswith("vllm"):
+        log = folder / f"{name}.log"
+        with engine(ENGINES[name], log, LENGTH, dtype="auto") as vllm:
+            yield vllm
+        return
+    transformers = TransformersEngine(
+        planned(name, "transformers_auto_bf16", str(ENGINES[name]), LENGTH)
+    )
+    transformers.load()
+    yield transformers
+    transformers.close()
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """All scores and logits.  Each engine loads once, Transformers again with vLLM's store."""
+    """All scores and logits.  Each engine loads once, Transformers in bf16 once more."""
     from transformers import AutoTokenizer
 
     make_models()
@@ -87,20 +91,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         for index, begin in enumerate((1000, 2000))
     ]
     found = Measured(windows, {}, {})
-    patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.KeepingExtension")
+    # On a GPU, vLLM runs in another process, which must accept functions of the tests.
+    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     for name in (*REFERENCES, *(name for name in ENGINES if name not in REFERENCES)):
-        backend = opened(name, folder)
-        if name in REFERENCES:
-            (folder / name).mkdir()
-            list(backend.score(windows, ScoreRequest(record=folder / name)))
-            reference.seal(folder / name, {}, [window.digest for window in windows])
-        for store in (store for store in REFERENCES if (folder / store).is_dir()):
-            score(backend, name, store, folder, found)
-        backend.close()
+        with opened(name, folder) as backend:
+            if name in REFERENCES:
+                (folder / name).mkdir()
+                list(backend.score(windows, ScoreRequest(record=folder / name)))
+                reference.seal(folder / name, {}, [window.digest for window in windows])
+            for store in REFERENCES:
+                if (folder / store).is_dir():
+                    score(backend, name, store, folder, found)
     # vLLM's store is new; loading vLLM again would take longer.
-    backend = opened("transformers bf16", folder)
-    score(backend, "transformers bf16", "vllm bf16", folder, found)
-    backend.close()
+    with opened("transformers bf16", folder) as backend:
+        score(backend, "transformers bf16", "vllm bf16", folder, found)
     patch.undo()
     return found
 
@@ -108,22 +112,26 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 def score(
     backend: VllmEngine | TransformersEngine, name: str, store: str, folder: Path, found: Measured
 ) -> None:
-    """Score one engine against one store, and keep the logits of these scores."""
+    """Score one engine against one store, and keep the logits of these scores.
+
+    Transformers computes the same logits of a window each time.
+    """
     entries = reference.Reader(folder / store).head.vocab_size
     task = ScoreRequest(reference=folder / store, vocab_size=entries)
     if isinstance(backend, VllmEngine):
-        backend.llm.collective_rpc("compare_q_keep")
+        backend.llm.collective_rpc(keep_logits)
     for scores in backend.score(found.windows, task):
         found.scores[name, store, scores.window] = scores
     if isinstance(backend, VllmEngine):
-        backend.llm.collective_rpc("compare_q_save", args=(str(folder),))
+        backend.llm.collective_rpc(save_logits, args=(str(folder),))
     for window in found.windows:
-        kept = folder / f"{window.index}.safetensors"
-        logits = (
-            load_file(kept)["logits"]
-            if isinstance(backend, VllmEngine)
-            else backend.logits(window)[:-1]
-        )
+        earlier = found.logits.get((name, REFERENCES[0], window.index))
+        if isinstance(backend, VllmEngine):
+            logits = load_file(folder / f"{window.index}.safetensors")["logits"]
+        elif earlier is not None:
+            logits = earlier
+        else:
+            logits = backend.logits(window)[:-1]
         found.logits[name, store, window.index] = logits
 
 

@@ -95,9 +95,8 @@ def engine(
     experts have their own process group.
     """
     engine = VllmEngine(request_for(folder, tokens, **options).updated(log_file=log, decode=decode))
-    has_processes = alone or GPU or options.get("tensor_parallel_size", 1) > 1
-    sharing: Any = in_this_process
-    if has_processes:
+    sharing: Any = in_one_process
+    if alone or options.get("tensor_parallel_size", 1) > 1:
         sharing = nullcontext
     # The engine may outlive the test.
     try:
@@ -110,11 +109,14 @@ def engine(
 
 
 @contextmanager
-def in_this_process() -> Iterator[None]:
-    """Let engines share this process.
+def in_one_process() -> Iterator[None]:
+    """Let engines share this process on a CPU; on a GPU each has its own.
 
     Each reads the environment again, and the process group is kept for all.
     """
+    if GPU:
+        yield
+        return
     from vllm import envs
     from vllm.v1.engine import core
 

@@ -1,4 +1,4 @@
-"""Worker extensions for tests: they count, edit or keep logits in vLLM's workers."""
+"""For tests: count, edit or keep logits in vLLM's workers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from compare_q.backends.vllm.extension import ScoringExtension
 from compare_q.backends.vllm.scorer import Scorer
 from compare_q.backends.vllm.step_scorer import StepScorer
 
+EDITED = 300
+BY = -3.0
+"""Logit that is edited: with two ranks of 160 entries, no rank has this index."""
+
 
 class SpyExtension(ScoringExtension):
-    """Counts the rows of logits that are gathered across ranks, inside the scorer and in total."""
+    """Counts the rows of logits that are gathered across ranks, inside the scorer and in total.
+
+    It can also make a model that edits its logits after the LogitsProcessor.
+    """
 
     def compare_q_install(self, decodes: bool = False) -> str:
         from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -45,19 +52,8 @@ class SpyExtension(ScoringExtension):
         self._spy.update(inside=0, all=0)
         return spied
 
-
-EDITED = 300
-BY = -3.0
-"""Logit that is edited: with two ranks of 160 entries, no rank has this index."""
-
-
-class EditedExtension(ScoringExtension):
-    """A model that edits its logits after the LogitsProcessor.
-
-    Only gathered logits have the entry at its index.
-    """
-
-    def compare_q_install(self, decodes: bool = False) -> str:
+    def compare_q_edit(self) -> None:
+        """Edit one logit from now on; only gathered logits have the entry at its index."""
         model = self.model_runner.get_model()
         original = model.compute_logits
 
@@ -72,53 +68,53 @@ class EditedExtension(ScoringExtension):
             return logits
 
         model.compute_logits = edited
-        return super().compare_q_install(decodes)
 
 
-class KeepingExtension(ScoringExtension):
-    """Keeps the logits of the scoring step itself.
+class KeptLogits:
+    """The logits of the scoring step itself: kernels in bf16 compute others in another batch."""
 
-    Kernels in bf16 compute other logits in a batch of another shape.
-    """
+    def __init__(self) -> None:
+        self.parts: dict[int, list[torch.Tensor]] = {}  # by window
+        self.logits_of_both: Any = None  # the scorer's own method, while another one replaces it
 
-    _compare_q_logits: dict[int, list[torch.Tensor]] | None = None
-
-    def compare_q_install(self, decodes: bool = False) -> str:
-        logits_of_both = Scorer.logits_of_both
-
-        def noted(scorer: Scorer, states: torch.Tensor, chunk: Chunk) -> Any:
-            logits, reference = logits_of_both(scorer, states, chunk)
-            # Not in a run of the probe, which compares with no reference.
-            if self._compare_q_logits is not None and scorer.plan.reference is not None:
-                self._compare_q_note(logits, chunk)
-            return logits, reference
-
-        Scorer.logits_of_both = noted  # type: ignore[method-assign]
-        return super().compare_q_install(decodes)
-
-    def _compare_q_note(self, logits: torch.Tensor, chunk: Chunk) -> None:
+    def note(self, logits: torch.Tensor, chunk: Chunk) -> None:
         """Append a chunk's logits to those of their windows, whose rows arrive in order."""
-        assert self._compare_q_logits is not None
         begin = 0
         for part in chunk.parts:
             end = begin + part.n_rows
-            earlier = self._compare_q_logits.setdefault(part.rows.window, [])
+            earlier = self.parts.setdefault(part.rows.window, [])
             assert part.rows.begin == sum(len(rows) for rows in earlier)
             earlier.append(logits[begin:end].clone())
             begin = end
 
-    def compare_q_keep(self) -> None:
-        """Keep the logits of the next run."""
-        self._compare_q_logits = {}
 
-    def compare_q_save(self, folder: str) -> None:
-        """Write the kept logits to ``{window}.safetensors`` in a folder.
+KEPT = KeptLogits()
+"""Of this process: vLLM's worker calls the two functions below."""
 
-        They are ``logits`` [T, V] of scored positions.
-        """
-        from safetensors.torch import save_file
 
-        assert self._compare_q_logits is not None
-        for window, parts in self._compare_q_logits.items():
-            save_file({"logits": torch.cat(parts)}, Path(folder) / f"{window}.safetensors")
-        self._compare_q_logits = None
+def keep_logits(worker: Any) -> None:
+    """Keep the logits of the next scoring run in this process."""
+    logits_of_both = Scorer.logits_of_both
+
+    def noted(scorer: Scorer, states: torch.Tensor, chunk: Chunk) -> Any:
+        logits, reference = logits_of_both(scorer, states, chunk)
+        # Not in a run of the probe, which compares with no reference.
+        if scorer.plan.reference is not None:
+            KEPT.note(logits, chunk)
+        return logits, reference
+
+    KEPT.logits_of_both = logits_of_both
+    Scorer.logits_of_both = noted  # type: ignore[method-assign]
+
+
+def save_logits(worker: Any, folder: str) -> None:
+    """Write the kept logits to ``{window}.safetensors`` in a folder, and keep no more.
+
+    They are ``logits`` [T, V] of scored positions.
+    """
+    from safetensors.torch import save_file
+
+    Scorer.logits_of_both = KEPT.logits_of_both  # type: ignore[method-assign]
+    for window, parts in KEPT.parts.items():
+        save_file({"logits": torch.cat(parts)}, Path(folder) / f"{window}.safetensors")
+    KEPT.parts = {}

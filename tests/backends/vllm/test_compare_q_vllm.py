@@ -18,7 +18,7 @@ from compare_q.backends.common.errors import ModelError
 from tests.support import ROOT
 from tests.support.processes import users_environment
 from tests.support.toy import ATOL_BATCH, ATOL_LOGIT, TOY_VOCAB, brute_force, toy_windows
-from tests.support.vllm_engine import EAGER
+from tests.support.vllm_engine import EAGER, as_before, in_one_process
 
 LINKED = """
 import runpy, sys
@@ -40,9 +40,10 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    model, bpw_layer, bpw_head, vram_bits = compare_q_vllm.load_vllm_score(
-        [str(toy_model), {**EAGER, "max_num_batched_tokens": 64}], size=150 + 512
-    )
+    with as_before(), in_one_process():
+        model, bpw_layer, bpw_head, vram_bits = compare_q_vllm.load_vllm_score(
+            [str(toy_model), {**EAGER, "max_num_batched_tokens": 64}], size=150 + 512
+        )
     try:
         # 2 layers x (4 x 64 x 64 + 3 x 64 x 128) = 81,920 weights, the head 320 x 64 = 20,480.
         assert (bpw_layer, bpw_head, vram_bits) == (16.0, 16.0, 16 * (81_920 + 20_480))
@@ -66,7 +67,8 @@ def test_logits_are_the_models_own(toy_model: Path) -> None:
         with pytest.raises(ModelError, match=r"must be \[1, L\]"):
             compare_q_vllm.fwd_vllm_score(model, torch.zeros(2, 5, dtype=torch.long))
     finally:
-        model.close()
+        with as_before(), in_one_process():
+            model.close()
 
 
 @pytest.mark.engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,38 +312,45 @@ def test_soft_cap_is_part_of_the_head(tmp_path: Path, logs: Path) -> None:
         assert_exact(scores[window.index], logits, window, EXACT_TOLERANCE, logits)
 
 
+@pytest.fixture(scope="module")
+def two_ranks(noisy_model: Path, logs: Path) -> Iterator[VllmEngine]:
+    """The toy with noise on two ranks, whose gathers of logits are counted."""
+    with ExitStack() as stack:
+        # Only for its load: other engines run in this process, with the usual extension.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
+            ranks = engine(noisy_model, logs / "tp.log", tensor_parallel_size=2)
+            backend = stack.enter_context(ranks)
+        yield backend
+
+
 @TWO_DEVICES
 def test_two_ranks_equal_one_and_gather_nothing(
     toy_engine: VllmEngine,
     noisy_engine: VllmEngine,
+    two_ranks: VllmEngine,
     toy_store: Path,
-    toy_model: Path,
-    noisy_model: Path,
-    logs: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Scores and the store of a TP=2 run.
 
     Only one row per request is gathered, for vLLM's own token.
     """
-    monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.SpyExtension")
     gold = scores_of(noisy_engine, WINDOWS, against(toy_store))
-    with engine(noisy_model, logs / "tp.log", tensor_parallel_size=2) as backend:
-        scores_by_window = scores_of(backend, WINDOWS, against(toy_store))
-        assert_same(scores_by_window, gold, 10 * ATOL_BATCH)
-        for window in WINDOWS[-2:]:
-            ref = own_logits(toy_engine, window)
-            logits = own_logits(backend, window)
-            assert_exact(scores_by_window[window.index], logits, window, EXACT_TOLERANCE, ref)
-        plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
-        backend.llm.collective_rpc("compare_q_spied")
-        list(vllm_scores.token_scores(backend.driver, WINDOWS, plan))
-        for spied in map(json.loads, backend.llm.collective_rpc("compare_q_spied")):
-            assert spied["inside"] == 0
-            assert 0 < spied["all"] <= len(WINDOWS)
-        assert backend.provenance()["scorer"]["gathered"] is False
-        store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
+    scores_by_window = scores_of(two_ranks, WINDOWS, against(toy_store))
+    assert_same(scores_by_window, gold, 10 * ATOL_BATCH)
+    for window in WINDOWS[-2:]:
+        ref = own_logits(toy_engine, window)
+        logits = own_logits(two_ranks, window)
+        assert_exact(scores_by_window[window.index], logits, window, EXACT_TOLERANCE, ref)
+    plan = ScoringPlan(reference=str(toy_store), vocab_size=TOY_VOCAB)
+    two_ranks.llm.collective_rpc("compare_q_spied")
+    list(vllm_scores.token_scores(two_ranks.driver, WINDOWS, plan))
+    for spied in map(json.loads, two_ranks.llm.collective_rpc("compare_q_spied")):
+        assert spied["inside"] == 0
+        assert 0 < spied["all"] <= len(WINDOWS)
+    assert two_ranks.provenance()["scorer"]["gathered"] is False
+    store = reference.Reader(recorded(two_ranks, WINDOWS, tmp_path))
     # Each rank writes its half of the 320 entries.
     assert list(store.manifest.heads) == [0, 160]
     scores_by_window = scores_of(noisy_engine, WINDOWS, against(store.path))
@@ -352,27 +360,23 @@ def test_two_ranks_equal_one_and_gather_nothing(
 
 @TWO_DEVICES
 def test_logits_that_are_edited_after_the_gather_are_gathered(
-    toy_engine: VllmEngine,
-    toy_model: Path,
-    logs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    noisy_engine: VllmEngine, two_ranks: VllmEngine, tmp_path: Path
 ) -> None:
     """The head alone does not compute the served logits: a reference keeps logits instead.
 
-    It returns them exactly.
+    It returns them exactly.  From now on, the two ranks edit their logits.
     """
-    monkeypatch.setattr(vllm_score, "EXTENSION", "tests.support.vllm_spy.EditedExtension")
-    with engine(toy_model, logs / "edited.log", tensor_parallel_size=2) as backend:
-        edited = scores_of(backend, WINDOWS)
-        assert backend.provenance()["scorer"]["gathered"] is True
-        for window in WINDOWS[-2:]:
-            logits = own_logits(toy_engine, window)
-            logits[:, EDITED] += BY
-            assert_exact(edited[window.index], logits, window, ATOL_LOGPROB)
-        store = reference.Reader(recorded(backend, WINDOWS, tmp_path))
-        assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
-        itself = scores_of(backend, WINDOWS, against(store.path))
+    two_ranks.llm.collective_rpc("compare_q_edit")
+    two_ranks.route = None  # probe it again
+    edited = scores_of(two_ranks, WINDOWS)
+    assert two_ranks.provenance()["scorer"]["gathered"] is True
+    for window in WINDOWS[-2:]:
+        logits = own_logits(noisy_engine, window)
+        logits[:, EDITED] += BY
+        assert_exact(edited[window.index], logits, window, ATOL_LOGPROB)
+    store = reference.Reader(recorded(two_ranks, WINDOWS, tmp_path))
+    assert (store.contents, store.reason) == ("logits", "its logits are not its head's alone")
+    itself = scores_of(two_ranks, WINDOWS, against(store.path))
     assert not any(scores.kld.any() for scores in itself.values())
 
 
