@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 
@@ -16,8 +16,8 @@ from .run_config import RunConfig
 from .run_model import RunModel
 from .window_checks import vocabulary_problems
 
-ORDER_S = 1.0
-"""Seconds that a model waits for the one before it, which may itself wait for another run."""
+ORDER_POLL_S = 0.5
+"""Seconds between two checks of whether the run was stopped."""
 
 
 class Downloads:
@@ -55,14 +55,19 @@ class StartOrder:
         self.labels = [model.label for model in models]
         self.started = {label: threading.Event() for label in self.labels}
 
-    def wait(self, model: RunModel) -> None:
-        """Wait until the model before this one has requested GPUs or ended, or ``ORDER_S``."""
+    def wait(self, model: RunModel, check: Callable[[], None]) -> None:
+        """Wait until the model before this one has requested GPUs, or cannot do so soon.
+
+        ``check`` raises StoppedError if the run was stopped.
+        """
         number = self.labels.index(model.label)
         if number > 0:
-            self.started[self.labels[number - 1]].wait(ORDER_S)
+            started = self.started[self.labels[number - 1]]
+            while not started.wait(ORDER_POLL_S):
+                check()
 
     def note_start(self, model: RunModel) -> None:
-        """Note that a model requests its GPUs now, or has ended without them."""
+        """Note that a model requests its GPUs now, waits for another run, or has ended."""
         self.started[model.label].set()
 
 

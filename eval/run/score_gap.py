@@ -93,6 +93,8 @@ def claims_on(scoring: Scoring, target: ScoreTarget, windows: frozenset[str]) ->
     config = scoring.config
 
     def say_that_it_waits() -> None:
+        # The models behind it need not wait.
+        scoring.order.note_start(target.model)
         config.progress.say(
             f"{target.model.label}: another run is scoring it; this one waits for that"
         )

@@ -31,8 +31,8 @@ def score_model(
     InputError, which ends the run before any model loads, if the store of a reference is another
     reference's, or damaged.
     """
-    scoring.order.wait(planned)
     try:
+        scoring.order.wait(planned, scoring.config.workers.check)
         return complete_scores(scoring, planned, run_reference)
     finally:
         scoring.order.note_start(planned)

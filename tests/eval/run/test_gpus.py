@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from compare_q.backends.common.errors import InputError, StoppedError
 from compare_q.backends.common.machine import Gpu
 from compare_q.eval.common import page_cache
+from compare_q.eval.run import run_scoring
 from compare_q.eval.run.gpu_pool import GpuPool, select_gpus
+from compare_q.eval.run.run_scoring import StartOrder
 from tests.support.threaded import H200, threaded
 from tests.support.toy import Run, Specs, in_transformers, with_changed_weight
 
@@ -210,3 +214,29 @@ def test_weights_are_read_while_an_earlier_model_runs(
     read.clear()
     assert compare_q("-d", data, "-m", models_file, "-r", 2).status == 0
     assert read == []
+
+
+def test_models_request_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the model before takes to start, unless the run is stopped."""
+    monkeypatch.setattr(run_scoring, "ORDER_POLL_S", 0.001)
+    first: Any = SimpleNamespace(label="first")
+    second: Any = SimpleNamespace(label="second")
+    order = StartOrder([first, second])
+    n_checks = 0
+
+    def check() -> None:
+        nonlocal n_checks
+        n_checks += 1
+        if n_checks == 3:
+            order.note_start(first)
+
+    order.wait(first, check)
+    assert n_checks == 0
+    order.wait(second, check)
+    assert n_checks == 3
+
+    def stopped() -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        StartOrder([first, second]).wait(second, stopped)
