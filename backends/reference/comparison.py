@@ -97,10 +97,8 @@ class ReferenceWindows:
 
     def read_ahead(self) -> None:
         """Read the first pieces now; ``get`` reports the errors."""
-        first_pieces = self.pieces[: self.n_ahead]
-        for piece in first_pieces:
-            self.start_reading(piece)
-        wait([self.futures[piece] for piece in first_pieces])
+        self.start_ahead(0)
+        wait(self.futures.values())
 
     def n_pieces(self, window: int) -> int:
         """Number of pieces in which a window is read."""
@@ -146,11 +144,14 @@ class ReferenceWindows:
         if piece not in self.requested or piece not in self.futures:
             self.requested.add(piece)
             self.start_reading(piece)
-            begin = self.index_of[piece] + 1
-            for later in self.pieces[begin : begin + self.n_ahead]:
-                if later not in self.requested:
-                    self.start_reading(later)
+            self.start_ahead(self.index_of[piece] + 1)
         return self.futures[piece].result()
+
+    def start_ahead(self, begin: int) -> None:
+        """Read the pieces from index ``begin`` on that were not used yet, as many as fit."""
+        for piece in self.pieces[begin : begin + self.n_ahead]:
+            if piece not in self.requested:
+                self.start_reading(piece)
 
     def start_reading(self, piece: Piece) -> None:
         """Read a piece in the thread, unless it has been read or is being read."""

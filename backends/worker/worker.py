@@ -148,7 +148,9 @@ class Committer:
             self.waiting = []
             raise
         command = self.command
-        now = self.scored_at or time.perf_counter()
+        now = time.perf_counter()
+        if self.scored_at is not None:
+            now = self.scored_at
         seconds = now - self.last_commit
         segments.commit(
             command.scores, command.tag, self.waiting, command.session, seconds, self.recordings

@@ -17,7 +17,7 @@ from ...backends.common import machine
 from ...backends.common.errors import InputError
 from ...backends.common.machine import Gpu
 
-GPU_POLL_S = 0.5
+STOP_POLL_S = 0.5
 """Seconds between two checks of whether the run was stopped."""
 SHARE_OF_GPU = 0.8
 """Share of the GPU's memory that models on it together may need."""
@@ -28,7 +28,7 @@ CORES_OF_LOAD = 2
 HOST_BYTES_OF_LOAD = 4 << 30
 """Memory of the machine for each model that loads at the same time."""
 Check = Callable[[], None]
-"""Raises StoppedError if the run was stopped; called every ``GPU_POLL_S`` seconds."""
+"""Raises StoppedError if the run was stopped; called every ``STOP_POLL_S`` seconds."""
 
 
 class LoadGroup:
@@ -121,7 +121,7 @@ class TakenGpus:
             self.changed.notify_all()
             while group.loading or group.to_score[0] is not self.model:
                 check()
-                self.changed.wait(GPU_POLL_S)
+                self.changed.wait(STOP_POLL_S)
             group.is_open = False
             n_models = len(group.to_score)
             return Turn(n_models, len(group.models) - n_models)
@@ -214,7 +214,7 @@ class GpuPool:
                         self.is_preparing = True
                     else:
                         check()
-                        self.changed.wait(GPU_POLL_S)
+                        self.changed.wait(STOP_POLL_S)
                 if prepares:
                     is_prepared = True
                     # Without the condition, since it takes seconds.

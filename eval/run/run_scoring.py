@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 
@@ -11,13 +11,11 @@ from ...backends.common.errors import StoppedError
 from ..common import page_cache
 from ..text.eval_data import EvalData
 from . import plan
+from .gpu_pool import STOP_POLL_S, Check
 from .model_checks import raise_all
 from .run_config import RunConfig
 from .run_model import RunModel
 from .window_checks import vocabulary_problems
-
-ORDER_POLL_S = 0.5
-"""Seconds between two checks of whether the run was stopped."""
 
 
 class Downloads:
@@ -55,15 +53,12 @@ class StartOrder:
         self.labels = [model.label for model in models]
         self.started = {label: threading.Event() for label in self.labels}
 
-    def wait(self, model: RunModel, check: Callable[[], None]) -> None:
-        """Wait until the model before this one has requested GPUs, or cannot do so soon.
-
-        ``check`` raises StoppedError if the run was stopped.
-        """
+    def wait(self, model: RunModel, check: Check) -> None:
+        """Wait until the model before this one has requested GPUs, or cannot do so soon."""
         number = self.labels.index(model.label)
         if number > 0:
             started = self.started[self.labels[number - 1]]
-            while not started.wait(ORDER_POLL_S):
+            while not started.wait(STOP_POLL_S):
                 check()
 
     def note_start(self, model: RunModel) -> None:

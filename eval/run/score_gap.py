@@ -92,7 +92,7 @@ def claims_on(scoring: Scoring, target: ScoreTarget, windows: frozenset[str]) ->
     """Claim windows of the model's scores, then those that its store lacks (``claims.py``)."""
     config = scoring.config
 
-    def say_that_it_waits() -> None:
+    def note_wait() -> None:
         # The models behind it need not wait.
         scoring.order.note_start(target.model)
         config.progress.say(
@@ -100,7 +100,7 @@ def claims_on(scoring: Scoring, target: ScoreTarget, windows: frozenset[str]) ->
         )
 
     def claim(folder: Path, windows: frozenset[str]) -> AbstractContextManager[None]:
-        return claimed(config.cache, folder, windows, config.workers.check, say_that_it_waits)
+        return claimed(config.cache, folder, windows, config.workers.check, note_wait)
 
     with ExitStack() as claims:
         claims.enter_context(claim(target.folder, windows))

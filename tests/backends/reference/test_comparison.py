@@ -50,6 +50,13 @@ def counting(folder: Path, count: int) -> Counting:
     return Counting(state_store(folder, count).path)
 
 
+def with_memory_for_three(store: Counting, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Return a store of six windows, half of which may be read ahead."""
+    n_bytes = sum(map(store.window_bytes, store.windows))
+    monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
+    return store
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 0, 5, 1, 4, 2]])
 @pytest.mark.parametrize("ahead_bytes", [0, 1 << 29])
 def test_windows_come_in_any_order(
@@ -67,10 +74,8 @@ def test_windows_come_in_any_order(
 def test_windows_are_read_ahead_within_the_memory_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory is half of the bytes of 6 windows: 3 windows are read ahead of the one in use."""
-    store = counting(tmp_path / "store", 6)
-    n_bytes = sum(map(store.window_bytes, store.windows))
-    monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
+    """Three windows are read ahead of the one in use."""
+    store = with_memory_for_three(counting(tmp_path / "store", 6), monkeypatch)
     windows = ReferenceWindows(store, digests(range(6)), pin=False)
     windows.get(whole(0))
     assert list(windows.futures) == [Piece(0, 0), Piece(1, 0), Piece(2, 0), Piece(3, 0)]
@@ -88,9 +93,7 @@ def test_the_first_windows_may_be_read_before_their_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as are read ahead; a damaged one is reported where it is used."""
-    store = counting(tmp_path / "store", 6)
-    n_bytes = sum(map(store.window_bytes, store.windows))
-    monkeypatch.setattr(comparison, "AHEAD_BYTES", n_bytes // 2)
+    store = with_memory_for_three(counting(tmp_path / "store", 6), monkeypatch)
     damaged = store.path / store.windows[digest(5)]
     damaged.write_bytes(bytes(damaged.stat().st_size))
     order = [4, 0, 5, 1, 2]

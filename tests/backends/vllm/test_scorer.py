@@ -146,6 +146,11 @@ class Small:
     gathered = local
 
 
+def new_scorer() -> Scorer:
+    """A scorer of the model whose logits are its states, with memory for the whole window."""
+    return Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+
+
 def stepped(source: Any, **plan: Any) -> Scorer:
     """Return a scorer after one step with the whole window."""
     one = Scorer(source, ScoringPlan(**plan), torch.device("cpu"), 40, 2)
@@ -193,11 +198,6 @@ class Event:
         assert not self.never, "the GPU would compute nothing after this step"
 
 
-def windowless() -> Scorer:
-    """A scorer that has received no step."""
-    return Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
-
-
 def start(one: Scorer, states: torch.Tensor, request: RequestRows, *, never: bool = False) -> None:
     """Let a GPU start a step, which has not ended yet."""
     one.step(states, [request], tokens)
@@ -211,7 +211,7 @@ OTHER = REQUEST._replace(tag=(8, [(2, 1000)]))
 
 def test_finished_windows_do_not_wait_for_a_later_step() -> None:
     """The GPU computes the later step while the host handles the windows."""
-    one = windowless()
+    one = new_scorer()
     start(one, STATES, REQUEST)
     start(one, STATES, OTHER, never=True)
     header, statistics = one.collect([7])
@@ -225,7 +225,7 @@ def test_finished_windows_do_not_wait_for_a_later_step() -> None:
 
 def test_a_finished_window_waits_for_all_of_its_steps() -> None:
     """Steps of another window are between them, and its first rows come again (a preemption)."""
-    one = windowless()
+    one = new_scorer()
     first_rows = REQUEST._replace(n_rows=500)
     start(one, -STATES, first_rows)
     start(one, STATES, OTHER)
@@ -257,7 +257,7 @@ def test_rows_whose_states_are_zero_are_missing_until_they_come() -> None:
     states = STATES.clone()
     states[200:300] = 0.0
     states[300] = torch.nan
-    one = Scorer(Small(1000), ScoringPlan(), torch.device("cpu"), 40, 2)  # type: ignore[arg-type]
+    one = new_scorer()
     one.step(states, [REQUEST], tokens)
     one.buffers.land()
     # The state of row 200 predicts token 201, which is scored position 199: scoring begins at 2.

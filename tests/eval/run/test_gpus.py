@@ -218,7 +218,7 @@ def test_weights_are_read_while_an_earlier_model_runs(
 
 def test_models_request_gpus_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the model before takes to start, unless the run is stopped."""
-    monkeypatch.setattr(run_scoring, "ORDER_POLL_S", 0.001)
+    monkeypatch.setattr(run_scoring, "STOP_POLL_S", 0.001)
     first: Any = SimpleNamespace(label="first")
     second: Any = SimpleNamespace(label="second")
     order = StartOrder([first, second])
