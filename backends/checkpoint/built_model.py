@@ -11,6 +11,12 @@ from typing import Any
 from .folder import Checkpoint
 
 
+def import_transformers() -> None:
+    """Import what building a model and checking its tensors imports; it takes some seconds."""
+    import torch  # noqa: F401
+    from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401
+
+
 def meta_model(checkpoint: Checkpoint) -> Any:
     """Return the model of a config on the meta device, with the class that the config names."""
     import torch

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from ..base import Capabilities, Layer, PlannedModel, Window
 from ..checkpoint import safetensors_files as checkpoint
+from ..checkpoint.built_model import import_transformers
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, has_longrope, rope
 from ..checkpoint.folder import HuggingFaceFolder
 from ..checkpoint.formats import FORMATS
@@ -133,6 +134,7 @@ class ExLlamaV3Engine(LogitsEngine):
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
         super().import_engine(verbose=verbose)
+        import_transformers()
         importlib.import_module(PACKAGE)
 
     def load(self) -> None:

@@ -41,6 +41,7 @@ from ..base import (
     TrialScore,
     Window,
 )
+from ..checkpoint.built_model import import_transformers
 from ..checkpoint.checkpoint_config import ROPE, CheckpointConfig, rope
 from ..checkpoint.folder import HuggingFaceFolder
 from ..common.engine_options import check_names, parse_options
@@ -220,8 +221,7 @@ class TransformersEngine(LogitsEngine):
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
-        import torch  # noqa: F401
-        from transformers import AutoModelForCausalLM  # noqa: F401
+        import_transformers()
         from transformers.quantizers import auto  # noqa: F401
 
     def load(self) -> None:

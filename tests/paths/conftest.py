@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.stale_inputs import write_gguf
-from tests.support import ROOT
+from tests.support import ROOT, exllamav3_stub
 from tests.support.paths import EACH_WINDOW, MANY_WINDOWS, Models, Runs
 from tests.support.ray_cluster import SMALL_NODE, ray_cluster
 from tests.support.real_server import running
@@ -136,17 +136,8 @@ def with_a_pack(
 
 @pytest.fixture(scope="session")
 def in_exllamav3(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """The stand-in for exllamav3's API, as an installed package, and a stand-in for a GPU."""
     site = tmp_path_factory.mktemp("exllamav3")
-    (site / "exllamav3").mkdir()
-    (site / "exllamav3/__init__.py").write_text(
-        "import torch\n"
-        "from tests.support.exllamav3_stub import Config, Model\n"
-        "torch.cuda.is_available = lambda: True\n"
-    )
-    about = site / "exllamav3-1.6.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: exllamav3\nVersion: 1.6.0\n")
+    exllamav3_stub.install(site)
     return Models(ROLES, specs_of("exllamav3", folders), paths=(str(site),))
 
 

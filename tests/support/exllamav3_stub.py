@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,20 @@ from tests.support.toy import TOY_VOCAB
 HIDDEN = 64
 # exllamav3 pads the 320 entries of ``TOY_VOCAB`` to a multiple of 128.
 PADDED = 384
+
+
+def install(site: Path) -> None:
+    """Write the stand-in into a folder of ``$PYTHONPATH`` as a package, with a stand-in for a GPU."""
+    package = site / "exllamav3"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\n"
+        "from tests.support.exllamav3_stub import Config, Model\n"
+        "torch.cuda.is_available = lambda: True\n"
+    )
+    about = site / "exllamav3-1.6.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: exllamav3\nVersion: 1.6.0\n")
 
 
 class SafetensorsCollection:

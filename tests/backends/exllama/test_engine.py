@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -21,8 +24,9 @@ from compare_q.backends.hf.transformers_engine import TransformersEngine
 from compare_q.backends.logits_engine import LogitsEngine
 from compare_q.backends.reference.head import Head, head_logits
 from compare_q.backends.reference.store import open_reference, seal
-from tests.support import exllamav3_stub
+from tests.support import ROOT, exllamav3_stub
 from tests.support.exllamav3_stub import HIDDEN, PADDED, Linear, LinearEXL3, Model
+from tests.support.processes import users_environment
 from tests.support.toy import TOY_VOCAB, brute_force, planned, refusal, save_llama, toy_windows
 
 ATOL_LOGIT = 0.1
@@ -46,6 +50,45 @@ def with_config(folder: Path, toy_model: Path, **changes: Any) -> Path:
         json.dumps({**CheckpointConfig.read(toy_model).raw, **changes})
     )
     return folder
+
+
+IMPORTED_BY_A_CHECK = """
+import sys
+from compare_q.backends.checkpoint import contents
+from compare_q.backends.checkpoint.folder import HuggingFaceFolder
+from compare_q.backends.exllama.exllama_engine import ExLlamaV3Engine
+from tests.support.toy import planned
+
+model = planned("toy", "exllamav3", sys.argv[1], 100)
+files = ExLlamaV3Engine.files_of(model)
+assert isinstance(files, HuggingFaceFolder)
+ExLlamaV3Engine.import_engine(verbose=False)
+before = set(sys.modules)
+contents.checked(files)
+print(sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_check_of_files_needs_is_imported_before_the_fork(
+    toy_model: Path, tmp_path: Path
+) -> None:
+    """Otherwise each model of a table imports Transformers again, in 4 s."""
+    exllamav3_stub.install(tmp_path)
+    command = [sys.executable, "-c", IMPORTED_BY_A_CHECK, str(toy_model)]
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=users_environment(PYTHONPATH=paths),
+    )
+    assert ran.returncode == 0, ran.stderr
+    modules = ast.literal_eval(ran.stdout)
+    # The model's own class, and what it imports.
+    assert "transformers.models.llama.modeling_llama" in modules
+    assert len(modules) < 30, modules
 
 
 def test_formats_that_the_engine_gets_wrong(toy_model: Path, tmp_path: Path) -> None:
