@@ -14,24 +14,20 @@ from typing import Any
 import pytest
 from transformers.models.llama import modeling_llama
 
+from tests.support.planted.planted import FROM
 from tests.support.toy import Run, Specs, in_transformers, with_changed_weight
 
 pytestmark = pytest.mark.engine
-FROM = 64
 EAGER_ATTENTION = modeling_llama.eager_attention_forward
 PLANTED = Path(__file__).parents[1] / "support" / "planted"
 
 
-def python_with(fault: str, folder: Path, layer: str = "") -> Path:
-    """Return a Python that adds a fault (``tests/support/planted``) to the vLLM that it imports.
-
-    ``layer``: number of the only layer with a fault in attention; "": all.
-    """
-    file = folder / f"{fault}{layer}"
-    variables = f'PLANTED={fault} PLANTED_FROM={FROM} PYTHONPATH="$PYTHONPATH:{PLANTED}"'
-    if layer:
-        variables += f" PLANTED_LAYER={layer}"
-    file.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} "$@"\n')
+def python_with_faults(folder: Path) -> Path:
+    """Return a Python that adds the faults (``tests/support/planted``) to the vLLM it imports."""
+    file = folder / "python"
+    file.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{PLANTED}" exec {sys.executable} "$@"\n'
+    )
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
@@ -41,11 +37,12 @@ def test_planted_faults_are_found(
     quantized: Callable[..., Path],
     toy_text: Path,
     tmp_path: Path,
+    own_cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Faults of the toy in W8A8, which vLLM computes on every CPU: a channel's scale is dropped,
-    attention is wrong from position 64 on, a kernel is wrong at batch 1, another one is random,
-    values in the KV cache are halved in decode, and an option is ignored.
+    attention is wrong in layer 1 from position 64 on, a kernel is wrong at batch 1, another one is
+    random, values in the KV cache are halved in decode, and an option is ignored.
     """
     monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
     model = quantized("W8A8")
@@ -63,23 +60,31 @@ def test_planted_faults_are_found(
             }
         )
     )
-    # One Python for all, so that vLLM is imported once.
-    python = str(python_with("none", tmp_path))
+    python = str(python_with_faults(tmp_path))
     models.write_text(
         json.dumps({"load_fn": "vllm_score", "model_dir": str(model), "python": python})
     )
+    faults: dict[str, dict[str, Any]] = {
+        "scale": {"planted": "scale"},
+        "late_attention": {"planted": "late_attention", "planted_layer": 1},
+        "alone": {"planted": "alone"},
+        "noise": {"planted": "noise"},
+        "decoded_values": {"planted": "decoded_values"},
+    }
     words = ["--variant", "none:"]
-    for name in ("scale", "late_attention", "alone", "noise", "decoded_values"):
-        overrides = json.dumps({"planted": name})
-        words += ["--variant", f"{name}:engine.hf_overrides={overrides}"]
-    ignored = ("--variant", "ignored:engine.attention_backend=TORCH_SDPA")
-    ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, *ignored, "-o", report)
+    for name, overrides in faults.items():
+        words += ["--variant", f"{name}:engine.hf_overrides={json.dumps(overrides)}"]
+    words += ["--variant", "ignored:engine.attention_backend=TORCH_SDPA", "--where"]
+    ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words, "-o", report)
     assert report.exists(), ran.err
     outcomes = {}
     verdicts = {}
+    places = {}
     for variant in json.loads(report.read_text())["variants"]:
-        outcomes[variant["label"]] = variant["outcome"]
-        verdicts[variant["label"]] = variant["words"]
+        label = variant["label"]
+        outcomes[label] = variant["outcome"]
+        verdicts[label] = variant["words"]
+        places[label] = variant["where"]
     assert outcomes == {
         "none": "as before",
         "scale": "differs",
@@ -97,34 +102,13 @@ def test_planted_faults_are_found(
     assert "full batch" not in shapes_of_alone
     shapes_of_decoded_values = verdicts["decoded_values"].partition("only in ")[2]
     assert shapes_of_decoded_values == "decode at full batch and decode at batch 1"
-
-
-def test_places_in_vllm(
-    compare_q: Run,
-    write_specs: Specs,
-    toy_model: Path,
-    tmp_path: Path,
-    own_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Attention is wrong in layer 1 from position 64 on, and in all layers at batch 1."""
-    monkeypatch.setenv("COMPARE_Q_IN_PROCESS", "0")
-    spec = {"load_fn": "vllm_score", "model_dir": str(toy_model), "engine": {"dtype": "float32"}}
-    data, models = write_specs([spec])
-    in_layer_1 = python_with("late_attention", tmp_path, "1")
-    words = ["--variant", "first:", "--variant", f"in_layer_1:python={in_layer_1}"]
-    words += ["--variant", f"alone:python={python_with('alone', tmp_path)}"]
-    report = tmp_path / "gate.json"
-    words += ["--phase", "prefill", "--where", "-o", str(report)]
-    ran = compare_q("gate", "-m", models, "-d", data, "-r", 2, *words)
-    assert ran.status == 1, ran.err
-    places = {}
-    for variant in json.loads(report.read_text())["variants"]:
-        places[variant["label"]] = variant["where"]
-    assert places["first"] == ""
-    assert "output of layers.1.self_attn.attn on" in places["in_layer_1"]
+    for same in ("none", "noise", "ignored"):
+        assert places[same] == ""
+    assert "output of layers.0.self_attn.qkv_proj on" in places["scale"]
+    assert "output of layers.1.self_attn.attn on" in places["late_attention"]
     assert "output of layers.0.self_attn.attn on" in places["alone"]
-    assert places["in_layer_1"] in ran.out
+    assert "it does not differ in prefill" in places["decoded_values"]
+    assert places["late_attention"] in ran.out
     assert list(own_cache.glob(".compare_q.*")) == []
 
 

@@ -1,7 +1,7 @@
 """Faults in vLLM's CPU kernels, which a plugin of vLLM adds.
 
-A model's ``planted`` in ``hf_overrides``, or ``$PLANTED``, names one of ``FAULTS``, or "scale".
-``$PLANTED_LAYER``: number of the only layer whose attention has the fault; without it, all have.
+A model's ``planted`` in ``hf_overrides`` names one of ``FAULTS``, or "scale".  ``planted_layer``:
+number of the only layer whose attention has the fault; without it, all have.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-FROM = int(os.environ.get("PLANTED_FROM", "256"))
+FROM = 64
 """First position at which ``late_attention`` is wrong."""
-LAYER = os.environ.get("PLANTED_LAYER", "")
 
 
 def positions(metadata: Any) -> torch.Tensor:
@@ -58,12 +57,12 @@ FAULTS = {
 }
 
 
-def planted_in_model() -> str:
-    """Return the fault of the model that vLLM builds now; "" if it has none."""
+def of_model(key: str) -> str:
+    """Return a key of ``hf_overrides`` of the model that vLLM builds now; "" if it has none."""
     from vllm.config import get_current_vllm_config
 
     config = get_current_vllm_config().model_config.hf_config
-    return str(getattr(config, "planted", os.environ.get("PLANTED", "")))
+    return str(getattr(config, key, ""))
 
 
 def plant() -> None:
@@ -78,12 +77,13 @@ def plant() -> None:
 
 
 def note_fault(patched: Any) -> None:
-    """Store the model's fault in each new object of a class, as ``planted``."""
+    """Store the model's fault and its layer in each new object of a class."""
     original_init = patched.__init__
 
     def init_with_fault(self: Any, *positional: Any, **keys: Any) -> None:
         original_init(self, *positional, **keys)
-        self.planted = planted_in_model()
+        self.planted = of_model("planted")
+        self.planted_layer = of_model("planted_layer")
 
     patched.__init__ = init_with_fault
 
@@ -94,7 +94,8 @@ def plant_in_attention(attention: Any) -> None:
 
     def faulty_forward(*positional: Any, **keys: Any) -> Any:
         result = original_forward(*positional, **keys)
-        fault = FAULTS.get(positional[0].planted)
+        attention_of_layer = positional[0]
+        fault = FAULTS.get(attention_of_layer.planted)
         # forward(self, layer, query, key, value, kv_cache, attn_metadata, output)
         metadata = keys.get("attn_metadata")
         if metadata is None and len(positional) > 6:
@@ -102,7 +103,8 @@ def plant_in_attention(attention: Any) -> None:
         layer = keys.get("layer")
         if layer is None:
             layer = positional[1]
-        is_chosen_layer = not LAYER or f".layers.{LAYER}." in layer.layer_name
+        number = attention_of_layer.planted_layer
+        is_chosen_layer = not number or f".layers.{number}." in layer.layer_name
         if fault is not None and metadata is not None and is_chosen_layer:
             output = keys.get("output")
             if output is None and len(positional) > 7:
