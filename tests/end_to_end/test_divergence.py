@@ -33,8 +33,8 @@ from tests.support.vllm_spy import keep_logits, save_logits
 
 pytestmark = pytest.mark.engine
 
-# 256 scored rows are one chunk of the scorer: one matrix product computes all logits.
-LENGTH = 257
+# The scored rows of both windows are one chunk of the scorer: one product computes their logits.
+LENGTH = 129
 if machine.has_avx512():
     W4A16 = "vllm W4A16"
 else:
