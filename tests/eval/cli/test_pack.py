@@ -163,7 +163,8 @@ def test_a_pack_is_named_on_the_command_line(
     made: Path, toy_model: Path, compare_q: Run, tmp_path: Path
 ) -> None:
     """The pack is the first model, without -d; a text that -d names must be the pack's text."""
-    ran = compare_q(made, toy_model, "-o", tmp_path / "r.json")
+    model = f"{toy_model}@transformers"
+    ran = compare_q(made, model, "-o", tmp_path / "r.json")
     assert ran.status == 0, ran.err
     assert rows_of(tmp_path / "r.json").keys() == {"model (pack)", "toy-llama"}
     (tmp_path / "other.txt").write_text("another text " * 100)
