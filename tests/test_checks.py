@@ -56,6 +56,9 @@ def test_mypy_finds_a_wrong_type_across_the_halves(copy: Path) -> None:
         (package / half).symlink_to(copy / half)
     planted = copy / "eval" / "planted.py"
     planted.write_text(WRONG_TYPE)
+    if (ROOT / ".mypy_cache").is_dir():
+        # What ``make check`` has found out about other packages.
+        shutil.copytree(ROOT / ".mypy_cache", copy / "cache")
     file = ".types/compare_q/eval/planted.py"
     # One file, with what it imports: all files take mypy a minute.
     checked = run("-m", "mypy", "--cache-dir", copy / "cache", file, folder=copy)

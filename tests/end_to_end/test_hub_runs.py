@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import hub_layouts
 from tests.support.hub import Client, Hub
-from tests.support.toy import save_toy_tokenizer, swap_letters
+from tests.support.toy import Run, save_toy_tokenizer, swap_letters
 
 RUN = """
 import contextlib, io
@@ -153,7 +153,9 @@ def test_a_check_names_what_a_run_would_download(server: Hub, tmp_path: Path) ->
 
 
 @pytest.mark.engine
-def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Path) -> None:
+def test_a_reference_pack_of_the_hub(
+    server: Hub, toy_model: Path, compare_q: Run, tmp_path: Path
+) -> None:
     """A pack's id: downloaded once, then from the cache without the hub; with a revision; and a
     missing repository.
     """
@@ -183,8 +185,8 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
         "--no-floor",
     ]
     results = tmp_path / "results.json"
-    with Client(server, home, COMPARE_Q_CACHE=str(tmp_path / "cache")) as client:
-        assert client.run(COMMAND.format(words=list(map(str, words)))) == 0, client.said.read_text()
+    recorded_pack = compare_q(*words)
+    assert recorded_pack.status == 0, recorded_pack.err
     files = {}
     for file in pack.rglob("*"):
         if file.is_file():
@@ -210,7 +212,7 @@ def test_a_reference_pack_of_the_hub(server: Hub, toy_model: Path, tmp_path: Pat
         head_requests = [request.path for request in server.asked("/org/toy-pack/", "HEAD")]
         rows = {row["label"]: row for row in json.loads(results.read_text())["models"]}
         server.add("datasets", "org/toy-pack", files)
-        words = ["org/toy-pack", str(toy_model), "-o", str(results)]
+        words = ["org/toy-pack", f"{toy_model}@transformers", "-o", str(results)]
         assert client.run(COMMAND.format(words=words)) == 0
         assert client.run(COMMAND.format(words=["org/none", str(toy_model)])) == 2
         assert f"error: org/none: {WHY}" in client.said.read_text()

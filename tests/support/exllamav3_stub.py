@@ -16,7 +16,7 @@ PADDED = 384
 
 
 def install(site: Path) -> None:
-    """Write the stand-in into a folder of ``$PYTHONPATH`` as a package, with a stand-in for a GPU."""
+    """Write the stand-in as a package into a folder of ``$PYTHONPATH``, with a stand-in GPU."""
     package = site / "exllamav3"
     package.mkdir()
     (package / "__init__.py").write_text(
