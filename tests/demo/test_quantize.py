@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
+from compare_q.backends.common import machine
+
 pytestmark = pytest.mark.engine
 
 
@@ -58,7 +60,10 @@ def test_input_scales_are_those_of_the_largest_activations(
     """Compare with the inputs of every layer, recorded in one batch over the end of the text."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=torch.bfloat16)
+    dtype = torch.bfloat16
+    if machine.emulates_bf16():
+        dtype = torch.float32
+    model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=dtype)
     seen: dict[str, torch.Tensor] = {}
     for name, layer in model.named_modules():
         layer.register_forward_hook(

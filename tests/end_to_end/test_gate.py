@@ -25,9 +25,7 @@ PLANTED = Path(__file__).parents[1] / "support" / "planted"
 def python_with_faults(folder: Path) -> Path:
     """Return a Python that adds the faults (``tests/support/planted``) to the vLLM it imports."""
     file = folder / "python"
-    file.write_text(
-        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{PLANTED}" exec {sys.executable} "$@"\n'
-    )
+    file.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{PLANTED}" exec {sys.executable} "$@"\n')
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
