@@ -13,6 +13,7 @@ from compare_q import backends
 from compare_q.eval.common.cache import Cache
 from tests.support import ROOT, fake_engine
 from tests.support.processes import processes_of, users_environment, wait_until
+from tests.support.texts import tokenize
 from tests.support.toy import FAKE, Specs
 
 pytestmark = pytest.mark.engine
@@ -48,6 +49,7 @@ def test_an_ended_gate_leaves_nothing(
     data, models = write_specs(
         [{**FAKE, "label": "fake", "engine": {"vocab_size": 400, "seconds": 0.2}}]
     )
+    tokenize(data, own_cache)
     err = tmp_path / "err"
     process = start_gate(err, "-m", models, "-d", data, "-o", tmp_path / "gate.json")
     wait_until(lambda: "scoring old | roundings 1" in err.read_text() or process.poll() is not None)
@@ -71,6 +73,7 @@ def test_an_ended_gate_deletes_outputs_of_modules(
 ) -> None:
     """After SIGKILL the next run deletes them."""
     data, models = write_specs([{**FAKE, "label": "fake"}])
+    tokenize(data, own_cache)
     err = tmp_path / "err"
     process = start_gate(err, "-m", models, "-d", data, "--where", engines=fake_engine.ENDLESS)
 

@@ -21,6 +21,7 @@ from compare_q.backends.worker.engine_process import ENDING
 from tests.support import ROOT, comparisons
 from tests.support.paths import without_times
 from tests.support.processes import processes_of, users_environment, wait_until, workers_of
+from tests.support.texts import tokenize
 from tests.support.toy import Specs
 
 pytestmark = pytest.mark.engine
@@ -75,6 +76,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
         fake("uniform"),
     ]
     data, specs = write_specs(models)
+    tokenize(data, own_cache)
     status, _, err = finished(
         start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path
     )
@@ -104,6 +106,7 @@ def test_a_run_that_is_told_to_end_shows_what_it_has(
     signals.
     """
     data, specs = write_specs([fake("first"), fake("slow", seconds=1.0), fake("never", boost=1.0)])
+    tokenize(data, own_cache)
     process = start("-d", data, "-m", specs, "-o", tmp_path / "r.json")
     scores = own_cache / "scores"
     # A folder for each model: the second one is being scored.
@@ -132,6 +135,8 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_window(
     data, specs = write_specs(
         [{**fake("slow", seconds=0.8), "replicas": 2}, fake("other", boost=1.0)]
     )
+    for cache in (own_cache, tmp_path / "new"):
+        tokenize(data, cache)
     process = start("-d", data, "-m", specs)
     wait_until(lambda: list((own_cache / "scores").glob("*/*.safetensors")))
     assert len(workers_of(own_cache)) == 2 < len(processes_of(own_cache))
@@ -169,6 +174,7 @@ def test_two_models_run_at_the_same_time_on_two_gpus(
     data, specs = write_specs(
         [fake("a", **both), fake("b", **both, boost=1.0), {**fake("c"), "gpus": 2}]
     )
+    tokenize(data, own_cache)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     words = ("-d", data, "-m", specs, "-o", tmp_path / "r.json", "--gpus", "0,2")
     status, _, err = finished(start(*words, PATH=path), tmp_path)
@@ -203,6 +209,7 @@ def test_an_engine_runs_in_the_python_that_a_spec_names(
     site = next((full / "lib").glob("python*/site-packages"))
     (site / "shared.pth").write_text(f"{here}\n")
     data, specs = write_specs([{**fake("a"), "python": str(bare)}])
+    tokenize(data, own_cache)
     status, _, err = finished(start("-d", data, "-m", specs), tmp_path)
     assert status == 2
     assert "a: python: " in err

@@ -53,15 +53,12 @@ def gold(
 ) -> Callable[[str, int], Any]:
     """(engine, windows) -> rows of an undisturbed run without commits between windows, measured
     once.
-
-    These runs share a cache: the text is tokenized once.
     """
     measured: dict[tuple[str, int], Any] = {}
-    folder = tmp_path_factory.mktemp("gold")
 
     def rows(engine: str, windows: int) -> Any:
         if (engine, windows) not in measured:
-            runs = runs_in(engine, folder)
+            runs = runs_in(engine, tmp_path_factory.mktemp("gold"))
             measured[engine, windows] = runs.finish(windows, each_window=False).rows()
         return measured[engine, windows]
 

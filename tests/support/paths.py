@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.processes import processes_of, users_environment, wait_until, workers_of
+from tests.support.texts import tokenize
 
 EACH_WINDOW = ROOT / "tests/support/each_window"
 FEW_WINDOWS = 6
@@ -95,6 +96,7 @@ class Runs:
         self.commits.write_text("")
         self.started: list[Run] = []
         folder.joinpath("models.json").write_text(json.dumps(models.specs))
+        tokenize(data, folder / "cache")
 
     def start(self, windows: int, *, each_window: bool = True, held: str = "") -> Run:
         """Start a run; its workers commit after each window, or as usual.

@@ -21,6 +21,7 @@ from compare_q.eval.cli.pack_target import NEW, OLD, reserved
 from tests.support import ROOT
 from tests.support.fake_engine import digests_asked
 from tests.support.processes import wait_until
+from tests.support.texts import tokenize
 from tests.support.toy import FAKE, Run, Specs, assert_refused, refusal
 
 Words = Callable[..., tuple[object, ...]]
@@ -76,9 +77,11 @@ def test_a_second_pack_of_this_name_is_refused_before_anything_is_scored(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_pack_is_assembled_leaves_nothing(
-    compare_q: Run, words: Words, tmp_path: Path, number: signal.Signals
+    compare_q: Run, words: Words, tmp_path: Path, own_cache: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-c", SLOW, *map(str, words())]
+    arguments = list(map(str, words()))
+    tokenize(Path(arguments[2]), own_cache)
+    command = [sys.executable, "-c", SLOW, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         hidden_folder = tmp_path / f".fake.pack{pack_target.HIDDEN_SUFFIX}"
