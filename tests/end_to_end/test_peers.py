@@ -15,16 +15,21 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from gguf import GGUFReader
 
 from benchmarks import against_llama_perplexity as llama_peer
 from benchmarks import against_lm_eval as lm_eval_peer
 from benchmarks import llama_formulas as formulas
 from benchmarks.llama_formulas import Numbers
+from compare_q.backends.llamacpp import LlamacppEngine
+from compare_q.backends.window import Window
 from compare_q.eval.common.progress import Progress
 from compare_q.eval.specs.spec_files import parse_data_spec
 from compare_q.eval.text import corpus, text_tokens
@@ -104,12 +109,35 @@ def arguments(files: Path, tokenizer: Path, chunks: int) -> argparse.Namespace:
     )
 
 
+@contextmanager
+def logits_computed_once() -> Iterator[None]:
+    """Keep copies of the logits of each model and window, and return them the next time."""
+    kept: dict[tuple[str, str], list[torch.Tensor]] = {}
+    computed = LlamacppEngine.pieces
+
+    def pieces(engine: LlamacppEngine, window: Window) -> Iterator[torch.Tensor]:
+        key = (engine.planned.model_dir, window.digest)
+        if key in kept:
+            yield from kept[key]
+            return
+        copies = []
+        for piece in computed(engine, window):
+            copies.append(piece.clone())
+            yield piece
+        kept[key] = copies
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamacppEngine, "pieces", pieces)
+        yield
+
+
 @pytest.fixture(scope="module")
 def llama(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Llama:
     """Q4_0 compared with F16, on 8 chunks of 512 tokens."""
     args = arguments(files, files / "base", CHUNKS)
-    data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
-    exact, rounded, _ = llama_peer.by_logits(args, data.windows)
+    with logits_computed_once():
+        data, estimates = llama_peer.compare_q(args, tmp_path_factory.mktemp("cache"))
+        exact, rounded, _ = llama_peer.by_logits(args, data.windows)
     tool = formulas.printed_numbers((PEERS / "llama_perplexity_q4_0_kld_8.txt").read_text())
     return Llama(
         tool,
