@@ -70,7 +70,7 @@ def results(file: Path) -> dict[str, Any]:
 def test_three_bad_models_lose_no_row_but_their_own(
     start: Any, tmp_path: Path, write_specs: Specs, own_cache: Path
 ) -> None:
-    bad = {"abort": "SIGABRT", "memory": "out of memory", "silence": "finished no window for 15 s"}
+    bad = {"abort": "SIGABRT", "memory": "out of memory", "silence": "finished no window for 8 s"}
     models = [fake(name, fail=2, failure=name) for name in bad] + [
         fake("good", boost=1.0),
         fake("uniform"),
@@ -78,7 +78,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     data, specs = write_specs(models)
     tokenize(data, own_cache)
     status, _, err = finished(
-        start("-d", data, "-m", specs, "--deadline", 15, "-o", tmp_path / "r.json"), tmp_path
+        start("-d", data, "-m", specs, "--deadline", 8, "-o", tmp_path / "r.json"), tmp_path
     )
     rows = {model["label"]: model for model in results(tmp_path / "r.json")["models"]}
     assert status == 1, err
@@ -88,7 +88,7 @@ def test_three_bad_models_lose_no_row_but_their_own(
     assert "Fatal Python error: Aborted" in rows["abort"]["error"]
     assert not processes_of(own_cache)
     # These models run again in the order of the specs, and begin with their missing windows.
-    again, err = start("-d", data, "-m", specs, "--deadline", 15), tmp_path / "err"
+    again, err = start("-d", data, "-m", specs, "--deadline", 8), tmp_path / "err"
     wait_until(lambda: "loading silence" in err.read_text() or again.poll() is not None)
     order = [
         line.split()[1].removesuffix(":")
