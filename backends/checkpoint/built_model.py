@@ -13,7 +13,6 @@ from .folder import Checkpoint
 
 def import_transformers() -> None:
     """Import what building a model and checking its tensors imports; it takes some seconds."""
-    import torch  # noqa: F401
     from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401
 
 

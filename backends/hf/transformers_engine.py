@@ -221,6 +221,7 @@ class TransformersEngine(LogitsEngine):
 
     @classmethod
     def import_engine(cls, *, verbose: bool) -> None:
+        super().import_engine(verbose=verbose)
         import_transformers()
         from transformers.quantizers import auto  # noqa: F401
 

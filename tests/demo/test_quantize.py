@@ -14,8 +14,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer
 
-from compare_q.backends.common import machine
-
 pytestmark = pytest.mark.engine
 
 
@@ -60,9 +58,7 @@ def test_input_scales_are_those_of_the_largest_activations(
     """Compare with the inputs of every layer, recorded in one batch over the end of the text."""
     from transformers import AutoModelForCausalLM
 
-    dtype = torch.bfloat16
-    if machine.emulates_bf16():
-        dtype = torch.float32
+    dtype = quantize.calibration_dtype()
     model = AutoModelForCausalLM.from_pretrained(toy_model, dtype=dtype)
     seen: dict[str, torch.Tensor] = {}
     for name, layer in model.named_modules():
