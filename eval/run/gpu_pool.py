@@ -180,6 +180,7 @@ class GpuPool:
         check: Check,
         prepare: Callable[[], None] = lambda: None,
         n_bytes: int | None = None,
+        queued: Callable[[], None] = lambda: None,
     ) -> Iterator[TakenGpus]:
         """Wait for ``count`` GPUs, at most all, and hold them.
 
@@ -192,12 +193,14 @@ class GpuPool:
                 GPUs, since the node is not known yet.  Only the next model prepares, unless it may
                 be on a GPU together with those before it.
             n_bytes: memory of a GPU that is enough for the model; None: not known.
+            queued: called when the model has its place among the waiting ones.
         """
         count = max(1, min(count, self.slots))
         model = object()
         with self.changed:
             self.queue.append(model)
         try:
+            queued()
             # Ray chooses the node, and without GPUs there is nothing to prepare.
             is_prepared = not self.gpus
             while True:

@@ -110,10 +110,13 @@ def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
     n_bytes = None
     if n_gpus == 1 and config.gpus.may_share:
         n_bytes = bytes_on_gpu(model)
-    scoring.order.note_start(model)
     if model.label == scoring.models[0].label:
         # Its engine is being imported.
         scoring.begin_reading(model)
+
+    def queued() -> None:
+        # Not before: the models behind it could request their GPUs first.
+        scoring.order.note_start(model)
 
     def prepare() -> None:
         scoring.begin_reading(model)
@@ -124,7 +127,7 @@ def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
         with (
             # Also if it fails before it has GPUs.
             closing(workers),
-            config.gpus.take(n_gpus, config.workers.check, prepare, n_bytes) as gpus,
+            config.gpus.take(n_gpus, config.workers.check, prepare, n_bytes, queued) as gpus,
             # Before the GPUs are free for others.
             closing(workers),
         ):

@@ -18,6 +18,7 @@ from compare_q.backends.worker.engine_process import ENDING
 from compare_q.backends.worker.protocol import LoadCommand
 from compare_q.eval.common.processes import PROCESSES
 from compare_q.eval.run import workers
+from compare_q.eval.run.gpu_pool import GpuPool
 from compare_q.eval.run.workers import InterruptedRun, Workers, signals_interrupt
 from tests.support.comparisons import Compare, Models, fake, store_of, three, toy
 from tests.support.fake_engine import FakeEngine
@@ -81,6 +82,26 @@ def test_a_worker_that_is_lost_with_its_machine_is_replaced_three_times(
     assert told.of("a") == ["load", "score"] * 4
     assert ran.err.count("a: its machine was lost; what is not kept of it is scored again") == 3
     assert ("its machine was lost, as 3 workers of this model before" in ran.err) == bool(status)
+
+
+def test_no_model_overtakes_one_that_is_slow_to_request_gpus(
+    measured: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threaded(monkeypatch, gpus=2)
+    take = GpuPool.take
+    slow = ["a"]
+
+    def take_late(*arguments: Any, **keys: Any) -> Any:
+        if slow:
+            slow.clear()
+            time.sleep(0.5)
+        return take(*arguments, **keys)
+
+    monkeypatch.setattr(GpuPool, "take", take_late)
+    # If c came first, it would wait for both GPUs, and a behind it.
+    ran = measured([*models_of("ab"), {**fake("c", boost=3.0), "gpus": 2}])
+    assert ran.status == 0, ran.err
+    assert told.before(("a", "load"), ("c", "load"))
 
 
 def test_no_model_loads_before_the_reference_is_there(
