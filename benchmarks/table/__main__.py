@@ -6,7 +6,8 @@ DIR has the models of ``python -m benchmarks.shapes``; without ``--models`` they
 8B shape on a machine with a GPU, or else a toy.  compare_q runs as a whole process with an empty
 cache; afterwards vLLM alone runs the same windows in another process.  Each result is written to
 OUT.json at once.  ``--only`` and ``--prefill-from`` run the two separately, for a machine that is
-available for minutes only.
+available for minutes only.  ``--beside OTHER/eval/compare_q.py`` runs the same table with another
+version, too, and names each PPL, KLD and digest that differs.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         default=labels[:5],
         help="the first is the reference (default: %(default)s)",
     )
+    p.add_argument(
+        "--copies",
+        type=int,
+        metavar="N",
+        help="instead, N rows of the first row's model, which differ in their seed",
+    )
     for name, default in (("windows", count), ("length", length), ("stride", stride)):
         p.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     p.add_argument("--engine", type=json.loads, help="engine options of every row, JSON")
@@ -91,6 +98,12 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     p.add_argument(
         "--program", type=Path, default=run.PROGRAM, help="another checkout's eval/compare_q.py"
     )
+    p.add_argument(
+        "--beside",
+        type=Path,
+        metavar="PROGRAM",
+        help="the same table afterwards by this version's eval/compare_q.py, with equal numbers",
+    )
     shapes.add_shape(p, shape)
     flags = list(words)
     extra: list[str] = []
@@ -108,6 +121,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 def plan_of_flags(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run.Plan:
     """Return the plan that the flags select, after making the models."""
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
+    if arguments.copies:
+        rows = run.copies(rows[0], arguments.copies)
     if arguments.models:
         models = arguments.models.resolve()
     else:
@@ -160,8 +175,7 @@ def measure_growth(
     """Yield the tables of a series."""
 
     def plan_of(point: growth.Point, models: Path) -> run.Plan:
-        # A seed does not change scores, but rows with other seeds are other models.
-        rows = [run.Row(f"row {i}", "bf16", {"seed": i}) for i in range(point.models)]
+        rows = run.copies(run.Row("", "bf16", {}), point.models)
         return run.Plan(
             folder,
             models,
@@ -199,9 +213,17 @@ def measure(
     if "table" in arguments.only:
         results["table"] = run.run_table(plan)
         save()
-    if "table" in results and "prefill" in results:
-        run.add_prefill(results, plan)
-        print(timings.text_of(results["table"]), flush=True)
+        if arguments.beside:
+            results["beside"] = run.run_table(replace(plan, program=arguments.beside))
+            results["differences"] = timings.differences(results["table"], results["beside"])
+            save()
+    for name in ("table", "beside"):
+        if name in results:
+            if "prefill" in results:
+                run.add_prefill(results[name], results["prefill"], plan)
+            print(f"{name}:\n{timings.text_of(results[name])}", flush=True)
+    for difference in results.get("differences", []):
+        print(f"differs: {difference}", flush=True)
     save()
     if arguments.peers:
         for name, peer in measure_peers(plan, arguments.peers, gpu):
@@ -240,9 +262,10 @@ def main(words: Sequence[str]) -> int:
         parent = arguments.models.resolve().parent
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         measure(arguments, results, Path(folder), save)
-    if results.get("table", {}).get("exit_status", 0) == 0:
-        return 0
-    return 1
+    for name in ("table", "beside"):
+        if results.get(name, {}).get("exit_status", 0) != 0:
+            return 1
+    return int(bool(results.get("differences")))
 
 
 if __name__ == "__main__":

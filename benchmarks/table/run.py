@@ -48,6 +48,17 @@ def table_rows(gpu: bool) -> list[Row]:
     ]
 
 
+def copies(row: Row, count: int) -> list[Row]:
+    """Return rows of one model that differ in their seed alone.
+
+    A seed does not change scores, but compare_q scores each row as another model.
+    """
+    rows = []
+    for number in range(count):
+        rows.append(Row(f"row {number}", row.model, {**row.engine, "seed": number}))
+    return rows
+
+
 @dataclass(frozen=True)
 class Plan:
     """A table: its rows, of models in a folder, over windows (count, length, stride).
@@ -130,22 +141,25 @@ def run_table(plan: Plan) -> dict[str, Any]:
     command += ["-m", plan.folder / "models.json", "--cache-dir", cache, "-o", out, *plan.extra]
     shutil.rmtree(cache, ignore_errors=True)
     out.unlink(missing_ok=True)
-    began = time.perf_counter()
+    began = time.time()
     with subprocess.Popen([str(word) for word in command], env=quiet_environment()) as process:
         with watched(process.pid) as peaks:
             status = process.wait()
-        wall = time.perf_counter() - began
+        ended = time.time()
+    wall = ended - began
     # 10 GB of states for 586 windows of an 8B shape.
     shutil.rmtree(cache, ignore_errors=True)
     if not out.is_file():
         error = f"compare_q ended with exit status {status} and left no results"
         return {"error": error, "exit_status": status or 1, "wall_seconds": wall}
-    results = json.loads(out.read_text(encoding="utf-8"))
+    models = timings.models_of(json.loads(out.read_text(encoding="utf-8")))
+    times = [timings.timing_of(model) for model in models]
     return {
         "wall_seconds": wall,
         "exit_status": status,
-        "rows": timings.rows_of(results),
-        "gaps": timings.gaps([timings.timing_of(model) for model in results["models"]]),
+        "rows": timings.rows_of(models),
+        "gaps": timings.gaps(times),
+        **timings.ends(times, began, ended),
         "peak_device_mib": peaks.device_mib,
         "peak_host_mib": peaks.host_mib,
     }
@@ -213,13 +227,12 @@ def prefill_jobs(plan: Plan, gpu: bool) -> dict[str, Job]:
     return jobs
 
 
-def add_prefill(results: dict[str, Any], plan: Plan) -> None:
+def add_prefill(table: dict[str, Any], prefill: dict[str, Any], plan: Plan) -> None:
     """Add each row's prefill time to its parts, and the ratio of their sum to the wall time.
 
     If a row failed, the ratio is None.
     """
-    table = results["table"]
-    times = [results["prefill"].get(prefill_key(row), {}).get("seconds") for row in plan.rows]
+    times = [prefill.get(prefill_key(row), {}).get("seconds") for row in plan.rows]
     # A table that ended without results has no rows.
     for row, seconds in zip(table.get("rows", []), times, strict=False):
         row["prefill_seconds"] = seconds

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+NUMBERS = ("ppl", "kld", "scores_digest")
+"""What two versions must agree on in every digit."""
 Timing = dict[str, float | None]
 """Seconds of one row's parts, and the unix times of its first and last scored window; None: not in
 the results."""
@@ -51,10 +53,51 @@ def ratio(prefill: Sequence[float | None], wall: float) -> float | None:
     return total / wall
 
 
-def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return label, numbers, speed and parts of every row of results.json."""
+def models_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the models of results.json; before format 9 each text had its own."""
+    models: list[dict[str, Any]]
+    if "texts" in results:
+        models = results["texts"][0]["models"]
+    else:
+        models = results["models"]
+    return models
+
+
+def ends(timings: Sequence[Timing], began: float, ended: float) -> dict[str, float | None]:
+    """Return the seconds before the first scored window and after the last one.
+
+    ``began``, ``ended``: unix times of the whole run.
+    """
+    first_windows = [timing["first_window"] for timing in timings if timing["first_window"]]
+    last_windows = [timing["last_window"] for timing in timings if timing["last_window"]]
+    if not first_windows or not last_windows:
+        return {"until_first_window": None, "after_last_window": None}
+    return {
+        "until_first_window": min(first_windows) - began,
+        "after_last_window": ended - max(last_windows),
+    }
+
+
+def differences(table: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return each number of a row in which another version's table differs, in words."""
+    found = []
+    rows = table.get("rows", [])
+    other_rows = other.get("rows", [])
+    if len(rows) != len(other_rows):
+        found.append(f"{len(rows)} rows, and {len(other_rows)} in the other version")
+    for row, other_row in zip(rows, other_rows, strict=False):
+        for key in ("label", *NUMBERS):
+            number = row[key]
+            other_number = other_row[key]
+            if number != other_number:
+                found.append(f"{row['label']}: {key} {number}, in the other version {other_number}")
+    return found
+
+
+def rows_of(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return label, numbers, speed and parts of every model of results.json."""
     rows = []
-    for model in results["models"]:
+    for model in models:
         parts = timing_of(model)
         rows.append(
             {
@@ -62,6 +105,7 @@ def rows_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "kernel": model.get("kernel"),
                 "ppl": model["ppl"],
                 "kld": model["kld"],
+                "scores_digest": model.get("scores_digest"),
                 "tokens": model.get("tokens"),
                 "error": model["error"],
                 "from_cache": model["from_cache"],
@@ -86,8 +130,10 @@ def text_of(table: Mapping[str, Any]) -> str:
         lines.append(line)
     gap_texts = [number_text(gap, 1) for gap in table["gaps"]]
     lines.append(f"gaps between rows, s: {', '.join(gap_texts)}")
+    first = number_text(table["until_first_window"], 1)
     share = number_text(table.get("prefill_over_wall"), 3)
-    lines.append(f"wall {table['wall_seconds']:.1f} s, prefill/wall {share}")
+    wall = f"{table['wall_seconds']:.1f}"
+    lines.append(f"wall {wall} s, first window after {first} s, prefill/wall {share}")
     return "\n".join(lines)
 
 
