@@ -102,7 +102,8 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         "--beside",
         type=Path,
         metavar="PROGRAM",
-        help="the same table afterwards by this version's eval/compare_q.py, with equal numbers",
+        help="eval/compare_q.py of another version: it runs the same table afterwards, and its "
+        "numbers must be equal",
     )
     shapes.add_shape(p, shape)
     flags = list(words)
