@@ -301,42 +301,58 @@ def run(
 def compare(before: Path, after: Path) -> int:
     """Print the values that differ between the results in two folders.
 
-    Exit status 1 if a value differs, or if a case has fewer common values than its list says.
+    Exit status 1 if a value differs, or if a case is missing, or has fewer common values than its
+    list says.
     """
-    wrong = 0
+    status = 0
     for name, case in cases(Path("models")).items():
-        files = [folder / f"{name}.json" for folder in (before, after)]
-        missing = [str(file) for file in files if not file.exists()]
-        if missing:
-            print(f"{name}: missing: {', '.join(missing)}")
-            wrong += 1
-            continue
-        one, other = [dict(values_of(json.loads(file.read_text("utf-8")))) for file in files]
-        common = one.keys() & other.keys()
-        lines = []
-        for place in sorted(common):
-            if one[place] != other[place]:
-                lines.append(f"{place}: {one[place]!r} before, {other[place]!r} after")
-        print(f"{name}: {len(common):,} values compared, {len(lines)} differ")
-        for line in lines[:60]:
-            print(f"    {line}")
-        if len(common) < case.values:
-            print(f"    fewer than the {case.values:,} that this case must compare")
-        print_other_names("before", one.keys() - other.keys())
-        print_other_names("after", other.keys() - one.keys())
-        if lines or len(common) < case.values:
-            wrong += 1
+        files = existing(name, before / f"{name}.json", after / f"{name}.json")
+        if not files or not is_equal(name, case, files):
+            status = 1
+    outputs = existing("drop_in", before / "drop_in.txt", after / "drop_in.txt")
+    if not outputs or not is_equal_output(outputs):
+        status = 1
+    return status
+
+
+def existing(name: str, *files: Path) -> list[Path]:
+    """Return the files of a case, or print which are missing and return none."""
+    missing = [str(file) for file in files if not file.exists()]
+    if missing:
+        print(f"{name}: missing: {', '.join(missing)}")
+        return []
+    return list(files)
+
+
+def is_equal(name: str, case: Case, files: Sequence[Path]) -> bool:
+    """Print the values of a case that differ; False if there are some, or too few common ones."""
+    one, other = [dict(values_of(json.loads(file.read_text("utf-8")))) for file in files]
+    common = one.keys() & other.keys()
+    lines = []
+    for place in sorted(common):
+        if one[place] != other[place]:
+            lines.append(f"{place}: {one[place]!r} before, {other[place]!r} after")
+    print(f"{name}: {len(common):,} values compared, {len(lines)} differ")
+    for line in lines[:60]:
+        print(f"    {line}")
+    if len(common) < case.values:
+        print(f"    fewer than the {case.values:,} that this case must compare")
+    print_other_names("before", one.keys() - other.keys())
+    print_other_names("after", other.keys() - one.keys())
+    return not lines and len(common) >= case.values
+
+
+def is_equal_output(files: Sequence[Path]) -> bool:
+    """Print whether ``compare_q_vllm.py`` printed the same."""
     outputs = []
-    for folder in (before, after):
-        output = (folder / "drop_in.txt").read_text(encoding="utf-8")
+    for file in files:
         # Its times come last.
-        outputs.append(output.partition("Seconds")[0])
+        outputs.append(file.read_text(encoding="utf-8").partition("Seconds")[0])
     if outputs[0] == outputs[1]:
         print("drop_in: the same")
-    else:
-        print(f"drop_in: {outputs}")
-        wrong += 1
-    return int(wrong > 0)
+        return True
+    print(f"drop_in: {outputs}")
+    return False
 
 
 def print_other_names(side: str, places: Collection[str]) -> None:
