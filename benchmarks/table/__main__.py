@@ -6,8 +6,8 @@ DIR has the models of ``python -m benchmarks.shapes``; without ``--models`` they
 8B shape on a machine with a GPU, or else a toy.  compare_q runs as a whole process with an empty
 cache; afterwards vLLM alone runs the same windows in another process.  Each result is written to
 OUT.json at once.  ``--only`` and ``--prefill-from`` run the two separately, for a machine that is
-available for minutes only.  ``--beside OTHER/eval/compare_q.py`` runs the same table with another
-version, too, and names each PPL, KLD and digest that differs.
+available for minutes only.  ``--compare-with OTHER/eval/compare_q.py`` runs the same table
+with another version, too, and names each PPL, KLD and digest that differs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from benchmarks.table import growth, jobs, peers, run, timings
 from compare_q.backends.common import machine
 
 PARTS = ("table", "prefill")
+TABLES = ("table", "other_table")
+"""Keys of the results: the table of ``--program``, and of ``--compare-with``."""
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -99,7 +101,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
         "--program", type=Path, default=run.PROGRAM, help="another checkout's eval/compare_q.py"
     )
     p.add_argument(
-        "--beside",
+        "--compare-with",
         type=Path,
         metavar="PROGRAM",
         help="eval/compare_q.py of another version: it runs the same table afterwards, and its "
@@ -123,7 +125,7 @@ def plan_of_flags(arguments: argparse.Namespace, folder: Path, gpu: bool) -> run
     """Return the plan that the flags select, after making the models."""
     rows = [row for row in run.table_rows(gpu) if row.label in arguments.rows]
     if arguments.copies:
-        rows = run.copies(rows[0], arguments.copies)
+        rows = run.copies(rows[0].model, rows[0].engine, arguments.copies)
     if arguments.models:
         models = arguments.models.resolve()
     else:
@@ -176,7 +178,7 @@ def measure_growth(
     """Yield the tables of a series."""
 
     def plan_of(point: growth.Point, models: Path) -> run.Plan:
-        rows = run.copies(run.Row("", "bf16", {}), point.models)
+        rows = run.copies("bf16", {}, point.models)
         return run.Plan(
             folder,
             models,
@@ -214,11 +216,11 @@ def measure(
     if "table" in arguments.only:
         results["table"] = run.run_table(plan)
         save()
-        if arguments.beside:
-            results["beside"] = run.run_table(replace(plan, program=arguments.beside))
-            results["differences"] = timings.differences(results["table"], results["beside"])
+        if arguments.compare_with:
+            results["other_table"] = run.run_table(replace(plan, program=arguments.compare_with))
+            results["differences"] = timings.differences(results["table"], results["other_table"])
             save()
-    for name in ("table", "beside"):
+    for name in TABLES:
         if name in results:
             if "prefill" in results:
                 run.add_prefill(results[name], results["prefill"], plan)
@@ -263,7 +265,7 @@ def main(words: Sequence[str]) -> int:
         parent = arguments.models.resolve().parent
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         measure(arguments, results, Path(folder), save)
-    for name in ("table", "beside"):
+    for name in TABLES:
         if results.get(name, {}).get("exit_status", 0) != 0:
             return 1
     return int(bool(results.get("differences")))

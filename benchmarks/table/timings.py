@@ -68,9 +68,16 @@ def ends(timings: Sequence[Timing], began: float, ended: float) -> dict[str, flo
 
     ``began``, ``ended``: unix times of the whole run.
     """
-    first_windows = [timing["first_window"] for timing in timings if timing["first_window"]]
-    last_windows = [timing["last_window"] for timing in timings if timing["last_window"]]
-    if not first_windows or not last_windows:
+    first_windows = []
+    last_windows = []
+    for timing in timings:
+        first = timing["first_window"]
+        last = timing["last_window"]
+        # Neither is known of a row that failed.
+        if first is not None and last is not None:
+            first_windows.append(first)
+            last_windows.append(last)
+    if not first_windows:
         return {"until_first_window": None, "after_last_window": None}
     return {
         "until_first_window": min(first_windows) - began,
@@ -105,7 +112,7 @@ def rows_of(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "kernel": model.get("kernel"),
                 "ppl": model["ppl"],
                 "kld": model["kld"],
-                "scores_digest": model.get("scores_digest"),
+                "scores_digest": model["scores_digest"],
                 "tokens": model.get("tokens"),
                 "error": model["error"],
                 "from_cache": model["from_cache"],

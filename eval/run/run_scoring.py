@@ -62,7 +62,7 @@ class StartOrder:
                 check()
 
     def note_start(self, model: RunModel) -> None:
-        """Note that a model requests its GPUs now, waits for another run, or has ended."""
+        """Note that a model is queued for its GPUs, waits for another run, or has ended."""
         self.started[model.label].set()
 
 

@@ -93,7 +93,7 @@ def claims_on(scoring: Scoring, target: ScoreTarget, windows: frozenset[str]) ->
     config = scoring.config
 
     def note_wait() -> None:
-        # The models behind it need not wait.
+        # The models after it need not wait.
         scoring.order.note_start(target.model)
         config.progress.say(
             f"{target.model.label}: another run is scoring it; this one waits for that"

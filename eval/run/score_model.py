@@ -115,7 +115,7 @@ def compute(scoring: Scoring, target: ScoreTarget, gap: Gap) -> str:
         scoring.begin_reading(model)
 
     def queued() -> None:
-        # Not before: the models behind it could request their GPUs first.
+        # Not before: the models after it could request their GPUs first.
         scoring.order.note_start(model)
 
     def prepare() -> None:

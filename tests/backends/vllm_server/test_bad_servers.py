@@ -94,10 +94,10 @@ MANNERS: dict[str, tuple[Act, str]] = {
 def test_each_is_one_line(stub: Stub, manner: str) -> None:
     act, message = MANNERS[manner]
     bad(stub, "/v1/completions", act)
-    timeout_s = 30
+    options: dict[str, Any] = {"retries": 0}
     if message == LATE:
-        timeout_s = LATE_S
-    reason = described(stub, timeout_s=timeout_s, retries=0).unreachable
+        options["timeout_s"] = LATE_S
+    reason = described(stub, **options).unreachable
     assert reason.startswith(f"{stub.url}: ")
     assert message.format(path="/v1/completions") in reason
     assert len(reason.splitlines()) == 1

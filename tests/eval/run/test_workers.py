@@ -98,7 +98,7 @@ def test_no_model_overtakes_one_that_is_slow_to_request_gpus(
         return take(*arguments, **keys)
 
     monkeypatch.setattr(GpuPool, "take", take_late)
-    # If c came first, it would wait for both GPUs, and a behind it.
+    # If c were queued first, it would wait for both GPUs, and a for c.
     ran = measured([*models_of("ab"), {**fake("c", boost=3.0), "gpus": 2}])
     assert ran.status == 0, ran.err
     assert told.before(("a", "load"), ("c", "load"))
