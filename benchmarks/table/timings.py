@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 NUMBERS = ("ppl", "kld", "scores_digest")
-"""What two versions must agree on in every digit."""
+"""Numbers of a row that must be equal in two versions, in every digit."""
 Timing = dict[str, float | None]
 """Seconds of one row's parts, and the unix times of its first and last scored window; None: not in
 the results."""
